@@ -300,8 +300,8 @@ def first_token(path: Path, threads: int, rounds: int) -> dict[str, float]:
 
 def outside_products(lm: qc.CausalLM, context: int) -> float:
     """The share of a decode step that is not matrix product."""
-    at = np.array([[context]])
-    profile = lm.run.profile(ids=np.array([[5]]), positions=at, rows=at, wanted=np.array([0]), rounds=15)
+    at, how = np.array([[context]]), np.zeros((1, 10), np.int64)
+    profile = lm.run.profile(ids=np.array([[5]]), positions=at, rows=at, wanted=np.array([0]), how=how, rounds=15)
     return float(profile.not_product)
 
 

@@ -191,11 +191,15 @@ def _require_host(value: Any, device: str) -> None:
 
 @dataclass(slots=True)
 class ResultMemory:
-    """The memory of one result: on the host (`device` None) or on a device. `array` is set for a DeviceArray."""
+    """The memory of one result: on the host (`device` None) or on a device. `array` is set for a DeviceArray.
+
+    A result that is not `wanted` stays in memory of the session or of the graph, and has no address.
+    """
 
     address: int
     device: str | None
     array: DeviceArray | None = None
+    wanted: bool = True
 
 
 def new_torch(shape: tuple[int, ...], dtype: str, device: str, stream: Stream | None) -> Any:
@@ -209,7 +213,12 @@ def new_torch(shape: tuple[int, ...], dtype: str, device: str, stream: Stream | 
 
 
 def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> ResultMemory:
-    """The memory of one `out=` array; errors unless it is a writable, row-major array of this shape and dtype."""
+    """The memory of one `out=` array; errors unless it is a writable, row-major array of this shape and dtype.
+
+    None is a result that the caller does not want.
+    """
+    if value is None:
+        return ResultMemory(0, None, wanted=False)
     if isinstance(value, DeviceArray):
         if value.type_name != dtype:
             raise interop.wrong_out(name, f"dtype {value.type_name}", f"{dtype} ({NUMPY_DTYPES[dtype].name})")

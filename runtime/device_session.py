@@ -40,7 +40,7 @@ class Call:
     @property
     def reads_back(self) -> bool:
         """Whether results go to host memory, so that the call must wait for its own work."""
-        return any(target.device is None for target in self.targets)
+        return any(target.device is None and target.wanted for target in self.targets)
 
 
 class DeviceSession(Session):
@@ -262,10 +262,10 @@ class DeviceSession(Session):
             home.backend.upload(home.stream, target, call.arguments[number].address, nbytes)
 
     def download(self, call: Call, number: int, source: int) -> None:
-        """Result `number` from device memory to its host array."""
+        """Result `number` from device memory to its host array, if the caller wants it."""
         home = self.home_of(self.program.plan.entries[call.binding.entry].outputs[number].arena)
         nbytes = call.binding.output_nbytes[number]
-        if nbytes:
+        if nbytes and call.targets[number].wanted:
             home.backend.download(home.stream, call.targets[number].address, source, nbytes)
 
     def _staged(self, arena: str) -> int:

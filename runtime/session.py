@@ -71,7 +71,8 @@ class Session(ABC):
         Arguments are NumPy arrays, torch tensors, DLPack objects or arrays on the program's device.  Results are on the
         same side as arguments and belong to the caller: NumPy arrays or torch tensors on the host, else `DeviceArray`s
         or torch tensors on the device, ready in the order of the caller's stream.  With `out=` (an array, or a tree of
-        arrays in the results' structure) results are written there, nothing is allocated, and `out` is returned.
+        arrays in the results' structure) results are written there, nothing is allocated, and `out` is returned.  None
+        in the place of one of several results leaves that result out: on a GPU it is not copied.
 
         `stream` is the caller's stream on a GPU, if it is neither torch's current one nor the default one.
         """
@@ -190,6 +191,8 @@ class Session(ABC):
             for start, nbytes, (name, _) in zip(arguments, binding.input_nbytes, self.wanted, strict=True)
         ]
         for start, nbytes, name in zip(outs, binding.output_nbytes, self.result_names, strict=True):
+            if not start:
+                continue  # a result that the caller does not want
             end = start + nbytes
             for low, high, other in taken:
                 if start < high and low < end:
@@ -249,7 +252,7 @@ class HostSession(Session):
         if out is None:
             results, addresses = self._fresh(binding, any([source.is_torch for source in sources]))  # noqa: C419
         else:
-            results = program.flatten_outputs(out)
+            results = self._in_place_of_none(program.flatten_outputs(out), binding)
             addresses = self._targets(results, binding, sources)
         for position, address in zip(frame.outputs, addresses, strict=True):
             arenas[position] = address
@@ -293,6 +296,13 @@ class HostSession(Session):
         new = interop.new_torch if use_torch else interop.new_numpy
         made = [new(shape, dtype) for shape, dtype in zip(binding.outputs, self.result_dtypes, strict=True)]
         return [result for result, _ in made], [address for _, address in made]
+
+    def _in_place_of_none(self, results: Sequence[Any], binding: Binding) -> list[Any]:
+        """The arrays of `out=`, and memory for the results that the caller does not want."""
+        return [
+            interop.new_numpy(shape, dtype)[0] if result is None else result
+            for result, shape, dtype in zip(results, binding.outputs, self.result_dtypes, strict=True)
+        ]
 
     def _targets(self, results: Sequence[Any], binding: Binding, sources: Sequence[Source]) -> list[int]:
         addresses = [

@@ -17,10 +17,11 @@ from qcompiler.ir.interpreter_base import RULES, Array, Frame, accumulator, roun
 from qcompiler.ir.interpreter_linalg import evaluate_body
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
-from qcompiler.ir.qc_index import RouteOp, TopPOp
+from qcompiler.ir.qc_index import RouteOp, SampleOp, TopPOp
 from qcompiler.ir.types import QTensorType, tensor_dtype
 from qcompiler.plan.kinds.recurrent import GATES
 from qcompiler.plan.kinds.top_p import SHARE_OF_ALL, WEIGHT_BITS
+from qcompiler.plan.sample_rule import sample
 from qcompiler.plan.torch_regions import TensorMemory, runner
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -495,6 +496,12 @@ def _top_p(op: TopPOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
         beyond = int(kept[-1]) * min(int(shares[1][row]), SHARE_OF_ALL - 1) // SHARE_OF_ALL
         found[row] = np.argmax(kept > beyond)
     return [found.reshape(x.shape[:-1])]
+
+
+@rule(SampleOp)
+def _sample(_op: SampleOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    x, how, tallies, bias = operands
+    return [sample(x, how, tallies, bias)]
 
 
 # --- what is left to torch -------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The `qc` ops that read along, or order, an axis.
 
 positions   rope  embedding  gather  scatter  index_update
-scans       cumsum  sort  topk  argmax  top_p  route
+scans       cumsum  sort  topk  argmax  top_p  route  sample
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel_body import FLOATS
 from qcompiler.plan.kinds.route import MOST_CHOSEN, MOST_EXPERTS, SCORES, Scores
+from qcompiler.plan.kinds.sample import WORDS
 from qcompiler.plan.kinds.top_p import MOST_COLUMNS
 
 SCATTERS = ("none", "add", "mul", "max", "min")
@@ -346,6 +347,45 @@ class RouteOp(QCOp):
         for name, kind in (("x", self.x.type), ("weights", self.weights.type)):
             self.expect(tensor_dtype(kind) in FLOATS, f"{name} must be one of {', '.join(FLOATS)}")
         self.expect(tensor_dtype(self.indices.type) == "i64", "indices must be i64")
+
+
+@irdl_op_definition
+class SampleOp(QCOp):
+    """Draws a token (i64) for each sequence from a row of logits `x (rows, n)`, as `how (b, 10)` i64 says.
+
+    Penalties for the tokens that `tallies (b, n)` f32 counts and `bias (b, n)` f32 change the logits; temperature,
+    top-k, top-p and min-p cut the set; a number of 64 bits draws.  plan/kinds/sample.py has the words of `how` and the
+    negative results, plan/sample_rule.py the definition.  Sums are integers, so that a token is the same wherever it is
+    computed.
+    """
+
+    name = "qc.sample"
+    x = operand_def(TensorType)
+    how = operand_def(TensorType)
+    tallies = operand_def(TensorType)
+    bias = operand_def(TensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def __init__(self, x: SSAValue, how: SSAValue, tallies: SSAValue, bias: SSAValue, type_: Attribute) -> None:
+        super().__init__(operands=[x, how, tallies, bias], result_types=[type_])
+
+    def verify_op(self) -> None:
+        x, how = shape_of(self.x.type), shape_of(self.how.type)
+        self.expect(len(x) == 2, f"x must be (rows, n), not of rank {len(x)}")
+        fits = isinstance(x[1], str) or 1 <= x[1] <= MOST_COLUMNS
+        self.expect(fits, f"a row has {x[1]} entries; it must have 1 to {MOST_COLUMNS}")
+        self.expect(len(how) == 2 and how[1] == WORDS, f"how must have {WORDS} words for each sequence")
+        for name, value, dtype in (
+            ("how", self.how, "i64"),
+            ("tallies", self.tallies, "f32"),
+            ("bias", self.bias, "f32"),
+        ):
+            self.expect(tensor_dtype(value.type) == dtype, f"{name} must be {dtype}")
+        for name, value in (("tallies", self.tallies), ("bias", self.bias)):
+            self.expect_shape(value, (how[0], x[1]), name)
+        self.expect_shape(self.result, how[:1])
+        self.expect(tensor_dtype(self.result.type) == "i64", "the result must be i64")
 
 
 def _expect_index(op: QCOp, index: SSAValue) -> None:

@@ -12,7 +12,10 @@ import numpy as np
 
 from qcompiler.errors import ArgumentError
 from qcompiler.lm.conversation import Conversation
+from qcompiler.lm.draws import Draws
 from qcompiler.lm.model import CausalLM
+from qcompiler.lm.sampling import Sampling
+from qcompiler.plan.kinds.sample import ROW
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,15 @@ def measure(lm: CausalLM, prompt: int, generate: int, batch: int, rounds: int) -
 def _round(held: Conversation, prompts: list[list[int]], generate: int) -> tuple[float, list[float]]:
     """Seconds until the first new token of all sequences is known, and of each step after it."""
     held.reset()
+    texts = [list(prompt) for prompt in prompts]
+    draws = Draws(held, Sampling(), texts)
     times = [time.perf_counter()]
     new = prompts
     for _ in range(generate):
-        new = [[int(rows[-1].argmax())] for rows in held.read(new)]
+        found = draws.step(new)
+        new = [[draws.token(found[i], i)] for i in range(len(texts))]
+        for i, ids in enumerate(new):
+            texts[i] += ids
         times.append(time.perf_counter())
     steps = [end - begin for begin, end in itertools.pairwise(times[1:])]
     return times[1] - times[0], steps
@@ -101,6 +109,9 @@ def _not_product(lm: CausalLM, at: int, batch: int) -> float:
     positions = np.full((batch, 1), min(at, lm.max_seq_len - 1), np.int64)
     rows = positions + np.arange(batch)[:, None] * lm.record.rows
     given = {"ids": np.ones_like(positions), "positions": positions, "rows": rows, "wanted": np.arange(batch)}
+    if lm.record.samples:
+        given["how"] = np.stack([Sampling().words(i, 0) for i in range(batch)])
+        given["how"][:, ROW] = np.arange(batch)
     return float(lm.run.profile(**given, rounds=15).not_product)
 
 

@@ -20,6 +20,7 @@ from qcompiler.lm.adapter import adapted
 from qcompiler.lm.model import CausalLM
 from qcompiler.lm.record import LanguageModel
 from qcompiler.lm.text import Text
+from qcompiler.plan.kinds.sample import WORDS
 from qcompiler.runtime.progress import OnStep, note
 
 CacheType = Literal["auto", "fp32", "bf16", "fp16"]
@@ -100,7 +101,7 @@ def compile_causal_lm(
     record = LanguageModel(
         vocabulary=int(program.plan.entries[0].outputs[0].shape[1]), max_seq_len=length, max_batch=max_batch, rows=rows,
         chunk=chunk, cache_dtype=dtype, architecture=type(model).__name__, end_ids=end_ids(model),
-        start_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None,
+        start_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None, samples=True,
     )  # fmt: skip
     return CausalLM(program.run, record, program, text)
 
@@ -171,6 +172,7 @@ def _example(batch: int, rows: int, chunk: int) -> dict[str, torch.Tensor]:
         "positions": positions,
         "rows": positions + torch.arange(b)[:, None] * rows,
         "wanted": torch.zeros(min(5, b * chunk), dtype=torch.int64),
+        "how": torch.full((b, WORDS), -1, dtype=torch.int64),
     }
 
 
@@ -178,7 +180,9 @@ def _dynamic(batch: int, chunk: int) -> dict[str, Any]:
     tokens: dict[int, Any] = {1: ("s", 1, chunk)}
     if batch > 1:
         tokens[0] = ("b", 1, batch)
-    return {**dict.fromkeys(("ids", "positions", "rows"), tokens), "wanted": {0: ("k", 1, batch * chunk)}}
+    how: dict[int, Any] = {0: ("b", 1, batch)} if batch > 1 else {}
+    wanted = {0: ("k", 1, batch * chunk)}
+    return {**dict.fromkeys(("ids", "positions", "rows"), tokens), "wanted": wanted, "how": how}
 
 
 def _buckets(batch: int, chunk: int) -> list[tuple[str, dict[str, tuple[int, int]]]]:

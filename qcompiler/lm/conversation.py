@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qcompiler.errors import ArgumentError, CorruptFileError, SessionBusyError
+from qcompiler.lm.record import mark_slots
+from qcompiler.plan.kinds.sample import ROW, WORDS
+from qcompiler.plan.sample_rule import Floats, Words
 from qcompiler.runtime.array_files import read_arrays
 
 if TYPE_CHECKING:
@@ -22,9 +26,39 @@ if TYPE_CHECKING:
     from qcompiler.runtime.loaded import LoadedProgram
 
 Ids = npt.NDArray[np.int64]
+Arguments = dict[str, Ids]
 
 GRAPHS = 16
 """The most graphs that a conversation on a device keeps: one for each number of sequences and of asked tokens."""
+
+LAST_DRAWN = -1
+"""An id that stands for the token that the last call drew for its sequence."""
+
+MARKS = "state.marks"
+"""The state with tallies and biases."""
+
+DRAWN = "state.drawn"
+"""The state with the tokens of the last call."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of one call, apart from how it draws, and how many rows of its logits each sequence has."""
+
+    given: Arguments
+    shares: list[tuple[int, int]]
+
+    def nothing_drawn(self) -> Words:
+        return np.full((len(self.given["ids"]), WORDS), -1, np.int64)
+
+    def ids_where(self, drawn: dict[int, int]) -> Ids:
+        """The ids, with `LAST_DRAWN` in the place of tokens that the program keeps."""
+        ids = self.given["ids"].copy()
+        if ids.shape[1] == 1:
+            for i, token in drawn.items():
+                if i < len(ids) and ids[i, 0] == token:
+                    ids[i, 0] = LAST_DRAWN
+        return ids
 
 
 class Conversation:
@@ -47,6 +81,7 @@ class Conversation:
         self.tokens: list[list[int]] = [[] for _ in range(sequences)]
         self._session = program.session()
         self._graphs: dict[tuple[int, int], CapturedGraph] = {}
+        self._drawn: dict[int, int] = {}  # what the last call drew, and the program keeps: {sequence: token}
         self._lock = threading.RLock()  # a text that is generated holds it over all its calls
 
     @contextlib.contextmanager
@@ -78,19 +113,53 @@ class Conversation:
             return self._read(self._checked(new), logits == "all")
 
     def _read(self, given: list[Ids], every: bool) -> list[npt.NDArray[np.float32]]:
-        """`read` for checked tokens, in pieces of at most a chunk."""
+        """`read` for checked tokens."""
         parts: list[list[npt.NDArray[np.float32]]] = [[] for _ in given]
+        for call in self._calls(given, every):
+            logits, _ = self._run(call, call.nothing_drawn(), reads_logits=True)
+            begin = 0
+            for i, share in call.shares:
+                if share:
+                    parts[i].append(np.asarray(logits[begin : begin + share], np.float32))
+                begin += share
+        none = np.zeros((0, self.record.vocabulary), np.float32)
+        return [np.concatenate(part) if len(part) > 1 else part[0] if part else none for part in parts]
+
+    def draw(self, new: Sequence[Sequence[int]], words: Words) -> dict[int, int]:
+        """Adds tokens to each sequence, and draws the next token of those that got some, in the same calls.
+
+        `words` (sequences, WORDS) say how (plan/kinds/sample.py); their `ROW` is filled in here.  A result below 0 says
+        why there is no token.  On a device nothing else is copied back.
+        """
+        found: dict[int, int] = {}
+        with self.alone():
+            for call in self._calls(self._checked(new), False):
+                how = call.nothing_drawn()
+                asked = [i for i, share in call.shares if share]
+                how[asked] = words[asked]
+                how[asked, ROW] = np.arange(len(asked))
+                _, tokens = self._run(call, how, reads_logits=False)
+                self._drawn = {i: int(tokens[i]) for i in asked if tokens[i] >= 0}
+                found |= {i: int(tokens[i]) for i in asked}
+        return found
+
+    def set_marks(self, tallies: Sequence[Floats], biases: Sequence[Floats]) -> None:
+        """Overwrites what `draw` reads of each sequence: a tally and a bias for each token of the vocabulary."""
+        marks = np.zeros((2, mark_slots(self.record.max_batch), self.record.vocabulary), np.float32)
+        marks[0, : len(tallies)], marks[1, : len(biases)] = tallies, biases
+        with self.alone():
+            self._session.set_states({MARKS: marks.reshape(-1).view(np.uint8)})
+
+    def _calls(self, given: list[Ids], every: bool) -> Iterator[_Call]:
+        """Pieces of at most a chunk. A piece's tokens are the conversation's when the next call is asked for."""
         done = [0] * len(given)
         while any(done[i] < len(ids) for i, ids in enumerate(given)):
             pieces = [ids[done[i] : done[i] + self.record.chunk] for i, ids in enumerate(given)]
             lasts = [done[i] + len(piece) == len(given[i]) for i, piece in enumerate(pieces)]
-            for i, rows in self._call(pieces, lasts, every):
-                parts[i].append(rows)
+            yield self._call(pieces, lasts, every)
             for i, piece in enumerate(pieces):
                 self.tokens[i].extend(piece.tolist())
                 done[i] += len(piece)
-        none = np.zeros((0, self.record.vocabulary), np.float32)
-        return [np.concatenate(part) if len(part) > 1 else part[0] if part else none for part in parts]
 
     def _checked(self, new: Sequence[Sequence[int]] | Sequence[int]) -> list[Ids]:
         rows: Any = [new] if len(self) == 1 and (not len(new) or np.ndim(new[0]) == 0) else new
@@ -105,9 +174,9 @@ class Conversation:
                 )
         return found
 
-    def _call(self, pieces: list[Ids], lasts: list[bool], every: bool) -> list[tuple[int, npt.NDArray[np.float32]]]:
-        """One call of the program. Sequences with fewer new tokens than others are filled up with tokens that write to
-        the spare rows of their slot and see one key, so that they change nothing."""
+    def _call(self, pieces: list[Ids], lasts: list[bool], every: bool) -> _Call:
+        """The arguments of one call. Sequences with fewer new tokens than others are filled up with tokens that write
+        to the spare rows of their slot and see one key, so that they change nothing."""
         record = self.record
         count = max(i + 1 for i, piece in enumerate(pieces) if len(piece))
         longest = max(map(len, pieces))
@@ -123,33 +192,45 @@ class Conversation:
             wanted += [i * longest + n for n in asked]
             shares.append((i, len(asked)))
         rows += np.arange(count)[:, None] * record.rows
-        nothing = not wanted  # the program computes logits for at least one token
-        found = self._run(ids=ids, positions=positions, rows=rows, wanted=np.array(wanted or [0], np.int64))
-        if nothing:
-            return []
-        ends = np.cumsum([share for _, share in shares])
-        return [
-            (i, np.asarray(found[end - share : end], np.float32))
-            for (i, share), end in zip(shares, ends, strict=True)
-            if share
-        ]
+        # The program computes logits for at least one token.
+        given = {"ids": ids, "positions": positions, "rows": rows, "wanted": np.array(wanted or [0], np.int64)}
+        return _Call(given, shares)
 
-    def _run(self, **given: Ids) -> Any:
-        """The logits of one call. On a device a call with one token of each sequence is a replay of its graph.
+    def _run(self, call: _Call, how: Words, *, reads_logits: bool) -> tuple[Any, Any]:
+        """Logits and drawn tokens of one call. On a device a call with one token of each sequence is a replay of its
+        graph, and logits are copied to the host only if they are read."""
+        drawn, self._drawn = self._drawn, {}
+        run: Callable[..., Any] = self._session
+        is_new = False
+        if call.given["ids"].shape[1] == 1 and self.program.device != "cpu":
+            run, is_new = self._graph(call)
+        if not self.record.samples:
+            return run(**call.given), None
+        given = {**call.given, "how": how}
+        if not is_new:
+            given["ids"] = call.ids_where(drawn)
+        if reads_logits or self.program.device == "cpu":
+            logits, tokens = run(**given)
+            return logits, tokens
+        tokens = np.empty(len(how), np.int64)
+        run(**given, out=(None, tokens))
+        return None, tokens
 
-        Before it is recorded, the call runs once for the same tokens.  It writes the rows of the cache that the replay
-        writes again, so the cache needs no copy.
+    def _graph(self, call: _Call) -> tuple[Callable[..., Any], bool]:
+        """What replays the graph for calls of this shape, and whether it was recorded for this one.
+
+        Before it is recorded, the call runs once for the same tokens and draws nothing.  It writes the rows of the
+        cache that the replay writes again, so the states need no copy; but the tokens of the call before it are lost.
         """
-        sequences, tokens = given["ids"].shape
-        if tokens != 1 or self.program.device == "cpu":
-            return self._session(**given)
-        shape = (sequences, len(given["wanted"]))
+        shape = (len(call.given["ids"]), len(call.given["wanted"]))
         graph = self._graphs.get(shape)
-        if graph is None:
-            if len(self._graphs) >= GRAPHS:  # the oldest makes room
-                self._graphs.pop(next(iter(self._graphs))).close()
-            graph = self._graphs[shape] = self._session.capture(**given, keep_states=False)
-        return graph.replay(**given)
+        if graph is not None:
+            return graph.replay, False
+        if len(self._graphs) >= GRAPHS:  # the oldest makes room
+            self._graphs.pop(next(iter(self._graphs))).close()
+        more = {"how": call.nothing_drawn()} if self.record.samples else {}
+        graph = self._graphs[shape] = self._session.capture(**call.given, **more, keep_states=False)
+        return graph.replay, True
 
     # --- changing what was said ---
 
@@ -208,6 +289,7 @@ class Conversation:
         with self.alone():
             before, self.tokens = self.tokens, [[] for _ in tokens]  # an interrupt must not leave tokens without keys
             try:
+                self._drawn = {}
                 self._session.set_states(states)
             except ArgumentError as error:
                 self.tokens = before

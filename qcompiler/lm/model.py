@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qcompiler.errors import ArgumentError, CorruptFileError
-from qcompiler.lm.conversation import Conversation, tokens_of
-from qcompiler.lm.record import MEMBER, LanguageModel
+from qcompiler.lm.conversation import DRAWN, MARKS, Conversation, tokens_of
+from qcompiler.lm.draws import Draws
+from qcompiler.lm.record import MEMBER, LanguageModel, mark_slots
 from qcompiler.lm.sampling import Allowed, Sampling
 from qcompiler.lm.text import Text
 from qcompiler.runtime import load
@@ -155,18 +156,16 @@ class CausalLM:
     ) -> Iterator[tuple[int, int]]:
         """Each new token with its sequence, as soon as it is known. All sequences that go on take a step together."""
         texts = [[*tokens, *prompt] for tokens, prompt in zip(held.tokens, prompts, strict=True)]
-        begins = [len(text) for text in texts]
+        draws = Draws(held, sampling, texts)
         new: list[list[int]] = [list(prompt) if limit else [] for prompt, limit in zip(prompts, limits, strict=True)]
         while any(new):
-            logits = held.read(new)
-            asked, new = new, [[] for _ in new]
-            for i, row in enumerate(logits):
-                if not asked[i]:
-                    continue
-                token = sampling.pick(row[-1], texts[i], begins[i], i)
+            found = draws.step(new)
+            new = [[] for _ in new]
+            for i in sorted(found):
+                token = draws.token(found[i], i)
                 texts[i].append(token)
                 yield token, i
-                if token not in ends and len(texts[i]) - begins[i] < limits[i]:
+                if token not in ends and draws.made(i) < limits[i]:
                     new[i] = [token]
 
     def _ends(self, given: int | Sequence[int] | None) -> frozenset[int]:
@@ -240,10 +239,16 @@ def checked(record: LanguageModel, run: LoadedProgram, path: object) -> Language
     for symbol in (symbol for each in run.entries for symbol in each.symbols):
         largest[symbol.name] = max(symbol.max, largest.get(symbol.name, 1))
     sizes = (largest.get("s", 1), largest.get("b", 1))
-    states = [arena.nbytes for arena in run.plan.arenas if arena.kind == "state"]
-    fits = sizes == (record.chunk, record.max_batch) and not any(n % (record.max_batch * record.rows) for n in states)
-    named = names == ("ids", "positions", "rows", "wanted")
-    if not (fits and named and states and len(out) == 2 and str(out[1]) == str(record.vocabulary)):
+    states = {arena.name: arena.nbytes for arena in run.plan.arenas if arena.kind == "state"}
+    fits = sizes == (record.chunk, record.max_batch)
+    if record.samples:
+        slots = mark_slots(record.max_batch)
+        marks = states.pop(MARKS, 0), states.pop(DRAWN, 0)
+        fits = fits and marks == (8 * slots * record.vocabulary, 8 * slots)
+    fits = fits and not any(n % (record.max_batch * record.rows) for n in states.values())
+    named = names == ("ids", "positions", "rows", "wanted", *(("how",) if record.samples else ()))
+    results = len(entry.outputs) == (2 if record.samples else 1)
+    if not (fits and named and results and states and len(out) == 2 and str(out[1]) == str(record.vocabulary)):
         raise CorruptFileError(f"{path}: its program takes {names} and is not what {MEMBER} describes")
     return record
 

@@ -9,7 +9,14 @@ import msgspec
 from qcompiler.errors import CorruptFileError, ForeignFileError, NewerFileError
 
 MEMBER = "language-model.json"
-VERSION = 1
+VERSION = 2
+"""2: the program samples. A program of version 1 gives logits, and the host samples."""
+
+
+def mark_slots(batch: int) -> int:
+    """The slots of `drawn` and `marks`. There is a spare one, so that no trace takes all slots for the sequences of a
+    call."""
+    return batch + 1 if batch > 1 else 1
 
 
 class _Version(msgspec.Struct):
@@ -22,7 +29,8 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes of a compiled language model, and its special tokens.
 
     The cache has `max_batch` slots of `rows` rows each; positions 0 to `max_seq_len` - 1 are tokens', the rows behind
-    them take what idle sequences write.  A call reads up to `chunk` tokens of each sequence.
+    them take what idle sequences write.  A call reads up to `chunk` tokens of each sequence.  `samples`: the program
+    takes `how` and gives tokens beside logits.
     """
 
     vocabulary: int
@@ -34,6 +42,7 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     architecture: str = ""
     end_ids: tuple[int, ...] = ()
     start_id: int | None = None
+    samples: bool = False
     version: int = VERSION
     kind: Literal["causal-lm"] = "causal-lm"
 

@@ -1,5 +1,8 @@
 """From logits to a token: penalties, masks, temperature, and the smallest sets that the options allow.
 
+What is computed is defined in plan/sample_rule.py: a compiled program samples in the same step as it computes logits,
+and gives the tokens that `Sampling.pick` gives on the host.  Weights are integers, so that sums have no order.
+
 The order is transformers': penalties and bias change logits, then temperature, top-k, top-p and min-p each shrink the
 set of candidates.  `tests/lm/test_sampling.py` compares the sets with transformers' own processors.  Sources: top-p is
 Holtzman et al. 2020 (arXiv 1904.09751), min-p is Nguyen et al. 2024 (arXiv 2407.01082), the repetition penalty is
@@ -17,12 +20,30 @@ import numpy as np
 import numpy.typing as npt
 
 from qcompiler.errors import ArgumentError
+from qcompiler.plan.kinds.sample import (
+    BROKEN,
+    DRAW,
+    FLAGS,
+    FREQUENCY,
+    GIVEN,
+    MIN_P,
+    MOST_COLUMNS,
+    PRESENCE,
+    READS_BIAS,
+    READS_TALLIES,
+    REPETITION,
+    SCALE,
+    SHARE_BITS,
+    TOP_K,
+    TOP_P,
+    WORDS,
+)
+from qcompiler.plan.sample_rule import Floats, Words, adjusted, bits_of, drawn, kept, number_of
 
-Logits = npt.NDArray[np.float64]
 Allowed = Sequence[int] | Callable[[Sequence[int]], Iterable[int]]
 
-_LIKELY = 1024
-"""Candidates that are looked at first: sorting 128,000 tokens takes longer than a step of a small model."""
+_LEAST_SCALE = 1e-37
+"""A scale of 0 would mean temperature 0."""
 
 
 @dataclass(frozen=True)
@@ -83,86 +104,78 @@ class Sampling:
             _known(token, vocabulary, "allowed")
 
     def pick(self, logits: npt.NDArray[Any], tokens: Sequence[int], prompt: int, sequence: int) -> int:
-        """The next token of a sequence. `logits` are (vocabulary,); the first `prompt` of its `tokens` were given.
+        """The next token of a sequence, on the host. `logits` are (vocabulary,), and the first `prompt` of its `tokens`
+        were given.
 
-        ArgumentError if no token is allowed, or if the logits hold NaN.
+        A program that samples gives the same token.  ArgumentError if no token is allowed, or if the logits hold NaN.
         """
-        scores: npt.NDArray[Any] = logits
-        if self.temperature or self._adjusts:
-            scores = self.adjusted(logits, tokens, prompt)
-        best = int(scores.argmax())
-        if not math.isfinite(scores[best]):
-            broken = math.isnan(scores[best]) or scores[best] > 0
-            what = "the logits hold NaN or infinity" if broken else "no token is allowed here"
-            raise ArgumentError(f"token {len(tokens)} of sequence {sequence} cannot be chosen: {what}")
-        if self.temperature == 0:
-            return best
-        kept, weights = self.candidates(scores)
-        ends = np.cumsum(weights)
-        drawn = uniform(self.seed, sequence, len(tokens) - prompt) * ends[-1]
-        return int(kept[min(int(np.searchsorted(ends, drawn, side="right")), len(kept) - 1)])
+        vocabulary = len(logits)
+        words = self.words(sequence, len(tokens) - prompt)
+        found = drawn(
+            adjusted(logits, words, self.tallies(tokens, prompt, vocabulary), self.biases(tokens, vocabulary)), words
+        )
+        return require_token(found, len(tokens), sequence)
+
+    def words(self, sequence: int, step: int) -> Words:
+        """What the program is told for one token (plan/kinds/sample.py), apart from the row of its logits."""
+        words = np.zeros(WORDS, np.int64)
+        if self.temperature:
+            words[DRAW] = np.uint64(draw(self.seed, sequence, step)).view(np.int64)
+            words[SCALE] = bits_of(max(math.log2(math.e) / self.temperature, _LEAST_SCALE))
+        words[TOP_K] = min(self.top_k, MOST_COLUMNS)
+        words[TOP_P] = max(int(self.top_p * 2**SHARE_BITS), 1)
+        words[MIN_P] = int(self.min_p * 2**SHARE_BITS)
+        words[REPETITION] = bits_of(self.repetition_penalty)
+        words[PRESENCE], words[FREQUENCY] = bits_of(self.presence_penalty), bits_of(self.frequency_penalty)
+        words[FLAGS] = READS_BIAS * self.has_bias + READS_TALLIES * self.has_penalties
+        return words
 
     @property
-    def _adjusts(self) -> bool:
-        """Whether an option changes logits. If none does, the most likely token is that of the logits as they are."""
-        penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        return bool(penalties or self.bias or self.allowed is not None)
+    def has_penalties(self) -> bool:
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
-    def adjusted(self, logits: npt.NDArray[Any], tokens: Sequence[int], prompt: int) -> Logits:
-        """The logits after penalties, bias and the mask of allowed tokens, in float64."""
-        scores = logits.astype(np.float64)
-        if self.repetition_penalty != 1:
-            seen = np.unique(np.asarray(tokens, np.int64))
-            there = scores[seen]
-            scores[seen] = np.where(there > 0, there / self.repetition_penalty, there * self.repetition_penalty)
-        if self.presence_penalty or self.frequency_penalty:
-            made, counts = np.unique(np.asarray(tokens[prompt:], np.int64), return_counts=True)
-            scores[made] -= self.presence_penalty + self.frequency_penalty * counts
+    @property
+    def has_bias(self) -> bool:
+        return bool(self.bias) or self.allowed is not None
+
+    def tallies(self, tokens: Sequence[int], prompt: int, vocabulary: int) -> Floats:
+        """For each token of the vocabulary how often it was generated, and `GIVEN` more if it occurs in the prompt."""
+        found = np.zeros(vocabulary, np.float32)
+        if self.has_penalties:
+            found += np.bincount(np.asarray(tokens[prompt:], np.int64), minlength=vocabulary)
+            found[np.asarray(tokens[:prompt], np.int64)] += GIVEN
+        return found
+
+    def biases(self, tokens: Sequence[int], vocabulary: int) -> Floats:
+        """What is added to each logit; -infinity for tokens that are not allowed."""
+        found = np.zeros(vocabulary, np.float32)
         for token, value in self.bias.items():
-            scores[_known(token, len(scores), "bias")] += value
+            found[_known(token, vocabulary, "bias")] = number_of(bits_of(value))
         if self.allowed is not None:
             given = self.allowed(tokens) if callable(self.allowed) else self.allowed
-            may = np.asarray([_known(token, len(scores), "allowed") for token in given], np.int64)
-            masked = np.full_like(scores, -math.inf)
-            masked[may] = scores[may]
-            scores = masked
-        return scores
+            may = np.asarray([_known(token, vocabulary, "allowed") for token in given], np.int64)
+            masked = np.full(vocabulary, -math.inf, np.float32)
+            masked[may] = found[may]
+            found = masked
+        return found
 
-    def candidates(self, scores: Logits) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """The tokens that may be drawn, most likely first (equal ones by number), and their probabilities before the
-        set was cut."""
-        scaled = (scores - scores.max()) / self.temperature
-        weights = np.exp(scaled)
-        weights /= weights.sum()
-        order = self._order(weights)
-        if self.top_k:
-            order = order[: self.top_k]
-        kept = weights[order]
-        if self.top_p < 1:
-            before, whole = np.cumsum(kept) - kept, kept.sum() if self.top_k else 1.0
-            order = order[: max(1, int(np.count_nonzero(before < self.top_p * whole)))]
-            kept = weights[order]
-        if self.min_p:
-            order = order[: int(np.count_nonzero(kept >= self.min_p * kept[0]))]
-        order = order[weights[order] > 0]
-        return order, weights[order]
-
-    def _order(self, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """All tokens by falling weight, or as many of them as the options can need."""
-        few = min(max(_LIKELY, self.top_k), len(weights))
-        if few < len(weights) and (self.top_k or self.top_p < 1):
-            front = np.argpartition(-weights, few - 1)[:few]
-            if self.top_k or weights[front].sum() >= self.top_p:
-                least = weights[front].min()  # equal ones outside would come by number
-                front = np.flatnonzero(weights >= least)
-                return front[np.argsort(-weights[front], kind="stable")]
-        return np.argsort(-weights, kind="stable")
+    def candidates(self, scores: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """The tokens that may be drawn, by number, and weights in proportion to their probabilities."""
+        return kept(scores, self.words(0, 0))
 
 
-def uniform(seed: int, sequence: int, step: int) -> float:
-    """A number in [0, 1) for one token of one sequence: Philox (Salmon et al. 2011) with these as its counter."""
+def draw(seed: int, sequence: int, step: int) -> int:
+    """64 bits for one token of one sequence: Philox (Salmon et al. 2011) with these as its counter."""
     bits = np.random.Philox(key=seed, counter=np.array([0, step, sequence, 0], np.uint64))
-    return float(np.random.Generator(bits).random())
+    return int(bits.random_raw())
+
+
+def require_token(found: int, place: int, sequence: int) -> int:
+    """The token. ArgumentError for a result that says why there is none."""
+    if found >= 0:
+        return found
+    what = "the logits hold NaN or infinity" if found == BROKEN else "no token is allowed here"
+    raise ArgumentError(f"token {place} of sequence {sequence} cannot be chosen: {what}")
 
 
 def _known(token: int, vocabulary: int, name: str) -> int:

@@ -1,4 +1,5 @@
-"""The module that is compiled for a language model: one call reads some tokens of each sequence and gives logits.
+"""The module that is compiled for a language model: one call reads some tokens of each sequence, gives logits, and
+samples the next tokens.
 
 transformers' model stays as it is.  It gets three things through the interfaces that transformers has for them:
 
@@ -26,6 +27,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
+from qcompiler.frontends.torch.qc_ops import torch_sample  # noqa: F401  (it registers qc.sample)
+from qcompiler.lm.record import mark_slots
 
 ATTENTION = "qcompiler"
 """The name under which transformers finds this module's attention and mask."""
@@ -39,13 +42,20 @@ class DecoderStep(nn.Module):
 
     Arguments, all int64: `ids` (b, s) are the tokens that each sequence reads; `positions` (b, s) are theirs;
     `rows` (b, s) are the rows of the cache that get their keys, row `slot * length + position`; `wanted` (k) picks the
-    tokens that get logits, as indices into the b·s tokens.  Returns logits (k, vocabulary).
+    tokens that get logits, as indices into the b·s tokens; `how` (b, 10) says for each sequence how its next token is
+    drawn (plan/kinds/sample.py).  Returns logits (k, vocabulary) and the tokens (b), negative where there is none.
+
+    `drawn` has the tokens of the last call; an id below 0 stands for it, so that the next step needs nothing from
+    the host.  `marks` (2, slots, vocabulary) has the tallies of tokens for penalties, to which each drawn one is added,
+    and what is added to logits.  The host writes both.
 
     Sequence i of a call uses slot i.  A token attends to the keys of its own slot whose position the model's mask
     allows; a row that was not written yet lies behind every position, and is never read.
     """
 
     language_model: Any
+    drawn: torch.Tensor
+    marks: torch.Tensor
 
     def __init__(self, model: nn.Module, batch: int, length: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -60,13 +70,30 @@ class DecoderStep(nn.Module):
         self.wanted: torch.Tensor | None = None
         self.layers = 0
         self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
-        for number, (heads, key_dim, value_dim, own) in enumerate(cache_shapes(model)):
+        layers, self.vocabulary = cache_shapes(model)
+        for number, (heads, key_dim, value_dim, own) in enumerate(layers):
             kept = dtype or own
             self.register_buffer(f"keys_{number}", torch.zeros(heads, batch * length, key_dim, dtype=kept))
             self.register_buffer(f"values_{number}", torch.zeros(heads, batch * length, value_dim, dtype=kept))
             self.layers += 1
+        slots = mark_slots(batch)
+        self.register_buffer("drawn", torch.zeros(slots, dtype=torch.int64))
+        self.register_buffer("marks", torch.zeros(2, slots, self.vocabulary))
 
     def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor, how: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = ids.shape[0]
+        ids = torch.where(ids < 0, self.drawn[:count, None].clamp(min=0), ids)
+        logits = self._logits(ids, positions, rows, wanted)
+        tallies, bias = self.marks[0, :count], self.marks[1, :count]
+        tokens: torch.Tensor = torch.ops.qc.sample(logits, how, tallies, bias)
+        places = torch.arange(count) * self.vocabulary + tokens.clamp(min=0)
+        self.marks.view(-1).index_add_(0, places, (tokens >= 0).to(torch.float32))
+        self.drawn[:count] = tokens
+        return logits, tokens
+
+    def _logits(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
         self.positions, self.rows, self.wanted = positions, rows.reshape(-1), wanted
@@ -175,8 +202,8 @@ def attention(
     return (weights.to(query.dtype) @ value).transpose(1, 2).contiguous(), None
 
 
-def cache_shapes(model: nn.Module) -> list[tuple[int, int, int, torch.dtype]]:
-    """For each layer of the cache: heads, dim of keys, dim of values, and their type.
+def cache_shapes(model: nn.Module) -> tuple[list[tuple[int, int, int, torch.dtype]], int]:
+    """For each layer of the cache: heads, dim of keys, dim of values, and their type; and how many logits there are.
 
     They are what a call of the model hands to its cache: no configuration describes that for every architecture.  The
     call computes no values.
@@ -195,7 +222,7 @@ def cache_shapes(model: nn.Module) -> list[tuple[int, int, int, torch.dtype]]:
     recorder = Recorder(layers=[])
     try:
         with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True):
-            model(input_ids=torch.zeros(1, 3, dtype=torch.int64), past_key_values=recorder, use_cache=True)
+            found = model(input_ids=torch.zeros(1, 3, dtype=torch.int64), past_key_values=recorder, use_cache=True)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError) as error:
         text = " ".join(str(error).split())[:300]
         raise ExportError(
@@ -207,7 +234,7 @@ def cache_shapes(model: nn.Module) -> list[tuple[int, int, int, torch.dtype]]:
             f"{type(model).__name__} hands no keys and values to a cache (layers found: {sorted(seen)}); a causal "
             "language model of transformers with `use_cache` is needed"
         )
-    return [seen[number] for number in range(len(seen))]
+    return [seen[number] for number in range(len(seen))], int(found.logits.shape[-1])
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of, set_arg_names, set_path, set_ranges
-from qcompiler.ir.qc_index import RouteOp, TopPOp
+from qcompiler.ir.qc_index import RouteOp, SampleOp, TopPOp
 from qcompiler.ir.scalar_ops import ErfcOp, RemFOp
 from qcompiler.ir.text import parse_module, print_for_mlir, print_module
 from qcompiler.plan.kernel import FormatRef
@@ -110,6 +110,8 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         best = b.insert(qc.ArgmaxOp(e, T(("b", "s"), "i64"), axis=2)).result
         shares = build.fill(b, 0.5, ("b", "s"), "f32")
         best = b.insert(TopPOp(e, shares, shares, T(("b", "s"), "i64"))).result
+        rows, words = build.fill(b, 0.5, (2, 8), "f32"), build.fill(b, 0, (2, 10), "i64")
+        token = b.insert(SampleOp(rows, words, rows, rows, T((2,), "i64"))).result
         call = b.insert(qc.TorchCallOp(REGION, [best, grouped], [T((1,), "f32"), T((2,), "f32")], ["b*s", 4]))
         moved = b.insert(qc.CopyOp(image, source="cpu", target="sim:0")).result
         b.insert(qc.StateUpdateOp("kv", state))
@@ -119,6 +121,7 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
             heads,
             moved,
             seen,
+            token,
             *order.results,
             *top.results,
             *routed.results,

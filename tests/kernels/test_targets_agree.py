@@ -307,6 +307,13 @@ def routes() -> Iterator[KernelSpec]:
         yield make("route", ends, rows=3, cols=9, count=2, scores=scores, normalise=normalise)
 
 
+def samples() -> Iterator[KernelSpec]:
+    for dtype, tally, step in itertools.product(DTYPES, ("f32", "i32"), (1, 2)):
+        ends = [plain("x", dtype, (3, 9), last=step), plain("how", "i64", (2, 10)), plain("tallies", tally, (2, 9))]
+        ends += [plain("bias", "f32", (2, 9), last=step), plain("out", "i64", (2,), "w")]
+        yield make("sample", ends, batch=2, rows=3, cols=9)
+
+
 def loops() -> Iterator[KernelSpec]:
     """A sum of two operands, in every element type: side by side, transposed, folded along either loop; every op."""
     forms = {
@@ -351,7 +358,8 @@ SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
     "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
     "loop": loops, "norm": norms, "order": orders, "parts": launches_of_parts, "quantize_rows": quantized_rows,
-    "recurrent": recurrents, "route": routes, "scan": scans, "scatter": scatters, "softmax": softmaxes, "top_p": top_ps,
+    "recurrent": recurrents, "route": routes, "sample": samples, "scan": scans, "scatter": scatters,
+    "softmax": softmaxes, "top_p": top_ps,
 }  # fmt: skip
 
 

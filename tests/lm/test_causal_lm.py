@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from by_path import ROOT, load
+from oracle_logits import oracle_logits
 
 import qcompiler as qc
 from qcompiler.errors import (
@@ -94,16 +95,9 @@ def test_sequences_of_a_batch_have_their_own_lengths_and_do_not_see_each_other()
 
 def test_quantised_logits_are_those_of_the_oracle() -> None:
     lm = compiled()
-    oracle = lm.program
-    assert oracle is not None
     pieces = [prompt[:14] for prompt in PROMPTS]  # a call of the graph reads at most a chunk
     for prompt, ours in zip(pieces, lm.conversation(3).read(pieces, logits="all"), strict=True):
-        s = len(prompt)
-        positions = torch.arange(s)[None]
-        with torch.no_grad():
-            theirs = oracle.oracle(
-                ids=torch.tensor([prompt]), positions=positions, rows=positions, wanted=torch.arange(s)
-            ).numpy()
+        theirs = oracle_logits(lm, prompt)
         assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
 
 
@@ -377,8 +371,8 @@ def test_a_conversation_of_another_program_with_the_same_sizes_is_refused(tmp_pa
     ({"rows": LENGTH}, CorruptFileError, "sizes or tokens"),
     ({"chunk": LENGTH + 1}, CorruptFileError, "sizes or tokens"),
     ({"chunk": 8}, CorruptFileError, "is not what"), ({"max_batch": 2}, CorruptFileError, "is not what"),
-    ({"rows": LENGTH + 17}, CorruptFileError, "is not what"), ({"version": 2, "more": 1}, NewerFileError, "version 2"),
-    ({"version": -1}, CorruptFileError, "sizes or tokens"),
+    ({"rows": LENGTH + 17}, CorruptFileError, "is not what"), ({"version": 3, "more": 1}, NewerFileError, "version 3"),
+    ({"version": -1}, CorruptFileError, "sizes or tokens"), ({"samples": False}, CorruptFileError, "is not what"),
 ])  # fmt: skip
 def test_a_record_is_held_against_the_program(
     tmp_path: Path, changes: dict[str, int], kind: type[Exception], message: str

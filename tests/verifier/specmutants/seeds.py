@@ -27,6 +27,7 @@ from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.plan.kinds.recurrent import RecurrentKernel
 from qcompiler.plan.kinds.route import RouteKernel
+from qcompiler.plan.kinds.sample import WORDS, SampleKernel
 from qcompiler.plan.kinds.scan import ScanKernel
 from qcompiler.plan.kinds.scatter import ScatterKernel
 from qcompiler.plan.kinds.softmax import SoftmaxKernel
@@ -438,6 +439,14 @@ def route(kind: str) -> ProgramImage:
     return Maker({"b": B}, kind).kernel(spec("route", body, (operand("x", ("b", 24)), *picked), "b")).image(ARCHS[kind])
 
 
+def sample(kind: str) -> ProgramImage:
+    marks = [operand(name, ("b", 24)) for name in ("tallies", "bias")]
+    how = operand("how", ("b", WORDS), dtype="i64")
+    operands = (operand("x", (7, 24)), how, *marks, operand("out", ("b",), "w", "i64"))
+    body = SampleKernel(batch="b", rows=7, cols=24)
+    return Maker({"b": B}, kind).kernel(spec("sample", body, operands, "b")).image(ARCHS[kind])
+
+
 def whole(kind: str) -> ProgramImage:
     """A select of two linears, a table made by init, a state that counts, a copy, and activations that share bytes."""
     maker = Maker({"b": (1, 12)}, kind)
@@ -483,7 +492,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         norm_heads,
         softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm,
         parts_norm_wide, scatter, scan,
-        top_k, argmax, top_p, route, whole,
+        top_k, argmax, top_p, route, sample, whole,
     )
 }  # fmt: skip
 

@@ -1,0 +1,25 @@
+"""The logits of a language model's oracle: the quantised graph in torch, without kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+import qcompiler as qc
+from qcompiler.plan.kinds.sample import WORDS
+
+
+def oracle_logits(lm: qc.CausalLM, prompt: Sequence[int]) -> npt.NDArray[Any]:
+    """(s, vocabulary) of a prompt of at most a chunk, in an empty cache."""
+    assert lm.program is not None
+    positions = torch.arange(len(prompt))[None]
+    with torch.no_grad():
+        logits, _ = lm.program.oracle(
+            ids=torch.tensor([list(prompt)]), positions=positions, rows=positions, wanted=positions[0],
+            how=torch.full((1, WORDS), -1),
+        )  # fmt: skip
+    found: npt.NDArray[Any] = logits.numpy()
+    return found
