@@ -12,7 +12,7 @@
 // P describes the product: `weight`, the struct of weights.py; group (columns that share entries), offset (what a byte
 // of 0 stands for), affine, slope(parts), intercept(parts).
 #pragma once
-#include "linear.cuh"
+#include "linear_fma.cuh"
 
 enum { QI_MMA = 0, QI_DP4A = 1 };
 
@@ -149,12 +149,17 @@ template <class P> struct qi_shape {
 
 // --- few rows of x: the warps of a block share the columns of one panel ----------------------------------------------
 
+// What makes rows of int8 in a block before it reads them: nothing, if they are in memory.
+struct qi_made_before {
+    QC_DEVICE void operator()() const {}
+};
+
 // 8 tokens. Each warp takes two segments of a round; sums go through shared memory to the thread that owns an element,
 // as integers: of all columns at the end where a row is one group, else of each segment (or two, where groups hold
-// them) in every round.
-template <class P, int ENGINE, int WARPS, class Finish>
+// them) in every round. `make` makes the rows of x, in shared memory, while the first codes of w are under way.
+template <class P, int ENGINE, int WARPS, class Finish, class Make = qi_made_before>
 QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, uint32_t* staged, int* runs,
-                             int* sums_of, Finish finish) {
+                             int* sums_of, Finish finish, Make make = Make()) {
     typedef typename P::weight W;
     constexpr int SEGMENTS = 2 * WARPS, PITCH = SEGMENTS * 8 + 4, FLUSH = P::group % 64 == 0 ? 2 : 1;
     constexpr bool ONE = qi_shape<P>::one, RUNS = qi_shape<P>::runs;
@@ -168,6 +173,7 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
 #pragma unroll
     for (int s = 0; s < 2; s++)
         ahead[s].load(w, panel, qc_min(2 * warp + s, qi_shape<P>::segments - 1), lane);
+    make();
     float total = 0.0f;
     int sum = 0, ones = 0;
     const auto hand_over = [&](int slot) {
@@ -312,40 +318,65 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* x, int64_t x_row, 
 
 enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2 };
 
-// One row by a block of THREADS: formats/int8_rows.py. A thread takes four columns at a time; eight lanes make a sum.
-template <int KIND, int THREADS, class T>
-QC_DEVICE void qi_quantise_row(const T* x, int64_t cols, float factor, float fixed, float threshold,
-                               const bool* columns, int8_t* row, int* tops) {
-    const int64_t padded = (cols + 63) / 64 * 64, runs = padded / 32;
-    const auto read = [&](int64_t k) {
-        const float v = qc_load(x + k);
-        return KIND == QI_OUTLIERS && threshold <= fabsf(v) ? 0.0f : v;
-    };
-    int top = 0;  // magnitudes as integers: a NaN is above infinity, which is above all others
-    for (int64_t k = threadIdx.x; k < cols; k += THREADS) top = max(top, (int)__float_as_uint(fabsf(read(k))));
+// How codes of a row are made, from its largest magnitude as an integer: a NaN is above infinity, which is above all
+// others.
+template <int KIND> struct qi_rule {
+    bool finite;
+    float scale, by;
+
+    QC_DEVICE qi_rule(int top, float factor, float fixed) {
+        const float largest = __uint_as_float((uint32_t)top);
+        finite = top < 0x7f800000;
+        scale = KIND == QI_TENSOR ? fixed : largest / 127.0f;
+        if (KIND == QI_TOKEN && !(scale > 0.0f)) scale = 1.0f;
+        const float inverse = largest < 3.8e-37f ? 0.0f : 127.0f / largest;
+        by = KIND == QI_TOKEN ? scale : KIND == QI_TENSOR ? factor : inverse;
+    }
+    QC_DEVICE int code(float v) const {
+        const float code = rintf(KIND == QI_TOKEN ? v / by : v * by);
+        return (int)fmaxf(fminf(code, 127.0f), -127.0f);
+    }
+    // What stands behind the codes but their sums, and the zeros behind those: `padded` codes, `threads` threads.
+    QC_DEVICE void finish(int8_t* row, int64_t padded, int threads) const {
+        const uint32_t bits = finite ? __float_as_uint(scale) : 0x7fc00000u;
+        if (threadIdx.x < 4) ((uint32_t*)(row + padded))[threadIdx.x] = threadIdx.x ? 0u : bits;
+        const int64_t runs = padded / 32;
+        for (int64_t r = runs + threadIdx.x; r < (runs + 7) / 8 * 8; r += threads)
+            ((int16_t*)(row + padded + 16))[r] = 0;
+    }
+};
+
+// The largest of a block's numbers, which are not negative. A barrier must follow before `tops` is used again.
+template <int THREADS> QC_DEVICE int qi_largest(int top, int* tops) {
     for (int step = 16; step > 0; step >>= 1) top = max(top, __shfl_xor_sync(QC_ALL_LANES, top, step));
     if constexpr (THREADS > 32) {
         if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
         __syncthreads();
         for (int i = 0; i < THREADS / 32; i++) top = max(top, tops[i]);
     }
-    const bool finite = top < 0x7f800000;
-    const float largest = __uint_as_float((uint32_t)top);
-    float scale = KIND == QI_TENSOR ? fixed : largest / 127.0f;
-    if (KIND == QI_TOKEN && !(scale > 0.0f)) scale = 1.0f;
-    const float inverse = largest < 3.8e-37f ? 0.0f : 127.0f / largest;
-    const float by = KIND == QI_TOKEN ? scale : KIND == QI_TENSOR ? factor : inverse;
+    return top;
+}
+
+// One row by a block of THREADS: formats/int8_rows.py. A thread takes four columns at a time; eight lanes make a sum.
+template <int KIND, int THREADS, class T>
+QC_DEVICE void qi_quantise_row(const T* x, int64_t cols, float factor, float fixed, float threshold,
+                               const bool* columns, int8_t* row, int* tops) {
+    const int64_t padded = (cols + 63) / 64 * 64;
+    const auto read = [&](int64_t k) {
+        const float v = qc_load(x + k);
+        return KIND == QI_OUTLIERS && threshold <= fabsf(v) ? 0.0f : v;
+    };
+    int top = 0;
+    for (int64_t k = threadIdx.x; k < cols; k += THREADS) top = max(top, (int)__float_as_uint(fabsf(read(k))));
+    const qi_rule<KIND> rule(qi_largest<THREADS>(top, tops), factor, fixed);
     for (int64_t base = 0; base < padded; base += 4 * THREADS) {
         const int64_t k = base + 4 * (int64_t)threadIdx.x;
         uint32_t word = 0;
         int sum = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (finite && k + i < cols) {
-                const float v = read(k + i);
-                float code = rintf(KIND == QI_TOKEN ? v / by : v * by);
-                if (KIND == QI_OUTLIERS && columns[k + i]) code = 0.0f;
-                const int number = (int)fmaxf(fminf(code, 127.0f), -127.0f);
+            if (rule.finite && k + i < cols) {
+                const int number = KIND == QI_OUTLIERS && columns[k + i] ? 0 : rule.code(read(k + i));
                 word |= (uint32_t)(number & 255) << 8 * i;
                 sum += number;
             }
@@ -356,7 +387,69 @@ QC_DEVICE void qi_quantise_row(const T* x, int64_t cols, float factor, float fix
             if (threadIdx.x % 8 == 0) ((int16_t*)(row + padded + 16))[k / 32] = (int16_t)sum;
         }
     }
-    const uint32_t bits = finite ? __float_as_uint(scale) : 0x7fc00000u;
-    if (threadIdx.x < 4) ((uint32_t*)(row + padded))[threadIdx.x] = threadIdx.x ? 0u : bits;
-    for (int64_t r = runs + threadIdx.x; r < (runs + 7) / 8 * 8; r += THREADS) ((int16_t*)(row + padded + 16))[r] = 0;
+    rule.finish(row, padded, THREADS);
+}
+
+// --- making rows in a linear of few ----------------------------------------------------------------------------------
+
+template <class X> struct qi_floats {
+    typedef X x_type;
+    static constexpr bool mma = false;
+    static constexpr int columns = 16;
+};
+
+// ROWS rows of int8, in shared memory and 16-byte aligned, of rows of x or of what a prologue makes of them
+// (linear_fma.cuh), to the bit as above. A thread takes 16 columns at a time, two lanes make a sum. The columns of a
+// thread stay in registers if they are few; else they are made once for the largest, and once for the codes.
+template <int KIND, int THREADS, int ROWS, int COLS, class X, class P = qc_as_it_is>
+QC_DEVICE void qi_make_rows(const X* x, int64_t x_row, float factor, float fixed, int8_t* rows, int64_t width,
+                            int* tops, const P& prologue = P()) {
+    constexpr int padded = (COLS + 63) / 64 * 64, pieces = padded / 16, rounds = (pieces + THREADS - 1) / THREADS;
+    constexpr int kept = rounds <= 2 ? rounds : 1;
+    typedef qc_x_piece<qi_floats<X>> piece;
+    if constexpr (P::norms) prologue.prepare(x, x_row, ROWS);
+#pragma unroll 1
+    for (int row = 0; row < ROWS; row++) {
+        piece held[kept];
+        const auto make = [&](int i, bool writes, piece& to) QC_INLINED {
+            to.read(x + row * x_row, (int64_t)i * 16, COLS);
+            to.prepare(prologue, row, (int64_t)i * 16, COLS, writes);
+            if (writes) to.keep(prologue, row, (int64_t)i * 16, COLS);
+        };
+        int top = 0;
+#pragma unroll kept
+        for (int round = 0; round < rounds; round++) {
+            const int i = round * THREADS + threadIdx.x;
+            piece& mine = held[kept == rounds ? round : 0];
+            if (i >= pieces) continue;
+            make(i, true, mine);
+#pragma unroll
+            for (int j = 0; j < 16; j++) top = max(top, (int)__float_as_uint(fabsf(mine.values[j])));
+        }
+        const qi_rule<KIND> rule(qi_largest<THREADS>(top, tops), factor, fixed);
+        int8_t* const to = rows + row * width;
+#pragma unroll kept
+        for (int round = 0; round < rounds; round++) {
+            const int i = round * THREADS + threadIdx.x;
+            piece& mine = held[kept == rounds ? round : 0];
+            uint32_t words[4] = {0, 0, 0, 0};
+            int sum = 0;
+            if (i < pieces && rule.finite) {
+                if constexpr (kept != rounds) make(i, false, mine);
+#pragma unroll
+                for (int j = 0; j < 16; j++) {
+                    const int number = rule.code(mine.values[j]);
+                    words[j / 4] |= (uint32_t)(number & 255) << 8 * (j % 4);
+                    sum += number;
+                }
+            }
+            sum += __shfl_xor_sync(QC_ALL_LANES, sum, 1);
+            if (i < pieces) {
+                *(uint4*)(to + i * 16) = make_uint4(words[0], words[1], words[2], words[3]);
+                if (i % 2 == 0) ((int16_t*)(to + padded + 16))[i / 2] = (int16_t)sum;
+            }
+        }
+        rule.finish(to, padded, THREADS);
+        __syncthreads();
+    }
 }

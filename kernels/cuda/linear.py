@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_mma, linear_norm
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, OneOf, Shared
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
@@ -57,11 +56,6 @@ def engine_of(spec: KernelSpec, arch: str) -> Literal["fma", "mma"]:
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry of one linear on `arch`. KernelSelectionError for operands without a kernel."""
     spec = in_panels(spec)
-    if linear_body(spec).rows is not None:
-        raise KernelSelectionError(
-            f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA read rows of int8 from memory, where a "
-            "quantize_rows kernel makes them"
-        )
     if linear_body(spec).codes:
         return linear_int8.emit(spec, arch)
     check(spec)

@@ -5,18 +5,27 @@
 
 Tensor cores multiply from sm_75 on, `dp4a` before; both read the same weight layout. Sums are exact, and they are
 scaled in the order of formats/integer_product.py, so the bits are the same on every architecture and on the CPU.
+
+Up to eight rows may be floats: then every block makes the rows of int8, of x or of a norm of it, in shared memory
+(`qi_make_rows`), with the bits of quantize_rows.py and linear_norm.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.formats.int8_rows import KINDS, clip_factors, row_bytes
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
+from qcompiler.kernels.cuda import linear_norm
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory, check_extent
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import AS_THEY_ARE, LAYOUT, Weight, block, weight_of
-from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
+from qcompiler.kernels.norm_prologue import note_of
+from qcompiler.kernels.scalar import float_literal
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
 
@@ -28,6 +37,9 @@ SEGMENTS = 8
 
 WARPS = 4
 """Panels per block of `qi_linear_many`."""
+
+FEW_ROWS = 8
+"""The most rows of x in a block of `qi_linear_few`."""
 
 
 def passed_over(arch: str) -> list[tuple[str, str]]:
@@ -45,13 +57,19 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     shared, few = SharedMemory(), body.m_class in ("1", "2-8")
     name = identifier(spec.operands[1].name)
     struct, kind = f"qk_{spec.name}_p", f"QI_{engine.upper()}"
-    where = f"(const uint8_t*){name}, {identifier(x.name)}, {c_dim(x.strides[0])}, {c_dim(body.m)}"
+    rows = f"{identifier(x.name)}, {c_dim(x.strides[0])}"
+    made = _Made.of(spec, weight, few=few)
+    if made is not None:
+        made.room(shared)
+        rows = f"(const int8_t*)codes, {row_bytes(body.k)}"
+    where = f"(const uint8_t*){name}, {rows}, {c_dim(body.m)}"
     if few:
-        warps = 8 if weight.cols >= 2048 else 4
-        tokens, segments = 8, 2 * warps
+        warps, tokens = _few_warps(weight), FEW_ROWS
+        segments = 2 * warps
         slots = warps if product.columns(weight.cols) >= weight.cols else segments
         shared.add("sums_of", "int", slots * 128, 4)
-        call = f"qi_linear_few<{struct}, {kind}, {warps}>({where}, staged, runs, sums_of, finish);"
+        given = f"{where}, staged, runs, sums_of, finish{', make' * (made is not None)}"
+        call = f"qi_linear_few<{struct}, {kind}, {warps}>({given});"
         grid: tuple[Dim, Dim, Dim] = (weight.panels, _blocks(body.m, tokens), 1)
     else:
         warps, segments = WARPS, SEGMENTS
@@ -67,6 +85,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"const auto finish = [&](float sum{', float other' * body.pairs}, int64_t m, int64_t n) {{",
         f"    {finish.call(('sum', 'other') if body.pairs else ('sum',), 'm', 'n')}",
         "};",
+        *(made.statements() if made is not None else []),
         call,
     ]
     geometry = Geometry(grid, (32 * warps, 1, 1), shared.nbytes)
@@ -75,9 +94,78 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"{'share the columns of a panel' if few else 'with a panel each'}; {shared.nbytes} bytes of shared memory"
     )
     definitions = weight.definitions + _struct(struct, weight, product, spec) + finish.definition
+    notes: tuple[str, ...] = (note,)
+    if made is not None:
+        definitions += made.definition()
+        notes = (made.note(), note)
     head = signature(spec, 32 * warps, 1)
-    text = "\n".join([header_comment(spec, note), definitions + head, *indent(lines), "}\n"])
-    return CudaKernel(text, geometry, engine, (note,))
+    text = "\n".join([header_comment(spec, *notes), definitions + head, *indent(lines), "}\n"])
+    return CudaKernel(text, geometry, engine, notes)
+
+
+def _few_warps(weight: Weight) -> int:
+    return 8 if weight.cols >= 2048 else 4
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How a block makes the rows of int8 that it multiplies."""
+
+    spec: KernelSpec
+    warps: int
+    panels: int
+
+    @classmethod
+    def of(cls, spec: KernelSpec, weight: Weight, *, few: bool) -> _Made | None:
+        """None for rows in memory. KernelSelectionError for more rows than a block takes."""
+        body = linear_body(spec)
+        if body.rows is None:
+            return None
+        if not few or not isinstance(body.m, int) or body.m > FEW_ROWS:
+            raise KernelSelectionError(
+                f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA make up to {FEW_ROWS} rows of int8, and read "
+                f"more from memory, where a quantize_rows kernel makes them; there are {body.m}"
+            )
+        return cls(spec, _few_warps(weight), weight.panels)
+
+    @property
+    def rows(self) -> int:
+        rows = linear_body(self.spec).m
+        assert isinstance(rows, int)
+        return rows
+
+    def room(self, shared: SharedMemory) -> None:
+        body = linear_body(self.spec)
+        shared.add("codes", "uint4", self.rows * row_bytes(body.k) // 16, 16)
+        shared.add("tops", "int", self.warps, 4)
+        if body.norms:
+            linear_norm.room(shared, self.spec, self.rows)
+
+    def definition(self) -> str:
+        if not linear_body(self.spec).norms:
+            return ""
+        return linear_norm.definition(self.spec, self.warps, self.rows, self.panels)
+
+    def statements(self) -> list[str]:
+        """The statements that declare `make`."""
+        body, x = linear_body(self.spec), self.spec.operands[0]
+        assert body.rows is not None
+        factor, fixed = clip_factors(body.rows.value) if body.rows.kind == "tensor" else (0.0, 0.0)
+        numbers = ", ".join(float_literal(float(number), "f32") for number in (factor, fixed))
+        sizes = f"{KINDS.index(body.rows.kind)}, {32 * self.warps}, {self.rows}, {body.k}, {STORAGE_TYPES[x.dtype]}"
+        return [
+            *([linear_norm.declaration(self.spec, "0")] if body.norms else []),
+            "const auto make = [&] {",
+            f"    qi_make_rows<{sizes}>({identifier(x.name)}, {c_dim(x.strides[0])}, {numbers}, (int8_t*)codes,",
+            f"                 {row_bytes(body.k)}, tops{', norm' if body.norms else ''});",
+            "};",
+        ]
+
+    def note(self) -> str:
+        body = linear_body(self.spec)
+        assert body.rows is not None
+        made = f"rows of int8, {body.rows.kind}"
+        return f"{made}, of a norm of the rows of x: {note_of(self.spec)}" if body.norms else f"{made}, of x"
 
 
 def _product(spec: KernelSpec) -> IntegerProduct:

@@ -14,7 +14,7 @@ from by_path import load
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda import emit, linear
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
-from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.linear import LinearKernel, RowCodes
 
 swiglu = load("tests/cuda/test_linear_pairs.py").swiglu
 support = load("tests/support/norm_prologue_cases.py")
@@ -82,6 +82,38 @@ def test_rows_that_the_norm_shares_among_more_warps_than_the_linear_has(sim_modu
     check_all(sim_module, "sm_80", made)
 
 
+CODES = (
+    ("int8", "rms", 1, "token", 101), ("int8", None, 7, "token", 64), ("int4", "layer", 3, "tensor", 96),
+    ("int4", None, 1, "tensor", 4096), ("int8", "layer_bare", 8, "token", 333), ("int8", "rms", 2, "token", 1),
+    ("int8", "rms", 1, "token", 4096), ("int8", None, 2, "token", 16384), ("int4", "rms_bare", 5, "token", 2048),
+)  # fmt: skip
+"""One row, and several; columns that fill no run, that stay in a thread's registers, and that are made twice."""
+
+
+@pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "f32"), ("sm_75", "f16"), ("sm_70", "f32"), ("sm_90a", "bf16")])
+def test_rows_of_int8_are_made_in_the_linear_with_the_bits_of_their_kernels(
+    sim_module: Module, arch: str, dtype: str
+) -> None:
+    made = [
+        support.make_codes(LAYOUT, fmt, dtype, norm, m, kind, cols=cols, m_class="2-8")
+        for fmt, norm, m, kind, cols in (CODES if arch == "sm_80" else CODES[:4])
+    ]
+    module = sim_module([spec for case in made for spec in (case.fused, *case.steps)], arch)
+    run = lambda spec, given: module.run(spec.name, given)[-1]  # noqa: E731
+    for case in made:
+        operands = case.given(case.m)
+        for value in (1.0, 0.0, np.nan):
+            operands[0][0] *= value
+            found, apart = run(case.fused, operands), case.apart(run, operands)
+            np.testing.assert_array_equal(found.astype(np.float32), apart.astype(np.float32))
+
+
+def test_more_rows_of_int8_than_a_block_takes_are_refused() -> None:
+    case = support.make_codes(LAYOUT, "int8", "f32", "rms", 9, "token", cols=64, m_class="9-64")
+    with pytest.raises(KernelSelectionError, match=r"make up to 8 rows of int8.*there are 9"):
+        emit.emit_kernel(case.fused, "sm_80")
+
+
 def test_an_engine_of_many_rows_refuses_a_norm() -> None:
     case = support.make(LAYOUT, "nf4", "bf16", "rms", 8, "2-8")
     wrong = msgspec.structs.replace(case.fused, body=msgspec.structs.replace(case.body, m_class="9-64"))
@@ -135,4 +167,36 @@ def test_no_kernel_spills_at_sizes_of_models(nvrtc: Callable[..., Any], arch: st
         body = LinearKernel(m=m, n=6144, k=4096, m_class="1" if m == 1 else "2-8", has_bias=False, norm=record)
         specs.append(KernelSpec(name=f"{name}_{m}_{norm}_{keeps}", symbols=(), operands=operands, body=body))
     for name, used in nvrtc(specs, arch).items():
+        assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), (name, arch, used)
+
+
+def _with_codes(spec: KernelSpec, fmt: FormatRef) -> KernelSpec:
+    """The same on rows of int8 that it makes itself, with another weight."""
+    body = msgspec.structs.replace(spec.body, codes=True, rows=RowCodes(kind="token"))
+    x, w, *rest = spec.operands
+    operands = (x, msgspec.structs.replace(w, format=fmt), *rest)
+    return msgspec.structs.replace(spec, name=f"{fmt.name}_{spec.name}", operands=operands, body=body)
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "sm_90a",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("sm_70", "sm_75", "sm_80", "sm_100", "sm_120")),
+    ],
+)
+def test_no_kernel_that_makes_rows_of_int8_spills(nvrtc: Callable[..., Any], arch: str) -> None:
+    dtype: Any = "bf16" if arch not in ("sm_70", "sm_75") else "f16"
+    specs = [
+        _with_codes(_added(dtype, "nf4", m, pairs=False), fmt)
+        for m in (1, 7) for fmt in (FormatRef(name="int8"), FormatRef(name="int4", params={"group": 64}))
+    ]  # fmt: skip
+    alone = [
+        msgspec.structs.replace(
+            spec, name=f"alone_{spec.name}", operands=(*spec.operands[:2], spec.operands[-1]),
+            body=msgspec.structs.replace(spec.body, norm=None, added=None),
+        )
+        for spec in specs
+    ]  # fmt: skip
+    for name, used in nvrtc([*specs, *alone], arch).items():
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), (name, arch, used)

@@ -182,12 +182,27 @@ def test_rows_of_int8_are_made_by_the_linear(activations: str, dtype: torch.dtyp
         assert torch.equal(ours, theirs)
 
 
-def test_a_gpu_reads_rows_of_int8_from_memory() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
+@pytest.mark.parametrize("m", [1, pytest.param(8, marks=SLOW)])
+def test_a_gpu_makes_rows_of_int8_in_the_linear(m: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(6)
+    model, x = Block().eval().to(dtype), torch.randn(m, K).to(dtype)
+    recipes = [qc.QuantConfig("int8", activations="int8", separate=sep, promise_bits=None) for sep in ((), ("*",))]
+    fused, apart = (qc.qcompile(model, (x,), quant=recipe, device="sim:0") for recipe in recipes)
+    made = [spec.body.rows for spec in fused.plan.kernels if isinstance(spec.body, LinearKernel)]
+    assert len(made) == 2 and None not in made and len(norms(fused)) == 2, decisions(fused)
+    assert launches(fused) == launches(apart) - 4
+    for each in (x, x * 1000, torch.zeros_like(x)):
+        ours, theirs = (program(each).contiguous().view(torch.uint8) for program in (fused, apart))
+        assert torch.equal(ours, theirs)
+
+
+def test_a_gpu_makes_more_rows_of_int8_in_a_kernel_of_their_own() -> None:
     """And says so; the norm in front of them keeps its kernel, too."""
     recipe = qc.QuantConfig("int8", activations="int8", promise_bits=None)
-    program = qc.qcompile(Block().eval(), (torch.randn(1, K),), quant=recipe, device="sim:0")
+    program = qc.qcompile(Block().eval(), (torch.randn(9, K),), quant=recipe, device="sim:0")
     said = " ".join(f"{c.what}: {c.why}" for c in program.report().choices if c.stage == "fuse-norm-prologue")
-    assert not norms(program) and "kernels for GPUs read rows of int8 from memory" in said
+    assert not norms(program) and "there are 9 rows, and kernels for up to 8 make rows of int8" in said
     assert "qc.quantize_rows reads it" in said
 
 
@@ -258,22 +273,27 @@ def test_rows_known_at_run_time_are_added_by_the_kernel_of_the_norm(device: str)
         assert torch.equal(fused(each), apart(each))
 
 
-def test_codes_of_a_sum_with_a_residual() -> None:
+DEVICES = ["cpu", pytest.param("sim:0", marks=SLOW)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_codes_of_a_sum_with_a_residual(device: str) -> None:
     """W8A8: the norm, the addition, the norm of the sum, its codes and the product are one launch."""
     torch.manual_seed(12)
     model, x = Sandwich("rms").eval(), torch.randn(3, K)
     recipes = [qc.QuantConfig("int8", activations="int8", separate=sep, promise_bits=None) for sep in ((), ("*",))]
-    fused, apart = (qc.qcompile(model, (x,), quant=recipe) for recipe in recipes)
+    fused, apart = (qc.qcompile(model, (x,), quant=recipe, device=device) for recipe in recipes)
     assert launches(fused) == 4, decisions(fused)
     assert torch.equal(fused(x), apart(x))
 
 
-def test_rows_of_int8_of_a_norm_that_others_read() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_int8_of_a_norm_that_others_read(device: str) -> None:
     """The linear keeps the floats, and multiplies the codes."""
     torch.manual_seed(9)
     model, x = PostNorm("rms").eval(), torch.randn(3, K)
     recipes = [qc.QuantConfig("int8", activations="int8", separate=sep, promise_bits=None) for sep in ((), ("*",))]
-    fused, apart = (qc.qcompile(model, (x,), quant=recipe) for recipe in recipes)
+    fused, apart = (qc.qcompile(model, (x,), quant=recipe, device=device) for recipe in recipes)
     assert [norm.keeps for norm in norms(fused)] == [True, True] and launches(fused) == 4, decisions(fused)
     for ours, theirs in zip(fused(x), apart(x), strict=True):
         assert torch.equal(ours, theirs)

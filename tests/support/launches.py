@@ -196,16 +196,20 @@ def _table(names: Sequence[str]) -> None:
         print(f"| {name} | {' | '.join(launches)} | {cpu.nbytes} | {_listed(cpu.kinds)} |", flush=True)
 
 
+def int8(activations: str | None) -> QuantConfig:
+    """Weights in int8, and perhaps activations."""
+    return QuantConfig("int8", activations=activations, promise_bits=None)
+
+
 def _int8_table(names: Sequence[str]) -> None:
-    print("| layer | CPU | CPU, int8 activations | sm_90a | sm_90a, int8 activations | what is more |")
+    print("| layer, int8 weights | CPU | CPU, int8 activations | sm_90a | sm_90a, int8 activations | more |")
     print("|---|---|---|---|---|---|")
     for name in names:
-        plain, rows = (
-            per_layer(name, QuantConfig("int8", activations=each, promise_bits=None)) for each in (None, "int8")
-        )
+        plain, rows = (per_layer(name, int8(activations)) for activations in (None, "int8"))
         launches = [str(each[target].kinds.total()) for target in TARGETS for each in (plain, rows)]
-        more = [_listed(rows[target].kinds - plain[target].kinds) for target in TARGETS]
-        print(f"| {name} | {' | '.join(launches)} | {'; '.join(more)} |", flush=True)
+        more = {target: rows[target].kinds - plain[target].kinds for target in TARGETS}
+        said = "; ".join(f"{target}: {_listed(kinds)}" for target, kinds in more.items() if kinds)
+        print(f"| {name} | {' | '.join(launches)} | {said} |", flush=True)
 
 
 def _listed(kinds: Counter[str]) -> str:

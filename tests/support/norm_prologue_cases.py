@@ -239,10 +239,12 @@ class CodesCase:
         return run(self.steps[-1], [rows, self.weight, operands[-1]])
 
 
-def make_codes(layout: str, fmt: str, dtype: Any, norm: str | None, m: int, kind: Any, *, cols: int) -> CodesCase:
+def make_codes(
+    layout: str, fmt: str, dtype: Any, norm: str | None, m: int, kind: Any, *, cols: int, m_class: Any = "large"
+) -> CodesCase:
     """37 rows of the weight; the clip of kind "tensor" is 2.5."""
     value = 2.5 if kind == "tensor" else 0.0
-    case = make(layout, fmt, dtype, norm or "rms_bare", m, "large", cols=cols, gap=0)
+    case = make(layout, fmt, dtype, norm or "rms_bare", m, m_class, cols=cols, gap=0)
     x, w, *affine, out = case.fused.operands
     width = int8_rows.row_bytes(cols)
     codes = Operand(name="codes", dtype="i8", access="w", shape=(m, width), strides=(width, 1))

@@ -20,7 +20,7 @@ from qcompiler.plan.kinds.embedding import EmbeddingKernel
 from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
-from qcompiler.plan.kinds.linear import LinearKernel, RowNorm, Window
+from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.order import OrderKernel
 from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
@@ -176,6 +176,17 @@ def linear_added(kind: str) -> ProgramImage:
     body = LinearKernel(m=3, n=24, k=64, m_class="2-8", has_bias=False, norm=norm,
                         added=replace(norm, keeps=True, has_residual=True))  # fmt: skip
     operands = (operand("x", (3, 64)), w, *affine, *written)
+    return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
+def linear_made(kind: str) -> ProgramImage:
+    """Rows that are normalised and kept, and of which the linear makes the rows of int8 that it multiplies."""
+    w, stored = packed(kind, "w", 24, 96, "q8_0")
+    written = (operand("rows", (3, 96), "w"), operand("out", (3, 24), "w"))
+    norm = RowNorm(kind="rms", eps=1e-5, has_weight=True, has_bias=False, keeps=True)
+    body = LinearKernel(m=3, n=24, k=96, m_class="2-8", has_bias=False, norm=norm, codes=True,
+                        rows=RowCodes(kind="tensor", value=2.5))  # fmt: skip
+    operands = (operand("x", (3, 96)), w, operand("norm_weight", (96,)), *written)
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
@@ -486,7 +497,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
-        linear_added, norm_added,
+        linear_added, linear_made, norm_added,
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
         recurrent, batch_matmul, attention, attention_decode, norm,
         norm_heads,
