@@ -25,9 +25,11 @@ from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
 
 from qcompiler.errors import ArgumentError, NumericsError, PassError, QCompilerError
+from qcompiler.formats import cache_rows
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.verified import Verifier
 from qcompiler.passes.checks.answers import answers, initial_states
+from qcompiler.passes.checks.cache_states import cache_columns
 from qcompiler.passes.checks.numerics import (
     Exact,
     coarsest_epsilon,
@@ -38,7 +40,8 @@ from qcompiler.passes.checks.numerics import (
 from qcompiler.passes.checks.reproducer import write_reproducer
 from qcompiler.runtime import progress
 
-Arrays = Sequence[npt.NDArray[Any]]
+Array = npt.NDArray[Any]
+Arrays = Sequence[Array]
 VerifyEach = Literal["ir", "numerics"]
 OnStage = Callable[[str, ModuleOp, float, bool], None]
 
@@ -215,7 +218,8 @@ class _NumericsCheck:
         assert inputs is not None
         self._inputs = inputs
         self._states = {**initial_states(module), **(states or {})}
-        self._answers = answers(module, ctx, inputs, self._states)
+        self._columns = cache_columns(module)
+        self._answers = self._values(answers(module, ctx, inputs, self._states))
         self._roundings = count_roundings(module)
         self._widenings = count_widenings(module)
         self._epsilon = coarsest_epsilon(module)
@@ -223,18 +227,32 @@ class _NumericsCheck:
     def after(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> str | None:
         """Describes how the results after a pass are wrong; None if they are right. New entry points are checked,
         too."""
-        now = answers(module, ctx, self._inputs, self._states)
+        now = self._values(answers(module, ctx, self._inputs, self._states))
         roundings, widenings = count_roundings(module), count_widenings(module)
         deleted = max(0, self._roundings - roundings, self._widenings - widenings)
         numerics = getattr(made, "numerics", Exact())
         baseline = next(iter(self._answers.values()))
         for entry, results in now.items():
-            before = self._answers.get(entry, baseline)
-            found = difference(before, results, numerics, roundings_deleted=deleted, epsilon=self._epsilon)
+            before, steps = self._answers.get(entry, baseline)
+            found = difference(
+                before, results[0], numerics, roundings_deleted=deleted, epsilon=self._epsilon, steps=steps
+            )
             if found is not None:
                 return f"@{entry}: {found}"
         self._answers, self._roundings, self._widenings = now, roundings, widenings
         return None
+
+    def _values(self, found: dict[str, list[Array]]) -> dict[str, tuple[list[Array], dict[int, Array]]]:
+        """The results of each entry point, with what rows of caches mean, and the distances of the codes of those."""
+        values: dict[str, tuple[list[Array], dict[int, Array]]] = {}
+        for entry, results in found.items():
+            first, meant, steps = len(results) - len(self._states), list(results), {}
+            for number, key in enumerate(sorted(self._states), first):
+                if key in self._columns:
+                    meant[number] = cache_rows.dequantise(results[number], self._columns[key])
+                    steps[number] = cache_rows.scales_of(results[number], self._columns[key])
+            values[entry] = (meant, steps)
+        return values
 
 
 def _reproduce(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: ModulePass) -> str:

@@ -32,7 +32,7 @@ from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.idioms import norms, rope, softmax
 from qcompiler.passes.idioms.attention import NotRaised, lookalike, raise_attention
-from qcompiler.passes.idioms.attention_operands import read_narrow_operands, scale_scores
+from qcompiler.passes.idioms.attention_operands import read_cache_rows, read_narrow_operands, scale_scores
 from qcompiler.passes.idioms.ledger import report_idioms
 from qcompiler.passes.idioms.raised import Raised
 from qcompiler.passes.idioms.terms import Masks
@@ -64,7 +64,8 @@ class RaiseIdiomsPass(ModulePass):
         for function in functions(op):
             raised = _raise_pointwise_forms(function, context) + _raise_attention(function, context)
             report_idioms(function, context, self.name)
-            raised += rewrite(list(function.body.block.ops), [read_narrow_operands, scale_scores], again=False)
+            operands = [read_cache_rows, read_narrow_operands, scale_scores]
+            raised += rewrite(list(function.body.block.ops), operands, again=False)
             # the remaining products over joined batch dims read their operands without a copy
             if raised + rewrite(list(function.body.block.ops), [split_batch], again=False):
                 fold_views(list(function.body.block.ops))

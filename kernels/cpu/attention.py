@@ -74,6 +74,7 @@ class ScratchSizes:
         return {
             "keys": self.key_block * self.body.head_dim,
             "values": self.key_block * self.value_columns if self.packs_values else 0,
+            "scales": self.key_block if self.body.cache is not None else 0,
             "queries": -(-self.tile.rows * self.body.head_dim // LANES) * LANES,
             "scores": self.tile.rows * self.key_block,
             "sums": self.query_block * self.value_columns,
@@ -89,7 +90,8 @@ def _geometry(spec: KernelSpec, isa: str) -> ScratchSizes:
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
-    return ("attention.h",)
+    assert isinstance(spec.body, AttentionKernel)
+    return ("attention.h",) if spec.body.cache is None else ("cache.h", "attention.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
@@ -169,9 +171,19 @@ def _key_block(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
         f"const int64_t count = qc_min({geometry.key_block}, seen - k0);",
         f"qc_pack_keys(k_head + k0 * {stride_k}, {stride_k}, count, {body.head_dim}, {tile.width}, keys);",
     ]
+    if body.cache is not None:
+        lines += [
+            f"qc_pack_scales(k_head + k0 * {stride_k}, {stride_k}, count, {body.head_dim}, scales);",
+            f"qc_scale_keys(keys, scales, count, {body.head_dim}, {tile.width});",
+        ]
     values, stride = f"v_head + k0 * {stride_v}", stride_v
     if geometry.packs_values:
         lines.append(f"qc_pack_values({values}, {stride}, count, {body.value_dim}, {geometry.value_columns}, values);")
+        if body.cache is not None:
+            lines += [
+                f"qc_pack_scales({values}, {stride}, count, {body.value_dim}, scales);",
+                f"qc_scale_values(values, scales, count, {geometry.value_columns});",
+            ]
         values, stride = "values", str(geometry.value_columns)
     tile_lines = [
         f"const int64_t live = qc_min({tile.rows}, q_count - i);",

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qcompiler.kernels.cpu.attention_operands import (
+    element_type,
     head_pointers,
     operand,
     operand_names,
@@ -32,7 +33,7 @@ from qcompiler.kernels.cpu.attention_tiles import (
     weigh_values,
 )
 from qcompiler.kernels.cpu.text import entry_function, pointer, symbol_declarations, task_function
-from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent, needed
+from qcompiler.kernels.text import c_dim, header_comment, indent, needed
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.attention import AttentionKernel
 
@@ -114,6 +115,8 @@ class Sizes:
             "keys": BLOCK * self.body.head_dim if self.packs else 0,
             "queries": -(-self.rows * self.body.head_dim // LANES) * LANES,
             "scores": self.tile.rows * BLOCK,
+            "key_scales": BLOCK if self.body.cache is not None else 0,
+            "value_scales": BLOCK if self.body.cache is not None else 0,
             "whole": self.state,
             "part": self.state,
         }
@@ -149,7 +152,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "};",
         "",
     ]
-    body, (keys, values) = sizes.body, (STORAGE_TYPES[operand(spec, name).dtype] for name in ("k", "v"))
+    body, (keys, values) = sizes.body, (element_type(spec, name) for name in ("k", "v"))
     later, next_keys = Ahead(values, body.value_dim), Ahead(keys, body.head_dim)
     return "\n".join(
         [
@@ -195,7 +198,7 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
     stride_k, stride_v = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v"))
     sections, offset = [], 0
     for name, size in sizes.sections.items():
-        if size and name in ("keys", "queries", "scores"):
+        if size and name not in ("whole", "part"):
             sections.append(f"float* const {name} = (float*)scratch + {offset};")
         offset += size
     mask = ["const int64_t h = h0 + g;", *head_pointers(spec, ("mask",))] if body.mask != "none" else []
@@ -239,6 +242,7 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         f"for (int64_t k0 = begin; k0 < end; k0 += {BLOCK}) {{",
         f"    const int64_t count = qc_min({BLOCK}, end - k0);",
         *([f"    {pack}"] if sizes.packs else []),
+        *indent(_pack_scales(spec, sizes)),
         f"    for (int64_t i = 0; i < {sizes.rows}; i += {tile.rows}) {{",
         *indent(tile_lines, 2),
         "    }",
@@ -249,6 +253,18 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         f"bool qk_{spec.name}_piece(const qc_call* call, int64_t unit, int64_t number, char* scratch, float* state)"
     )
     return _unit_function(spec, sizes, signature, lines)
+
+
+def _pack_scales(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    """The scales of a block's rows, if keys and values are codes: they scale the scores and the weights."""
+    if sizes.body.cache is None:
+        return []
+    found = []
+    for name, section, cols in (("k", "key", sizes.body.head_dim), ("v", "value", sizes.body.value_dim)):
+        stride = c_dim(operand(spec, name).strides[2])
+        rows = f"{name}_head + k0 * {stride}, {stride}, count, {cols}"
+        found.append(f"qc_pack_scales({rows}, {section}_scales);")
+    return found
 
 
 def _scores(spec: KernelSpec, sizes: Sizes) -> list[str]:
@@ -277,10 +293,12 @@ def _scores(spec: KernelSpec, sizes: Sizes) -> list[str]:
 
 def _softmax(spec: KernelSpec, columns: int) -> list[str]:
     """Turns the scores of head `g` into weights, updates its maximum and total, and rescales its earlier sums."""
+    assert isinstance(spec.body, AttentionKernel)
+    codes = spec.body.cache is not None
     return [
         "vf best = vset(-INFINITY);",
         "qc_columns(count, [&](int64_t j, int n) QC_BODY {",
-        *indent(score_lines(spec, "row + j", "0", "k0 + j")),
+        *indent(score_lines(spec, "row + j", "0", "k0 + j", "key_scales + j" if codes else None)),
         "    s = vsel(vfirst(n), s, vset(-INFINITY));",
         "    vstore(row + j, s);",
         "    best = vmax(s, best);",
@@ -290,7 +308,7 @@ def _softmax(spec: KernelSpec, columns: int) -> list[str]:
         "vf part = vzero();",
         f"for (int64_t j = 0; j < count; j += {LANES}) {{",
         "    const vf w = vexp(vload(row + j) - shift);",
-        "    vstore(row + j, w);",
+        f"    vstore(row + j, w{' * vload(value_scales + j)' if codes else ''});",
         "    part = part + w;",
         "}",
         "if (now != before && before != -INFINITY) {",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qcompiler.kernels.scalar import float_literal
-from qcompiler.kernels.text import c_dim, indent
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, indent
 from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.kinds.attention import AttentionKernel
 
@@ -18,8 +18,20 @@ def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
             continue
         head = "kv_h" if name in ("k", "v") else "h"
         stride_b, stride_h = (c_dim(s) for s in operand.strides[:2])
-        lines.append(f"const auto {name}_head = {name} + b * {stride_b} + {head} * {stride_h};")
+        begin = f"{name} + b * {stride_b} + {head} * {stride_h}"
+        if element_type(spec, name) == "qc_code":
+            begin = f"(const qc_code*)({begin})"
+        lines.append(f"const auto {name}_head = {begin};")
     return lines
+
+
+def element_type(spec: KernelSpec, name: str) -> str:
+    """The C++ type of an operand's elements: the codes of a cache have one of their own (cache.h)."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    if body.cache is not None and name in ("k", "v"):
+        return "qc_code"
+    return STORAGE_TYPES[operand(spec, name).dtype]
 
 
 def operand_names(spec: KernelSpec) -> tuple[str, ...]:
@@ -64,11 +76,16 @@ def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:
     ]
 
 
-def score_lines(spec: KernelSpec, address: str, query: str, key: str) -> list[str]:
-    """Declares ``vf s``: the scores at `address`, scaled and masked for `query` and the 16 keys from `key` on."""
+def score_lines(spec: KernelSpec, address: str, query: str, key: str, scales: str | None = None) -> list[str]:
+    """Declares ``vf s``: the scores at `address`, scaled and masked for `query` and the 16 keys from `key` on.
+
+    `scales` is the address of the keys' own scales, if scores are products with codes.
+    """
     body = spec.body
     assert isinstance(body, AttentionKernel)
     lines = [f"vf s = vload({address}) * vset({float_literal(body.scale, 'f32')});"]
+    if scales is not None:
+        lines.append(f"s = s * vload({scales});")
     if body.softcap is not None:
         cap = f"vset({float_literal(body.softcap, 'f32')})"
         lines.append(f"s = {cap} * vtanh(s / {cap});")

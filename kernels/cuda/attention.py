@@ -121,7 +121,7 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
     """The engine of an attention on `arch`, and why not the others."""
     body = body_of(spec)
     types = (operand(spec, "q").dtype, operand(spec, "k").dtype, operand(spec, "v").dtype)
-    facts = engines.attention_facts(types, body.q_len, body.head_dim, body.value_dim)
+    facts = engines.attention_facts(types, body.q_len, body.head_dim, body.value_dim, body.cache)
     return engines.choose(ENGINES, facts, arch_number(arch))
 
 
@@ -196,15 +196,10 @@ def _stage_queries(spec: KernelSpec, tile: AttentionTile, *, when: bool) -> list
 def _keys(spec: KernelSpec, tile: AttentionTile) -> list[str]:
     """One tile of keys: scores, softmax, values."""
     body, one = tile.body, tile.pieces == 1
-    step_k, step_v = stride(spec, "k"), stride(spec, "v")
-    columns = _columns(body.head_dim, "d0", tile.depth, one=one)
-    values = _columns(body.value_dim, "c0", 256, one=tile.value_blocks == 1)
-    c0 = "" if tile.value_blocks == 1 else " + c0"
     piece = [
         "__syncthreads();  // the tile's readers are done",
         *_stage_queries(spec, tile, when=not one),
-        f"qc_stage_floats<{tile.keys}, {tile.depth}, {tile.row}, {tile.threads}>("
-        f"kv_tile, k_head + k0 * {step_k}{'' if one else ' + d0'}, {step_k}, count, {columns});",
+        _stage_keys(spec, tile),
         "__syncthreads();",
         f"qc_dot_tile<{tile.depth}, {tile.row}>(score, q_tile + first * {tile.row}, kv_tile + lane * {tile.row});",
     ]
@@ -220,12 +215,37 @@ def _keys(spec: KernelSpec, tile: AttentionTile) -> list[str]:
         *indent(_softmax(spec, tile)),
         "}",
         "__syncthreads();  // the keys are used",
-        f"qc_stage_floats<{tile.keys}, {width}, {width}, {tile.threads}>("
-        f"kv_tile, v_head + k0 * {step_v}{c0}, {step_v}, count, {values});",
+        _stage_values(spec, tile),
         "__syncthreads();",
         f"qc_weigh_tile<{tile.keys}, {tile.keys + 4}, {width}>("
         f"sum, weights + first * {tile.keys + 4}, kv_tile + 4 * lane);",
     ]
+
+
+def _stage_keys(spec: KernelSpec, tile: AttentionTile) -> str:
+    """Keys k0 and after, from column d0 on, as fp32."""
+    body, one, step = tile.body, tile.pieces == 1, stride(spec, "k")
+    if body.cache is not None:
+        sizes = f"{body.head_dim}, {tile.keys}, {tile.depth}, {tile.row}, {tile.threads}"
+        return f"qc_stage_cache<{sizes}>(kv_tile, k_head + k0 * {step}, {step}, {'0' if one else 'd0'}, count);"
+    columns = _columns(body.head_dim, "d0", tile.depth, one=one)
+    return (
+        f"qc_stage_floats<{tile.keys}, {tile.depth}, {tile.row}, {tile.threads}>("
+        f"kv_tile, k_head + k0 * {step}{'' if one else ' + d0'}, {step}, count, {columns});"
+    )
+
+
+def _stage_values(spec: KernelSpec, tile: AttentionTile) -> str:
+    """Values k0 and after, from column c0 on, as fp32."""
+    body, one, step, width = tile.body, tile.value_blocks == 1, stride(spec, "v"), 64 * tile.value_groups
+    if body.cache is not None:
+        sizes = f"{body.value_dim}, {tile.keys}, {width}, {width}, {tile.threads}"
+        return f"qc_stage_cache<{sizes}>(kv_tile, v_head + k0 * {step}, {step}, {'0' if one else 'c0'}, count);"
+    columns = _columns(body.value_dim, "c0", 256, one=one)
+    return (
+        f"qc_stage_floats<{tile.keys}, {width}, {width}, {tile.threads}>("
+        f"kv_tile, v_head + k0 * {step}{'' if one else ' + c0'}, {step}, count, {columns});"
+    )
 
 
 def _softmax(spec: KernelSpec, tile: AttentionTile) -> list[str]:

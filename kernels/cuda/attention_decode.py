@@ -18,6 +18,7 @@ from qcompiler.kernels.cuda.attention_operands import (
     masked,
     number_of,
     operand,
+    rows_aligned,
     seen_keys,
     stride,
 )
@@ -39,7 +40,8 @@ _SHARED = 48 * 1024
 
 @dataclass(frozen=True)
 class Share:
-    """How a block's warp lanes share keys and values. `k_width` and `v_width` are the elements in 16 bytes."""
+    """How a block's warp lanes share keys and values. `k_width` and `v_width` are the elements of one
+    load: 16 bytes, or 8 or 16 codes."""
 
     body: AttentionKernel
     k_width: int
@@ -94,6 +96,8 @@ class Share:
     def of(spec: KernelSpec) -> Share:
         """16 warps, or as many as shared memory allows."""
         k_width, v_width = (16 // ITEMSIZE[operand(spec, role).dtype] for role in "kv")
+        if body_of(spec).cache is not None:  # eight codes where sixteen would leave lanes idle, or take more registers
+            k_width, v_width = 16 if body_of(spec).head_dim > 64 else 8, 8
         warps = 16
         while warps > 1 and Share(body_of(spec), k_width, v_width, warps).shared().nbytes > _SHARED:
             warps //= 2
@@ -136,8 +140,7 @@ def _place(spec: KernelSpec, share: Share) -> list[str]:
         f"const int first_row = {first};",
         *seen_keys(spec, "0", str(body.q_len), _STRIP),
         *head_pointers(spec, ("k", "v")),
-        f"const bool k_aligned = qc_rows_aligned(k_head, {stride(spec, 'k')});",
-        f"const bool v_aligned = qc_rows_aligned(v_head, {stride(spec, 'v')});",
+        *rows_aligned(spec),
         f"float top[{share.rows}], total[{share.rows}], sum[{share.rows}][{share.v_groups}][{share.v_width}];",
         "#pragma unroll",
         f"for (int r = 0; r < {share.rows}; r++) {{",
@@ -182,15 +185,24 @@ def _stage_queries(spec: KernelSpec, share: Share) -> list[str]:
     ]
 
 
+def _read(spec: KernelSpec, role: str, to: str, row: str, there: str) -> str:
+    """The statement that reads the columns from `c` on of a row of keys or values."""
+    body = body_of(spec)
+    columns = body.head_dim if role == "k" else body.value_dim
+    if body.cache is not None:
+        return f"qc_read_codes<{columns}>({to}, {row}, c, {there});"
+    return f"qc_read_columns<{columns}>({to}, {row}, c, {there}, {role}_aligned);"
+
+
 def _scores(spec: KernelSpec, share: Share) -> list[str]:
     """Dot products of 8 keys at a time, two keys per group of 8 lanes."""
-    body, width = body_of(spec), share.k_width
+    width = share.k_width
     turn = _KEY_LANES * width
     dots = [
         f"const int c = d + lane % {_KEY_LANES} * {width};",
         f"float key[2][{width}];",
-        f"qc_read_columns<{body.head_dim}>(key[0], key_row, c, j < seen, k_aligned);",
-        f"qc_read_columns<{body.head_dim}>(key[1], key_row + 4 * {stride(spec, 'k')}, c, j + 4 < seen, k_aligned);",
+        _read(spec, "k", "key[0]", "key_row", "j < seen"),
+        _read(spec, "k", "key[1]", f"key_row + 4 * {stride(spec, 'k')}", "j + 4 < seen"),
         "#pragma unroll",
         f"for (int r = 0; r < {share.rows}; r++) {{",
         "#pragma unroll",
@@ -237,7 +249,8 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
     reads_row = body.causal or body.last or body.window is not None
     needs_row = reads_row or body.mask != "none"
     unseen = hidden(spec, "number" if body.last else "i", "k0 + lane", "lane >= count")
-    score = f"mine[r * {_STRIP} + lane] * {float_literal(body.scale, 'f32')}"
+    codes = body.cache is not None
+    score = f"mine[r * {_STRIP} + lane] * {float_literal(body.scale, 'f32')}{' * key_scale' if codes else ''}"
     rule = masked(spec, "i", "(k0 + lane)")
     lines = [
         *(_row(spec, share, "r") if needs_row else []),
@@ -251,7 +264,7 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
         "const float best = fmaxf(top[r], qc_warp_max(s));",
         "const float shift = best == -INFINITY ? 0.0f : best;  // nothing seen yet: all weights are exp(-inf) = 0",
         "const float fade = expf(top[r] - shift), weight = expf(s - shift);",
-        f"mine[r * {_STRIP} + lane] = weight;",
+        f"mine[r * {_STRIP} + lane] = weight{' * value_scale' if codes else ''};",
         "top[r] = best;",
         "total[r] = fmaf(total[r], fade, weight);",
         "#pragma unroll",
@@ -266,16 +279,33 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
         lines.insert(1, "(void)h;")
     elif needs_row and not reads_row and operand(spec, "mask").strides[2] == 0:
         lines.insert(1, "(void)i;")
-    return ["#pragma unroll", f"for (int r = 0; r < {share.rows}; r++) {{", *indent(lines), "}", "__syncwarp();"]
+    return [
+        *(_row_scales(spec) if codes else []),
+        "#pragma unroll",
+        f"for (int r = 0; r < {share.rows}; r++) {{",
+        *indent(lines),
+        "}",
+        "__syncwarp();",
+    ]
+
+
+def _row_scales(spec: KernelSpec) -> list[str]:
+    """Declares the scales of the key and of the value of a lane: they scale scores and weights."""
+    body = body_of(spec)
+    return [
+        f"const float {name}_scale = lane < count ? "
+        f"qc_row_scale<{columns}>({role}_head + (k0 + lane) * {stride(spec, role)}) : 0.0f;"
+        for name, role, columns in (("key", "k", body.head_dim), ("value", "v", body.value_dim))
+    ]
 
 
 def _values(spec: KernelSpec, share: Share) -> list[str]:
-    body, lanes = body_of(spec), share.value_lanes
+    lanes = share.value_lanes
     at_once = 32 // lanes
     group = [
         f"float value[{share.v_width}];",
         f"const int c = (g * {lanes} + lane % {lanes}) * {share.v_width};",
-        f"qc_read_columns<{body.value_dim}>(value, value_row, c, j < count, v_aligned);",
+        _read(spec, "v", "value", "value_row", "j < count"),
         "#pragma unroll",
         f"for (int r = 0; r < {share.rows}; r++) {{",
         f"    const float weight = mine[r * {_STRIP} + j];",

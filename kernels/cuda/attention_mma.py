@@ -20,6 +20,7 @@ from qcompiler.kernels.cuda.attention_operands import (
     number_of,
     operand,
     roles,
+    rows_aligned,
     seen_keys,
     stride,
 )
@@ -83,9 +84,11 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     tile = MmaAttentionTile(body, -(-int(body.q_len) // 16) if few else 4)
     memory = tile.shared(STORAGE_TYPES[operand(spec, "q").dtype])
     blocks = (dim(body.q_len) + (tile.queries - 1)) // tile.queries * body.heads * dim(body.batch)
+    kind = operand(spec, "q").dtype
+    values = "" if body.cache is None else f"keys and values of {body.cache} and "
     notes = (
         f"tensor cores: {tile.warps} warps of 16 queries, tiles of {_KEYS} keys",
-        f"weights rounded to {operand(spec, 'v').dtype} before the product with the values",
+        f"{values}weights rounded to {kind} before the product with the values",
     )
     lines = [
         *memory.declarations(),
@@ -105,6 +108,9 @@ def _stage(spec: KernelSpec, tile: MmaAttentionTile, role: str, start: str) -> l
     """Starts the copy of the keys or values from key `start` on."""
     size, row = (tile.body.head_dim, tile.k_row) if role == "k" else (tile.body.value_dim, tile.v_row)
     step = stride(spec, role)
+    if tile.body.cache is not None:
+        rows = f"{role}_head + ({start}) * {step}, {step}, (int)qc_min({_KEYS}, seen - ({start}))"
+        return [f"qc_stage_cache<{size}, {_KEYS}, {row}, {tile.threads}>({role}_tile, {rows});"]
     return [
         f"qc_stage_tile<{_KEYS}, {size}, {row}, {tile.threads}>({role}_tile, {role}_head + ({start}) * {step}, {step}, "
         f"(int)qc_min({_KEYS}, seen - ({start})), {role}_aligned);",
@@ -126,8 +132,7 @@ def _place(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
         *head_pointers(spec, roles(spec)),
         *seen_keys(spec, "q0", count, _KEYS),
         *_numbers(spec),
-        f"const bool k_aligned = qc_rows_aligned(k_head, {stride(spec, 'k')});",
-        f"const bool v_aligned = qc_rows_aligned(v_head, {stride(spec, 'v')});",
+        *rows_aligned(spec),
         f"uint32_t queries[{steps}][4];",
         f"qc_load_fragments(queries, q_head + first * {stride(spec, 'q')}, {stride(spec, 'q')}, q_len - first, lane);",
         "float top[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of queries first + lane / 4 and that + 8",

@@ -45,6 +45,13 @@ def head_pointers(spec: KernelSpec, wanted: Sequence[str], head: str = "h", pref
     return lines
 
 
+def rows_aligned(spec: KernelSpec) -> list[str]:
+    """Declares `k_aligned` and `v_aligned`: whether rows begin at multiples of 16 bytes. Those of a cache do."""
+    if body_of(spec).cache is not None:
+        return []
+    return [f"const bool {r}_aligned = qc_rows_aligned({r}_head, {stride(spec, r)});" for r in ("k", "v")]
+
+
 def capped(spec: KernelSpec, score: str) -> str:
     """The scaled score, soft-capped if the spec says so."""
     cap = body_of(spec).softcap

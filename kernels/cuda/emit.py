@@ -34,8 +34,8 @@ from qcompiler.plan.plan import Plan
 
 HEADERS = (
     "device.cuh", "scalar.cuh", "decode.cuh", "lookup.cuh", "rows.cuh", "loop.cuh", "scan.cuh", "tile.cuh",
-    "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "im2col.cuh", "linear_mma_rows.cuh",
-    "grouped.cuh", "int8.cuh", "recurrent.cuh",
+    "cache.cuh", "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "im2col.cuh",
+    "linear_mma_rows.cuh", "grouped.cuh", "int8.cuh", "recurrent.cuh",
 )  # fmt: skip
 """The headers that kernels may use, in dependency order. A module contains only the definitions that its kernels
 reach."""

@@ -219,7 +219,10 @@ def grouped_facts(x: DType, weight: WeightFacts, pairs: Dim, *, groups: bool, sh
     return {**_weight(x, weight, groups, shared), "pairs": number}
 
 
-def attention_facts(types: tuple[DType, ...], queries: Dim, head_dim: int, value_dim: int) -> dict[str, object]:
-    """Facts of an attention whose q, k and v have these types."""
+def attention_facts(
+    types: tuple[DType, ...], queries: Dim, head_dim: int, value_dim: int, cache: str | None
+) -> dict[str, object]:
+    """Facts of an attention whose q, k and v have these types. The rows of a cache are multiplied in the type of q."""
     known = queries if isinstance(queries, int) else None
+    types = types if cache is None else types[:1]
     return {"types": types, "queries": known, "head_dim": head_dim, "value_dim": value_dim}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ def coarsest_epsilon(module: ModuleOp) -> float:
     move a code by one.
     """
     found = {"f32"}
-    if sum(isinstance(op, qc.QuantizeRowsOp) for op in module.walk()) > 1:
+    if sum(isinstance(op, qc.QuantizeRowsOp | qc.QuantizeCacheOp) for op in module.walk()) > 1:
         found.add("bf16")
     for op in module.walk():
         for value in op.results:
@@ -85,9 +85,18 @@ def coarsest_epsilon(module: ModuleOp) -> float:
 
 
 def difference(
-    old: Sequence[Array], new: Sequence[Array], numerics: Numerics, *, roundings_deleted: int, epsilon: float
+    old: Sequence[Array],
+    new: Sequence[Array],
+    numerics: Numerics,
+    *,
+    roundings_deleted: int,
+    epsilon: float,
+    steps: Mapping[int, Array] | None = None,
 ) -> str | None:
     """Describes how `new` breaks what `numerics` allows; None if it does not.
+
+    `steps` has the distance of neighbouring codes for results that are quantised: where anything may change, a number
+    between two codes may become either.
 
     Deleted roundings are independent errors, so n of them add up to about sqrt(n) times the error of one.
     """
@@ -103,7 +112,7 @@ def difference(
                 limit = ulps * epsilon * float(np.sqrt(roundings_deleted))
             case _:
                 limit = 0.0
-        found = _worst(before, after)
+        found = _worst(before, after, (steps or {}).get(number) if limit > 0 else None)
         if not found <= limit:
             return f"result {number} differs by {found:.3g} of its rms; {numerics} allows {limit:.3g}"
     return None
@@ -113,8 +122,9 @@ def _bits_equal(a: Array, b: Array) -> bool:
     return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def _worst(before: Array, after: Array) -> float:
-    """max|after - before| / rms(before). Infinite if only one of them has a NaN or an infinity at some place."""
+def _worst(before: Array, after: Array, step: Array | None = None) -> float:
+    """max|after - before| / rms(before), beyond one `step`. Infinite if only one of them has a NaN or an infinity at
+    some place."""
     floating = np.issubdtype(before.dtype, np.floating) or before.dtype in (ml_dtypes.bfloat16, np.float16)
     if not floating:
         return float("inf")
@@ -125,5 +135,8 @@ def _worst(before: Array, after: Array) -> float:
     if not finite.any():
         return 0.0
     rms = float(np.sqrt(np.mean(a[finite] ** 2)))
-    worst = float(np.max(np.abs(a[finite] - b[finite])))
+    distance = np.abs(a[finite] - b[finite])
+    if step is not None:
+        distance = np.maximum(distance - 1.001 * np.broadcast_to(step, a.shape)[finite], 0)
+    worst = float(np.max(distance))
     return worst / rms if rms > 0 else (0.0 if worst == 0 else float("inf"))

@@ -6,6 +6,12 @@
 A cache in fp16 or bf16 beside a model in fp32 would otherwise be widened as a whole in every call.  Kernels widen each
 number as they read it, so results stay as they are, bit for bit.
 
+    %k = qc.dequantize_cache %rows : f32                           %o = qc.attention %q, %rows, … {cache = "int8"}
+    %o = qc.attention %q, %k, %v : f32                     ->
+
+Likewise the rows of a cache in 8 bits, if keys and values both are.  Kernels multiply scores and weights by the scales
+of the rows: sums of codes are scaled, where the values of a row would be summed.
+
     %s = linalg.generic { x * 0.125 } (%q)                         %o = qc.attention %q, %k, %v {scale = 0.125}
     %o = qc.attention %s, %k, %v {scale = 1.0}             ->
 
@@ -20,7 +26,7 @@ import math
 from collections.abc import Callable
 
 from xdsl.dialects import arith, tensor
-from xdsl.dialects.builtin import FloatAttr, f64
+from xdsl.dialects.builtin import FloatAttr, StringAttr, f64
 from xdsl.dialects.linalg import ops
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineDimExpr
@@ -34,6 +40,7 @@ from qcompiler.passes.views import views
 
 _QUERIES, _KEYS, _VALUES = 0, 1, 2
 _NARROW = ("f16", "bf16")
+_VIEWS = (tensor.ExpandShapeOp, tensor.CollapseShapeOp, tensor.ExtractSliceOp, ops.TransposeOp, ops.BroadcastOp)
 
 
 @pattern
@@ -46,6 +53,21 @@ def read_narrow_operands(op: qc.AttentionOp, rewriter: PatternRewriter) -> SSAVa
     for place, value in found.items():
         operands[place] = value or operands[place]
     op.operands = operands
+    return op.result
+
+
+@pattern
+def read_cache_rows(op: qc.AttentionOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """In place: keys and values that are dequantised become the rows of their cache."""
+    if op.rows_of is not None:
+        return None
+    kinds = {_cache_of(op.operands[place]) for place in (_KEYS, _VALUES)}
+    kind = kinds.pop()
+    if kinds or kind is None:
+        return None
+    q, k, v, *others = op.operands
+    op.operands = [q, _rows_of(k, rewriter), _rows_of(v, rewriter), *others]
+    op.properties["cache"] = StringAttr(kind)
     return op.result
 
 
@@ -99,6 +121,49 @@ def _factor(loop: ops.GenericOp) -> float | None:
     return None
 
 
+# --- the same view of the rows of a cache ----------------------------------------------------------------------------
+
+
+def _cache_of(value: SSAValue) -> str | None:
+    """The kind of cache whose rows `value` has the values of, through views that keep rows whole; None for others."""
+    made = loops.producer(value)
+    if isinstance(made, qc.DequantizeCacheOp):
+        return made.kind.data
+    if not isinstance(made, _VIEWS):
+        return None
+    before, after = shape_of(made.operands[0].type), shape_of(value.type)
+    whole = bool(before) and bool(after) and before[-1] == after[-1]
+    if isinstance(made, ops.TransposeOp):
+        whole = views.permutation_of(made)[-1] == len(before) - 1
+    if isinstance(made, ops.BroadcastOp):
+        whole = len(after) - 1 not in views.added_dims(made)
+    if isinstance(made, tensor.ExtractSliceOp):
+        whole = whole and len(before) == len(after) and views.slice_of(made) is not None
+    return _cache_of(made.operands[0]) if whole else None
+
+
+def _rows_of(value: SSAValue, rewriter: PatternRewriter) -> SSAValue:
+    """The same view of the rows, for a value of `_cache_of`."""
+    view = loops.producer(value)
+    if isinstance(view, qc.DequantizeCacheOp):
+        return view.rows
+    assert view is not None
+    source = _rows_of(view.operands[0], rewriter)
+    width = shape_of(source.type)[-1]
+    if isinstance(view, ops.TransposeOp):
+        return build.transpose(rewriter, source, views.permutation_of(view))
+    if isinstance(view, tensor.ExtractSliceOp):
+        part = views.slice_of(view)
+        assert part is not None
+        offsets, sizes, steps = part
+        return build.extract_slice(rewriter, source, offsets, (*sizes[:-1], width), steps)
+    if isinstance(view, ops.BroadcastOp):
+        shape, added = shape_of(value.type), views.added_dims(view)
+        kept = [n for n in range(len(shape)) if n not in added]
+        return build.broadcast_in(rewriter, source, (*shape[:-1], width), kept)
+    return build.reshape(rewriter, source, (*shape_of(value.type)[:-1], width))
+
+
 # --- the same view of what a loop reads ------------------------------------------------------------------------------
 
 
@@ -138,4 +203,4 @@ def _before_loop(
     return build.reshape(rewriter, ordered, shape)
 
 
-__all__ = ["read_narrow_operands", "scale_scores"]
+__all__ = ["read_cache_rows", "read_narrow_operands", "scale_scores"]

@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 
 from qcompiler import formats
 from qcompiler.errors import InterpreterError
-from qcompiler.formats import int8_rows, integer_product
+from qcompiler.formats import cache_rows, int8_rows, integer_product
 from qcompiler.ir import qc
 from qcompiler.ir.interpreter_base import RULES, Array, Frame, accumulator, round_to, rule, where
 from qcompiler.ir.interpreter_linalg import evaluate_body
@@ -108,6 +108,17 @@ def _quantize_rows(op: qc.QuantizeRowsOp, operands: Sequence[Array], _frame: Fra
 @rule(qc.DequantizeRowsOp)
 def _dequantize_rows(op: qc.DequantizeRowsOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
     values = int8_rows.dequantise(operands[0], frame.shape(op.result.type)[-1])
+    return [round_to(values, tensor_dtype(op.result.type))]
+
+
+@rule(qc.QuantizeCacheOp)
+def _quantize_cache(op: qc.QuantizeCacheOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    return [cache_rows.quantise(operands[0])]
+
+
+@rule(qc.DequantizeCacheOp)
+def _dequantize_cache(op: qc.DequantizeCacheOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    values = cache_rows.dequantise(operands[0], frame.shape(op.result.type)[-1])
     return [round_to(values, tensor_dtype(op.result.type))]
 
 
@@ -265,9 +276,13 @@ def _windows(op: qc.WindowsOp, operands: Sequence[Array], _frame: Frame) -> list
 
 
 @rule(qc.AttentionOp)
-def _attention(op: qc.AttentionOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
-    acc = accumulator(*operands[:3])
-    q, k, v = (x.astype(acc, copy=False) for x in operands[:3])
+def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
+    read = list(operands[:3])
+    if op.rows_of is not None:
+        dims = (operands[0].shape[-1], frame.shape(op.result.type)[-1])
+        read[1:] = [cache_rows.dequantise(rows, cols) for rows, cols in zip(read[1:], dims, strict=True)]
+    acc = accumulator(*read)
+    q, k, v = (x.astype(acc, copy=False) for x in read)
     repeat = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, repeat, axis=1) if repeat > 1 else x for x in (k, v))
     scores = np.matmul(q, k.swapaxes(-1, -2)) * acc.type(op.scale.value.data)

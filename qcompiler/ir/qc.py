@@ -5,7 +5,8 @@ rule in `interpreter_qc.py`; all of them accumulate in fp32 and round once to th
 they share is in `qc_base.py`.  An op is in the dialect as soon as one of these modules defines it.
 
     values      const  dim  state  state_update  copy
-    quantised   quantize  dequantize, and in qc_rows.py: quantize_rows  dequantize_rows
+    quantised   quantize  dequantize, in qc_rows.py: quantize_rows  dequantize_rows, in qc_cache.py: quantize_cache
+                dequantize_cache
     matmuls     linear  batch_matmul  attention, in qc_experts.py: grouped_linear, in qc_conv.py: conv2d  windows, in
                 qc_recurrent.py: recurrent
     norms       rms_norm  layer_norm  softmax
@@ -48,10 +49,11 @@ from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
-from qcompiler.formats import int8_rows
-from qcompiler.ir import qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch
+from qcompiler.formats import cache_rows, int8_rows
+from qcompiler.ir import qc_cache, qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch
 from qcompiler.ir.effects import ReadsState, WritesState
 from qcompiler.ir.qc_base import QCOp
+from qcompiler.ir.qc_cache import DequantizeCacheOp, QuantizeCacheOp
 from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
 from qcompiler.ir.qc_experts import GroupedLinearOp
 from qcompiler.ir.qc_index import (
@@ -81,10 +83,11 @@ from qcompiler.ir.types import (
 from qcompiler.plan.dims import Dim, dim, parse
 
 __all__ = [
-    "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeOp",
-    "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp", "LayerNormOp",
-    "LinearOp", "QCOp", "QuantizeOp", "QuantizeRowsOp", "RecurrentOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp",
-    "SortOp", "StateOp", "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp", "YieldOp",
+    "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeCacheOp",
+    "DequantizeOp", "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp",
+    "LayerNormOp", "LinearOp", "QCOp", "QuantizeCacheOp", "QuantizeOp", "QuantizeRowsOp", "RecurrentOp", "RmsNormOp",
+    "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp", "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp",
+    "YieldOp",
 ]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -429,6 +432,8 @@ class AttentionOp(QCOp):
     is device data: the position of query i of batch b is last[b, i] in both rules, and it sees keys j <= last[b, i].
     With it, attention over a partly filled cache only does work for the filled part. `softcap`: scaled scores x become
     softcap * tanh(x / softcap), before any mask. A row that sees no key gives zeros.
+
+    `cache`: k and v are rows of that kind (`qc.quantize_cache`), i8 (B, Hkv, T, row_bytes(D)) and (…, row_bytes(Dv)).
     """
 
     name = "qc.attention"
@@ -441,6 +446,7 @@ class AttentionOp(QCOp):
     causal = opt_prop_def(UnitAttr)
     window = opt_prop_def(IntegerAttr)
     softcap = opt_prop_def(FloatAttr)
+    cache = opt_prop_def(StringAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
@@ -458,6 +464,7 @@ class AttentionOp(QCOp):
         window: int | None = None,
         softcap: float | None = None,
         last: SSAValue | Operation | None = None,
+        cache: str | None = None,
     ) -> None:
         super().__init__(
             operands=[q, k, v, [mask] if mask is not None else [], [last] if last is not None else []],
@@ -466,6 +473,7 @@ class AttentionOp(QCOp):
                 "causal": UnitAttr() if causal else None,
                 "window": None if window is None else IntegerAttr(window, i64),
                 "softcap": None if softcap is None else FloatAttr(softcap, f64),
+                "cache": None if cache is None else StringAttr(cache),
             },
             result_types=[type_],
         )
@@ -474,8 +482,16 @@ class AttentionOp(QCOp):
         q, k, v, out = (shape_of(t) for t in (self.q.type, self.k.type, self.v.type, self.result.type))
         self.expect(len(q) == len(k) == len(v) == 4, "q, k and v need rank 4")
         self.expect(q[0] == k[0] == v[0], "batch dims differ")
-        self.expect(k[1] == v[1] and k[2] == v[2] and q[3] == k[3], "q, k and v do not fit together")
-        self.expect(out == (*q[:3], v[3]), f"the result must have shape {(*q[:3], v[3])}, not {out}")
+        self.expect(k[1] == v[1] and k[2] == v[2], "q, k and v do not fit together")
+        if self.rows_of is None:
+            self.expect(q[3] == k[3], "q, k and v do not fit together")
+            self.expect(out == (*q[:3], v[3]), f"the result must have shape {(*q[:3], v[3])}, not {out}")
+        else:
+            self.expect(self.rows_of in cache_rows.KINDS, f"cache is one of {', '.join(cache_rows.KINDS)}")
+            self.expect(len(out) == 4 and out[:3] == q[:3], f"the result has the dims {q[:3]} and that of a value")
+            for name, rows, dim in (("k", self.k, q[3]), ("v", self.v, out[3])):
+                self.expect(tensor_dtype(rows.type) == "i8", f"{name} holds the rows of a cache, i8")
+                self.expect_shape(rows, (*shape_of(rows.type)[:3], cache_rows.row_bytes(int(dim))), name)
         self.expect(int(q[1]) % int(k[1]) == 0, f"{q[1]} heads are not a multiple of {k[1]} kv heads")
         if self.mask is not None:
             mask, full = shape_of(self.mask.type), (q[0], q[1], q[2], k[2])
@@ -511,7 +527,13 @@ class AttentionOp(QCOp):
             window=self.keys_back,
             softcap=self.cap,
             last=last,
+            cache=self.rows_of,
         )
+
+    @property
+    def rows_of(self) -> str | None:
+        """`cache` as a string."""
+        return None if self.cache is None else self.cache.data
 
     @property
     def keys_back(self) -> int | None:
@@ -559,7 +581,10 @@ QC = Dialect(
     "qc",
     _ops(
         globals(),
-        *(vars(module) for module in (qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch)),
+        *(
+            vars(module)
+            for module in (qc_cache, qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch)
+        ),
     ),
     [DimsAttr, FormatAttr, LayoutAttr, QTensorType],
 )

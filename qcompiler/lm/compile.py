@@ -13,6 +13,7 @@ from qcompiler.api import qcompile
 from qcompiler.config import QuantConfig
 from qcompiler.device_map import Devices
 from qcompiler.errors import ArgumentError, ExportError, TokenizerError
+from qcompiler.formats import cache_rows
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
@@ -23,8 +24,10 @@ from qcompiler.lm.text import Text
 from qcompiler.plan.kinds.sample import WORDS
 from qcompiler.runtime.progress import OnStep, note
 
-CacheType = Literal["auto", "fp32", "bf16", "fp16"]
-CACHE_TYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CacheType = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+CACHE_TYPES: dict[str, torch.dtype | cache_rows.Kind | None] = {
+    "auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": "int8",
+}  # fmt: skip
 
 CHUNK = 512
 """Tokens of a sequence that one call reads at most: enough rows to be bound by arithmetic, in little memory."""
@@ -59,8 +62,9 @@ def compile_causal_lm(
 
     `max_seq_len` is the number of tokens, prompt included, that a sequence may have (default: the model's own, at most
     4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
-    2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", or "auto",
-    the model's type.  A prompt is read in pieces of at most `chunk` tokens (default 512).
+    2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", "int8"
+    (each head of each token with its own scale: 144 bytes for 128 numbers), or "auto", the model's type.  A prompt is
+    read in pieces of at most `chunk` tokens (default 512).
 
     `adapter` is a folder of PEFT with a LoRA or a DoRA.  It is merged into the weights before they are quantised, or
     with `merge=False` kept beside them as two small products per linear (LoRA), whatever the weights are stored as.
@@ -96,7 +100,7 @@ def compile_causal_lm(
             buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
             dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source,
         )  # fmt: skip
-        dtype = str(step.keys_0.dtype).removeprefix("torch.")
+        dtype = step.kind or str(step.keys_0.dtype).removeprefix("torch.")
     config = model.config.get_text_config()
     record = LanguageModel(
         vocabulary=int(program.plan.entries[0].outputs[0].shape[1]), max_seq_len=length, max_batch=max_batch, rows=rows,

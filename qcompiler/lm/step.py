@@ -26,12 +26,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from qcompiler.errors import ExportError
+from qcompiler.formats import cache_rows
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
-from qcompiler.frontends.torch.qc_ops import torch_sample  # noqa: F401  (it registers qc.sample)
+from qcompiler.frontends.torch.qc_ops import torch_cache, torch_sample  # noqa: F401  (they register qc's operators)
 from qcompiler.lm.record import mark_slots
 
 ATTENTION = "qcompiler"
 """The name under which transformers finds this module's attention and mask."""
+
+CacheKind = torch.dtype | cache_rows.Kind | None
+"""What a cache holds: numbers of a type, rows of a kind, or numbers of the model's own type (None)."""
 
 _current = threading.local()
 """`step` is the one that this thread calls: transformers' mask functions have no other way to its positions."""
@@ -57,7 +61,7 @@ class DecoderStep(nn.Module):
     drawn: torch.Tensor
     marks: torch.Tensor
 
-    def __init__(self, model: nn.Module, batch: int, length: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: nn.Module, batch: int, length: int, cache: CacheKind = None) -> None:
         super().__init__()
         # The model's parts are parts of this module, under their own names: rules, ledgers and reports show those.
         self._modules.update(model._modules)
@@ -70,11 +74,14 @@ class DecoderStep(nn.Module):
         self.wanted: torch.Tensor | None = None
         self.layers = 0
         self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
+        self.kind = cache if isinstance(cache, str) else None
         layers, self.vocabulary = cache_shapes(model)
         for number, (heads, key_dim, value_dim, own) in enumerate(layers):
-            kept = dtype or own
-            self.register_buffer(f"keys_{number}", torch.zeros(heads, batch * length, key_dim, dtype=kept))
-            self.register_buffer(f"values_{number}", torch.zeros(heads, batch * length, value_dim, dtype=kept))
+            for name, dim in (("keys", key_dim), ("values", value_dim)):
+                row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else own)
+                if self.kind is not None:
+                    row = torch.zeros(cache_rows.row_bytes(dim), dtype=torch.int8)
+                self.register_buffer(f"{name}_{number}", row.repeat(heads, batch * length, 1))
             self.layers += 1
         slots = mark_slots(batch)
         self.register_buffer("drawn", torch.zeros(slots, dtype=torch.int64))
@@ -142,9 +149,14 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         step = self.step
         assert step.rows is not None
         b, heads, s, dim = new.shape
-        kept.index_copy_(1, step.rows, new.transpose(0, 1).reshape(heads, b * s, dim).to(kept.dtype))
+        rows = new.to(kept.dtype) if step.kind is None else torch.ops.qc.quantize_cache(new, step.kind)
+        kept.index_copy_(1, step.rows, rows.transpose(0, 1).reshape(heads, b * s, -1))
         # A cast of a part of the batch would make torch ask how its dims lie, which fixes the size of the batch.
-        slots = kept.to(new.dtype).view(heads, step.batch, step.length, dim).transpose(0, 1)
+        if step.kind is None:
+            read = kept.to(new.dtype)
+        else:
+            read = torch.ops.qc.dequantize_cache(kept, step.kind, dim, new.dtype)
+        slots = read.view(heads, step.batch, step.length, dim).transpose(0, 1)
         return slots[:b] if step.batch > 1 else slots
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -238,7 +250,7 @@ def cache_shapes(model: nn.Module) -> tuple[list[tuple[int, int, int, torch.dtyp
 
 
 @contextlib.contextmanager
-def prepared(model: nn.Module, batch: int, rows: int, dtype: torch.dtype | None, length: int) -> Iterator[DecoderStep]:
+def prepared(model: nn.Module, batch: int, rows: int, cache: CacheKind, length: int) -> Iterator[DecoderStep]:
     """The step of a model, with `rows` rows of the cache for each sequence, of which `length` may hold tokens.
 
     The model's own attention, and its settings, are back when the context ends.
@@ -254,7 +266,7 @@ def prepared(model: nn.Module, batch: int, rows: int, dtype: torch.dtype | None,
     handle = None
     try:
         with fixed_rotations(model, length):
-            step = DecoderStep(model, batch, rows, dtype).eval()
+            step = DecoderStep(model, batch, rows, cache).eval()
             model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
             _check_batch(step, config)
             handle = head.register_forward_pre_hook(step.rows_of_head)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import cache_rows
+from qcompiler.formats.cache_rows import row_bytes
 from qcompiler.kernels.cuda import signature
 from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
@@ -42,6 +44,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     last: tuple[int, int] | None = None  # (first, step): query i of batch b counts as first + step * i + 2 * b
+    cache: Literal["int8"] | None = None
     misaligned: bool = False  # views that begin one element into their buffers
     slow: bool = False
 
@@ -52,14 +55,13 @@ class Case:
         def tensor(name: str, heads: int, length: int | str, dim: int) -> Operand:
             batch = f"{length}*{heads * dim}" if isinstance(length, str) else length * heads * dim
             shape = ("b", heads, length, dim)
-            return Operand(
-                name=name, dtype=self.dtype, access="r", shape=shape, strides=(batch, dim, heads * dim, 1)
-            )  # fmt: skip
+            kept: DType = "i8" if self.cache is not None and name in ("k", "v") else self.dtype
+            return Operand(name=name, dtype=kept, access="r", shape=shape, strides=(batch, dim, heads * dim, 1))
 
         operands = [
             tensor("q", self.heads, q_len, self.dim),
-            tensor("k", self.kv_heads, "s", self.dim),
-            tensor("v", self.kv_heads, "s", self.value_dim),
+            tensor("k", self.kv_heads, "s", row_bytes(self.dim) if self.cache else self.dim),
+            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim) if self.cache else self.value_dim),
         ]
         if self.mask != "none":
             down = "s" if "k" in self.mask_axes else 1
@@ -81,7 +83,7 @@ class Case:
         body = AttentionKernel(
             batch="b", heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
-            window=self.window, softcap=self.softcap, last=self.last is not None,
+            window=self.window, softcap=self.softcap, last=self.last is not None, cache=self.cache,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("b", "s", "t"), operands=tuple(operands), body=body)
 
@@ -154,6 +156,13 @@ CASES = [
     few("decode_last_window", 1, 300, last=(201, 0), window=70, dtype="f16"),
     few("three_last", 3, 100, last=(50, 1), heads=6, kv_heads=2),
     few("three_last_falls", 3, 100, last=(1, -1), window=2),
+    Case("cache", 21, 70, last=(50, 1), cache="int8", dim=20, value_dim=27, heads=4, kv_heads=2, batch=2),
+    Case("cache_pieces", 20, 40, cache="int8", dim=200, value_dim=300, mask="bool"),
+    mma("cache_mma", 40, 200, last=(130, 1), cache="int8", dim=64, value_dim=128, window=90, batch=2),
+    mma("cache_mma_f16", 17, 70, dtype="f16", cache="int8", softcap=2.0),
+    few("cache_decode", 1, 300, last=(99, 0), cache="int8", heads=6, kv_heads=2, batch=2, dim=64, value_dim=64),
+    few("cache_decode_wide", 1, 200, cache="int8", heads=8, kv_heads=1, dim=128, value_dim=128, dtype="bf16"),
+    few("cache_three_odd", 3, 40, last=(30, 1), cache="int8", dim=20, value_dim=27, softcap=1.5, window=9),
     *(
         Case(f"grid_{dtype}_{dim}_{q}_{kv}", q, kv, dim=dim, value_dim=dim, dtype=dtype, engine=engine, slow=True)
         for dtype, engine in (("f32", "fma"), ("bf16", "mma"), ("f16", "mma"))
@@ -164,7 +173,7 @@ CASES = [
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 QUICK = [case for case in CASES if not case.slow]
-FEW = ["causal", "mma_causal", "mma_float", "decode_bf16", "pieces"]
+FEW = ["causal", "mma_causal", "mma_float", "decode_bf16", "pieces", "cache_pieces", "cache_mma", "cache_decode_wide"]
 """What NVRTC compiles for every architecture in the quick suite: each form, in its largest size."""
 MOST = [case.name for case in QUICK if case.name not in FEW]
 PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
@@ -216,6 +225,8 @@ def inputs(case: Case) -> list[Array]:
     shapes = ((case.q, case.heads, case.dim), (case.kv, case.kv_heads, case.dim),
               (case.kv, case.kv_heads, case.value_dim))  # fmt: skip
     arrays = [heads_first(place(case, rng.normal(size=(case.batch, *shape)).astype(kept))) for shape in shapes]
+    if case.cache is not None:
+        arrays[1:] = [heads_first(cache_rows.quantise(heads_first(a))) for a in arrays[1:]]
     if case.mask != "none":
         sizes = [
             n if axis in case.mask_axes else 1 for axis, n in zip("bqk", (case.batch, case.q, case.kv), strict=True)
@@ -236,7 +247,10 @@ def last_keys(case: Case) -> Array:
 
 
 def reference(case: Case, arrays: list[Array]) -> Array:
-    q, k, v = (a.astype(np.float64) for a in arrays[:3])
+    read = list(arrays[:3])
+    if case.cache is not None:
+        read[1:] = [cache_rows.dequantise(a, d) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)]
+    q, k, v = (a.astype(np.float64) for a in read)
     k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5
     if case.softcap is not None:
@@ -270,15 +284,16 @@ def test_attention_matches_float64_and_does_not_depend_on_the_order_of_threads(
     assert out.tobytes() == run(case, arrays, seed=1).tobytes()
 
 
-@pytest.mark.parametrize("name", ["last", "mma_last", "decode_last", "three_last"])
+@pytest.mark.parametrize(
+    "name", ["last", "mma_last", "decode_last", "three_last", "cache", "cache_mma", "cache_decode"]
+)
 def test_what_lies_behind_the_last_key_is_not_used(run: Callable[..., Array], name: str) -> None:
     case = BY_NAME[name]
     arrays = inputs(case)
     want = run(case, arrays)
     for b in range(case.batch):
         end = int(arrays[-1][b].max()) + 1
-        arrays[1][b, :, end:] = np.nan
-        arrays[2][b, :, end:] = np.nan
+        arrays[1][b, :, end:] = arrays[2][b, :, end:] = np.nan if case.cache is None else -1  # a scale of NaN
     assert run(case, arrays).tobytes() == want.tobytes()
 
 

@@ -76,6 +76,9 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         kind = T(("b", 2, "s", 4), "f32")
         heads = b.insert(qc.AttentionOp(heads, heads, heads, mask, kind, scale=0.1)).result
         heads = b.insert(qc.AttentionOp(heads, heads, heads, None, kind, scale=0.5, causal=True)).result
+        stored = b.insert(qc.QuantizeCacheOp(heads, T(("b", 2, "s", 16), "i8"), kind="int8")).result
+        heads = b.insert(qc.AttentionOp(heads, stored, stored, None, kind, scale=0.5, cache="int8")).result
+        heads = b.insert(qc.DequantizeCacheOp(stored, kind, kind="int8")).result
         index = build.fill(b, 1, (2,), "i64")
         rows = b.insert(qc.GatherOp(state, index, T((2, 8), "f32"), axis=0)).result
         state = b.insert(qc.IndexUpdateOp(state, index, rows, T((4, 8), "f32"), axis=0)).result

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from qcompiler.formats import cache_rows
+from qcompiler.formats.cache_rows import row_bytes
 from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -35,6 +37,7 @@ class Case:
     batch: int = 2
     window: int | None = None
     softcap: float | None = None
+    cache: Literal["int8"] | None = None
 
     @property
     def spec(self) -> KernelSpec:
@@ -43,14 +46,13 @@ class Case:
 
         def tensor(name: str, heads: int, length: Any, dim: int) -> Operand:
             strides = (f"{length}*{heads * dim}" if isinstance(length, str) else heads * dim, dim, heads * dim, 1)
-            return Operand(
-                name=name, dtype=self.dtype, access="r", shape=(self.batch, heads, length, dim), strides=strides
-            )
+            kept = "i8" if self.cache is not None and name in ("k", "v") else self.dtype
+            return Operand(name=name, dtype=kept, access="r", shape=(self.batch, heads, length, dim), strides=strides)
 
         operands = [
             tensor("q", self.heads, q_len, self.dim),
-            tensor("k", self.kv_heads, "s", self.dim),
-            tensor("v", self.kv_heads, "s", self.value_dim),
+            tensor("k", self.kv_heads, "s", row_bytes(self.dim) if self.cache else self.dim),
+            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim) if self.cache else self.value_dim),
         ]
         if self.mask != "none":
             kept = "i1" if self.mask == "bool" else "f32"
@@ -75,7 +77,7 @@ class Case:
         body = AttentionKernel(
             batch=self.batch, heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
-            window=self.window, softcap=self.softcap, last=self.last is not None,
+            window=self.window, softcap=self.softcap, last=self.last is not None, cache=self.cache,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("s", "t"), operands=tuple(operands), body=body)
 
@@ -125,6 +127,16 @@ CASES = [
     Case("decode_most_pieces", 1, 9000, decode=True, heads=1, kv_heads=1, batch=1, dtype="f16", window=8500,
          last=(8990, 0)),
     Case("decode_many_heads", 1, 600, decode=True, heads=37, kv_heads=1, batch=1, dtype="f16"),
+    Case("cache", 37, 45, cache="int8", heads=4, kv_heads=2),
+    Case("cache_odd_dims", 19, 270, cache="int8", dim=20, value_dim=27, last=(250, 1), dtype="bf16"),
+    Case("cache_wide_window", 64, 512, cache="int8", dim=128, value_dim=128, last=(448, 1), window=70, batch=1),
+    Case("cache_softcap_mask", 21, 40, cache="int8", softcap=1.5, mask="bool", mask_axes="bk", dtype="f16"),
+    Case("cache_decode", 1, 64, cache="int8", decode=True, last=(63, 0), dim=64, value_dim=64, batch=1),
+    Case("cache_decode_grouped", 1, 130, cache="int8", decode=True, heads=8, kv_heads=2, dim=128, value_dim=64,
+         dtype="bf16", last=(127, 0)),
+    Case("cache_decode_odd", 1, 65, cache="int8", decode=True, dim=20, value_dim=27, mask="float", softcap=2.0),
+    Case("cache_decode_pieces", 1, 1300, cache="int8", decode=True, heads=7, kv_heads=1, last=(1290, 0), window=900,
+         dim=20, value_dim=27),
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 
@@ -140,7 +152,7 @@ def inputs(case: Case) -> list[np.ndarray]:
     q = (rng.normal(size=(case.batch, case.q, case.heads, case.dim)) * 2).astype(kept)
     k = rng.normal(size=(case.batch, case.kv, case.kv_heads, case.dim)).astype(kept)
     v = rng.normal(size=(case.batch, case.kv, case.kv_heads, case.value_dim)).astype(kept)
-    arrays = [q, k, v]
+    arrays = [q, *((k, v) if case.cache is None else map(cache_rows.quantise, (k, v)))]
     if case.mask != "none":
         shape = [case.batch if "b" in case.mask_axes else 1, case.q if "q" in case.mask_axes else 1]
         shape.append(case.kv if "k" in case.mask_axes else 1)
@@ -164,7 +176,10 @@ def last_keys(case: Case) -> np.ndarray:
 
 
 def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
-    q, k, v = (a.astype(np.float64).transpose(0, 2, 1, 3) for a in arrays[:3])
+    read = list(arrays[:3])
+    if case.cache is not None:
+        read[1:] = [cache_rows.dequantise(a, d) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)]
+    q, k, v = (a.astype(np.float64).transpose(0, 2, 1, 3) for a in read)
     k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5
     if case.softcap is not None:
@@ -221,6 +236,17 @@ def test_padding_behind_the_mask_cannot_leak(kernels: Any) -> None:
     want = run(kernels, case, arrays)
     hidden = ~arrays[3][:, 0]
     arrays[1][hidden] = 1e30
+    assert run(kernels, case, arrays).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", ["cache_odd_dims", "cache_decode_grouped"])
+def test_rows_of_a_cache_that_are_not_seen_may_hold_anything(kernels: Any, name: str) -> None:
+    case = BY_NAME[name]
+    arrays = inputs(case)
+    want = run(kernels, case, arrays)
+    for b in range(case.batch):
+        end = int(arrays[-1][b].max()) + 1
+        arrays[1][b, end:] = arrays[2][b, end:] = -1  # the scale is a NaN
     assert run(kernels, case, arrays).tobytes() == want.tobytes()
 
 

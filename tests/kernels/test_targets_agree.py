@@ -16,6 +16,7 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.formats.cache_rows import row_bytes as cache_row_bytes
 from qcompiler.formats.int8_rows import row_bytes
 from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cuda import emit as cuda
@@ -218,10 +219,15 @@ def attentions() -> Iterator[KernelSpec]:
     kinds = [(choice, ("f16",) * 4) for choice in every] + [
         (next(options(BODIES["attention"])), dtypes) for dtypes in types(*[FLOATS] * 4)
     ]
+    kinds += [
+        ({**kinds[0][0], "cache": "int8", "last": last}, (q, "i8", "i8", out))
+        for last in (False, True) for q, out in types(FLOATS, FLOATS)
+    ]  # fmt: skip
     for (choice, dtypes), (queries, size, window, cap) in itertools.product(kinds, SIZES):
+        stored = cache_row_bytes(size) if "cache" in choice else size
         rows = (("q", 8, queries), ("k", 2, 33), ("v", 2, 33), ("out", 8, queries))
         q, k, v, out = (
-            plain(name, dtype, (2, heads, length, size), "w" if name == "out" else "r")
+            plain(name, dtype, (2, heads, length, stored if name in "kv" else size), "w" if name == "out" else "r")
             for dtype, (name, heads, length) in zip(dtypes, rows, strict=True)
         )
         shape, masks = (2, 8, queries, 33), []
@@ -232,6 +238,18 @@ def attentions() -> Iterator[KernelSpec]:
             "attention", [q, k, v, *masks, *last, out], batch=2, heads=8, kv_heads=2, q_len=queries, kv_len=33,
             head_dim=size, value_dim=size, scale=0.1, window=window, softcap=cap, **choice,
         )  # fmt: skip
+
+
+def made_cache_rows() -> Iterator[KernelSpec]:
+    for dtype, last in itertools.product(DTYPES, (1, 3)):
+        ends = [plain("x", dtype, (2, 3, 5, 64), last=last), plain("out", "i8", (2, 3, 5, cache_row_bytes(64)), "w")]
+        yield make("quantize_cache", ends, outer=2, middle=3, inner=5, cols=64)
+
+
+def read_cache_rows() -> Iterator[KernelSpec]:
+    for dtype, last in itertools.product(DTYPES, (1, 3)):
+        ends = [plain("rows", "i8", (2, 3, 5, cache_row_bytes(64))), plain("out", dtype, (2, 3, 5, 64), "w", last=last)]
+        yield make("dequantize_cache", ends, outer=2, middle=3, inner=5, cols=64)
 
 
 def norms() -> Iterator[KernelSpec]:
@@ -355,9 +373,10 @@ def launches_of_parts() -> Iterator[KernelSpec]:
 
 
 SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
-    "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls, "embedding": embeddings,
-    "gather": gathers, "grouped_linear": grouped_linears, "index_update": index_updates, "linear": linears,
-    "loop": loops, "norm": norms, "order": orders, "parts": launches_of_parts, "quantize_rows": quantized_rows,
+    "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls,
+    "dequantize_cache": read_cache_rows, "embedding": embeddings, "gather": gathers, "grouped_linear": grouped_linears,
+    "index_update": index_updates, "linear": linears, "loop": loops, "norm": norms, "order": orders,
+    "parts": launches_of_parts, "quantize_cache": made_cache_rows, "quantize_rows": quantized_rows,
     "recurrent": recurrents, "route": routes, "sample": samples, "scan": scans, "scatter": scatters,
     "softmax": softmaxes, "top_p": top_ps,
 }  # fmt: skip

@@ -10,17 +10,21 @@ from qcompiler.kernels.cuda import attention as cuda
 from qcompiler.kernels.cuda import engines
 from qcompiler.passes.devices.engine_report import report_engines
 from qcompiler.passes.lowering import views
+from qcompiler.passes.lowering.cache_rows import require_own_memory
 from qcompiler.passes.lowering.drafts import Draft, ValueMemory, unit_last
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, named
 from qcompiler.plan.kinds.attention import AttentionKernel
 
 
 def select(op: qc.AttentionOp, ranges: Ranges, context: QCContext) -> None:
+    if op.rows_of is not None:
+        require_own_memory(op, op.k)
+        require_own_memory(op, op.v)
     if context.target.kind != "cuda":
         return
-    q, v = shape_of(op.q.type), shape_of(op.v.type)
+    q, out = shape_of(op.q.type), shape_of(op.result.type)
     types = (tensor_dtype(op.q.type), tensor_dtype(op.k.type), tensor_dtype(op.v.type))
-    facts = {"attention": engines.attention_facts(types, q[2], int(q[3]), int(v[3]))}
+    facts = {"attention": engines.attention_facts(types, q[2], int(q[3]), int(out[3]), op.rows_of)}
     report_engines(op, context, cuda.ENGINES, facts)
 
 
@@ -42,7 +46,7 @@ def draft(op: qc.AttentionOp, memory: ValueMemory) -> Draft:
 
 
 def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel:
-    q, k, v = (named(operands, name) for name in "qkv")
+    q, k, out = (named(operands, name) for name in ("q", "k", "out"))
     masks = [operand.dtype for operand in operands if operand.name == "mask"]
     return AttentionKernel(
         batch=q.shape[0],
@@ -51,13 +55,14 @@ def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel
         q_len=q.shape[2],
         kv_len=k.shape[2],
         head_dim=int(q.shape[3]),
-        value_dim=int(v.shape[3]),
+        value_dim=int(out.shape[3]),
         scale=op.scale.value.data,
         causal=op.causal is not None,
         mask="none" if not masks else "bool" if masks[0] == "i1" else "float",
         window=op.keys_back,
         softcap=op.cap,
         last=op.last is not None,
+        cache=op.rows_of,  # type: ignore[arg-type]
     )
 
 

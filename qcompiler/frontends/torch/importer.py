@@ -36,7 +36,7 @@ from qcompiler.frontends.torch.capture.writes import is_read
 from qcompiler.frontends.torch.common.empty_weights import is_empty
 from qcompiler.frontends.torch.common.origins import describe
 from qcompiler.frontends.torch.common.values import dtype_name, to_numpy
-from qcompiler.frontends.torch.qc_ops import torch_rows, torch_sample
+from qcompiler.frontends.torch.qc_ops import torch_cache, torch_rows, torch_sample
 from qcompiler.ir import qc, types
 from qcompiler.ir.module import set_arg_names, set_path, set_ranges
 from qcompiler.ledger import Ledger
@@ -266,9 +266,10 @@ class Importer:
         if node.target is torch.ops.qc.grouped_linear.default:
             self.scope.values[node] = self._grouped_linear(scope, node)
             return
-        if node.target in torch_rows.IMPORTS:
-            self.scope.values[node] = torch_rows.IMPORTS[node.target](scope, node)
-            return
+        for imports in (torch_rows.IMPORTS, torch_cache.IMPORTS):
+            if node.target in imports:
+                self.scope.values[node] = imports[node.target](scope, node)
+                return
         if node.target is torch_sample.OPERATOR:
             self.scope.values[node] = torch_sample.import_sample(scope, node)
             return

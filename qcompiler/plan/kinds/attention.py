@@ -7,8 +7,19 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qcompiler.errors import PlanError
+from qcompiler.formats import cache_rows
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, FLOATS, INDICES, Contract, Role, RoleKernel, Symbols, volume
+from qcompiler.plan.kernel_body import (
+    COUNTED_IN_32_BITS,
+    FLOATS,
+    INDICES,
+    ROW_ALIGNMENT,
+    Contract,
+    Role,
+    RoleKernel,
+    Symbols,
+    volume,
+)
 from qcompiler.plan.operands import Operand
 
 
@@ -24,6 +35,8 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     - `last`, an integer operand (batch, q_len): query i has the position last[b, i] and sees the keys j <= last[b, i];
       the window counts from that position, too. Keys behind the last position of a block of queries are not read.
     - `softcap`: a scaled score x becomes softcap * tanh(x / softcap), before any mask.
+    - `cache`: k and v are rows of that kind (qcompiler/formats/cache_rows.py), with row_bytes(head_dim) and
+      row_bytes(value_dim) columns of i8.
 
     A query that sees no key gives zeros.
     """
@@ -41,6 +54,7 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     window: int | None = None
     softcap: float | None = None
     last: bool = False
+    cache: cache_rows.Kind | None = None
 
     def contract(self, operands: int) -> Contract:
         if min(self.kv_heads, self.heads) < 1 or self.heads % self.kv_heads:
@@ -51,7 +65,7 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
             raise PlanError(f"an attention kernel has softcap {self.softcap}; it must be positive and finite")
         if self.last and self.causal:
             raise PlanError("an attention kernel is causal and has an operand `last`, which exclude each other")
-        b, h, kv = self.batch, self.heads, self.kv_heads
+        b, h = self.batch, self.heads
         masks: list[Role] = []
         if self.mask != "none":
             kinds = ("i1",) if self.mask == "bool" else FLOATS
@@ -61,8 +75,8 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
         return Contract(
             (
                 Role("q", (b, h, self.q_len, self.head_dim), unit=True),
-                Role("k", (b, kv, self.kv_len, self.head_dim), unit=True),
-                Role("v", (b, kv, self.kv_len, self.value_dim), unit=True),
+                self._stored("k", self.head_dim),
+                self._stored("v", self.value_dim),
                 *masks,
                 Role("out", (b, h, self.q_len, self.value_dim), "w", unit=True),
             ),
@@ -71,6 +85,13 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
             positive=(self.head_dim, self.value_dim),
             at_most=((self.head_dim, COUNTED_IN_32_BITS), (self.value_dim, COUNTED_IN_32_BITS)),
         )
+
+    def _stored(self, name: str, cols: int) -> Role:
+        """The role of the keys or of the values."""
+        rows = (self.batch, self.kv_heads, self.kv_len)
+        if self.cache is None:
+            return Role(name, (*rows, cols), unit=True)
+        return Role(name, (*rows, cache_rows.row_bytes(cols)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
         pairs = volume([self.batch, self.heads, self.q_len, self.kv_len], symbols)

@@ -61,3 +61,21 @@
 // CHECK: causal and last exclude each other
 %q, %k, %n = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x5xi64>)
 %0 = qc.attention %q, %k, %k last(%n) {scale = 1.0, causal} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: cache is one of int8
+%q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x16xi8>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, cache = "int3"} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: k holds the rows of a cache, i8
+%q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x16xf32>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, cache = "int8"} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: v must have shape (1, 4, 5, 32), not (1, 4, 5, 16)
+%q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x16xi8>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, cache = "int8"} : tensor<1x4x5x20xf32>

@@ -10,3 +10,8 @@
 %3 = qc.attention %q, %k, %v last(%n) {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 // CHECK-NEXT: qc.attention %q, %k, %v mask(%m) last(%one) {scale = 1.000000e+00, window = 64} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 %4 = qc.attention %q, %k, %v mask(%m) last(%one) {scale = 1.0, window = 64} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+
+%rows = "test.op"() : () -> tensor<1x2x9x16xi8>
+%few = "test.op"() : () -> tensor<1x4x5x8xf32>
+// CHECK: qc.attention %few, %rows, %rows {scale = 5.000000e-01, cache = "int8"} : tensor<1x4x5x8xf32>
+%of_rows = qc.attention %few, %rows, %rows {scale = 0.5, cache = "int8"} : tensor<1x4x5x8xf32>

@@ -10,12 +10,13 @@ import numpy as np
 from handmade import ONE, Maker, loop, op, operand, replace, view_of
 
 from qcompiler import formats
-from qcompiler.formats import int8_rows
+from qcompiler.formats import cache_rows, int8_rows
 from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import FormatRef, KernelBody, KernelSpec, Operand, ScalarProgram
 from qcompiler.plan.kinds.argmax import ArgmaxKernel
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.batch_matmul import BatchMatmulKernel
+from qcompiler.plan.kinds.dequantize_cache import DequantizeCacheKernel
 from qcompiler.plan.kinds.embedding import EmbeddingKernel
 from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
@@ -24,6 +25,7 @@ from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.order import OrderKernel
 from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
+from qcompiler.plan.kinds.quantize_cache import QuantizeCacheKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.plan.kinds.recurrent import RecurrentKernel
 from qcompiler.plan.kinds.route import RouteKernel
@@ -291,6 +293,45 @@ def attention_decode(kind: str) -> ProgramImage:
     return Maker({"b": (1, 3)}, kind).kernel(spec("decode", body, operands, "b")).image(ARCHS[kind])
 
 
+def attention_cache(kind: str) -> ProgramImage:
+    """Keys become the rows of a cache, which attention reads as keys and as values."""
+    maker, rows = Maker({"b": (1, 3)}, kind), ("b", 2, 12)
+    width = cache_rows.row_bytes(20)
+    x, made = operand("x", (*rows, 20)), operand("made", (*rows, width), "w", "i8")
+    keys, values = (operand(name, (*rows, width), dtype="i8") for name in "kv")
+    q, out = operand("q", ("b", 4, 3, 20)), operand("out", ("b", 4, 3, 20), "w")
+    last = operand("last", ("b", 3), dtype="i64")
+    for each in (x, q, last):
+        maker.input(each.name, each.shape, each.dtype)
+    maker.activation("rows", 3 * 2 * 12 * width)
+    maker.output("out", out.shape)
+    body = QuantizeCacheKernel(outer="b", middle=2, inner=12, cols=20)
+    maker.launch(spec("make", body, (x, made), "b"), (view_of(x, "x"), view_of(made, "rows")))
+    attends = AttentionKernel(batch="b", heads=4, kv_heads=2, q_len=3, kv_len=12, head_dim=20, value_dim=20, scale=0.5,
+                              causal=False, mask="none", last=True, cache="int8")  # fmt: skip
+    places = [
+        view_of(each, at) for each, at in ((q, "q"), (keys, "rows"), (values, "rows"), (last, "last"), (out, "out"))
+    ]
+    maker.launch(spec("attend", attends, (q, keys, values, last, out), "b"), places)
+    return maker.image(ARCHS[kind])
+
+
+def cache_values(kind: str) -> ProgramImage:
+    """Rows of a cache, and what they mean."""
+    maker, rows = Maker({"s": S}, kind), (1, 3, "s")
+    x, made = operand("x", (*rows, 20)), operand("made", (*rows, cache_rows.row_bytes(20)), "w", "i8")
+    read, out = replace(made, name="rows", access="r"), operand("out", (*rows, 20), "w")
+    maker.input("x", x.shape)
+    maker.activation("rows", 3 * S[1] * cache_rows.row_bytes(20))
+    maker.output("out", out.shape)
+    sizes = {"outer": 1, "middle": 3, "inner": "s", "cols": 20}
+    maker.launch(spec("make", QuantizeCacheKernel(**sizes), (x, made), "s"), (view_of(x, "x"), view_of(made, "rows")))
+    maker.launch(
+        spec("read", DequantizeCacheKernel(**sizes), (read, out), "s"), (view_of(read, "rows"), view_of(out, "out"))
+    )
+    return maker.image(ARCHS[kind])
+
+
 # --- rows and places -------------------------------------------------------------------------------------------------
 
 
@@ -499,7 +540,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
         linear_added, linear_made, norm_added,
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
-        recurrent, batch_matmul, attention, attention_decode, norm,
+        recurrent, batch_matmul, attention, attention_decode, attention_cache, cache_values, norm,
         norm_heads,
         softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm,
         parts_norm_wide, scatter, scan,

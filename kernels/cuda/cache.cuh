@@ -1,0 +1,95 @@
+// Rows of a cache in 8 bits (qcompiler/formats/cache_rows.py): codes, then their scale. Rows begin at multiples of 16
+// bytes.
+#pragma once
+#include "tile.cuh"
+
+// Where a row of `cols` columns has its scale, and how many bytes it has.
+QC_DEVICE constexpr int qc_scale_at(int cols) { return (cols + 3) / 4 * 4; }
+QC_DEVICE constexpr int qc_row_bytes(int cols) { return (qc_scale_at(cols) + 4 + 15) / 16 * 16; }
+
+template <int COLS> QC_DEVICE float qc_row_scale(const int8_t* row) { return *(const float*)(row + qc_scale_at(COLS)); }
+
+// Four codes as floats.
+QC_DEVICE void qc_unpack_codes(float* value, uint32_t word) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) value[i] = (float)(int8_t)(word >> 8 * i & 0xffu);
+}
+
+// WIDTH codes (8 or 16) of a row of COLS columns from column c on, zeros behind its end or where it is not there.
+template <int COLS, int WIDTH>
+QC_DEVICE void qc_read_codes(float (&value)[WIDTH], const int8_t* row, int c, bool there) {
+    uint32_t word[WIDTH / 4] = {};
+    if (there && c < COLS) {
+        if constexpr (WIDTH == 16) {
+            const uint4 four = *(const uint4*)(row + c);
+            word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
+        } else {
+            const uint2 two = *(const uint2*)(row + c);
+            word[0] = two.x, word[1] = two.y;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH / 4; i++) qc_unpack_codes(value + 4 * i, word[i]);
+    if (COLS % WIDTH != 0 && c + WIDTH > COLS) {  // the scale stands behind the last code
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) value[i] = c + i < COLS ? value[i] : 0.0f;
+    }
+}
+
+// tile[r * STRIDE + c] = value c0 + c of row r, in fp32, for ROWS x WIDTH (a multiple of 4) elements of rows of COLS
+// columns; zeros from row `live` and from the last column on.
+template <int COLS, int ROWS, int WIDTH, int STRIDE, int THREADS>
+QC_DEVICE void qc_stage_cache(float* tile, const int8_t* rows, int64_t row_stride, int c0, int live) {
+    constexpr int WORDS = WIDTH / 4;
+#pragma unroll 2
+    for (int e = (int)threadIdx.x; e < ROWS * WORDS; e += THREADS) {
+        const int r = e / WORDS, c = e % WORDS * 4;
+        const bool there = r < live && c0 + c < COLS;
+        const int8_t* const row = rows + r * row_stride;
+        float value[4];
+        qc_unpack_codes(value, there ? *(const uint32_t*)(row + c0 + c) : 0u);
+        const float scale = there ? qc_row_scale<COLS>(row) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) tile[r * STRIDE + c + i] = value[i] * scale;
+    }
+}
+
+// The same as 16-bit numbers, rounded once, for COLS (a multiple of 8) columns.
+template <int COLS, int ROWS, int STRIDE, int THREADS, class T>
+QC_DEVICE void qc_stage_cache(T* tile, const int8_t* rows, int64_t row_stride, int live) {
+    constexpr int CHUNKS = COLS / 8;
+#pragma unroll 2
+    for (int e = (int)threadIdx.x; e < ROWS * CHUNKS; e += THREADS) {
+        const int r = e / CHUNKS, c = e % CHUNKS * 8;
+        const int8_t* const row = rows + r * row_stride;
+        float value[8];
+        qc_read_codes<COLS>(value, row, c, r < live);
+        const float scale = r < live ? qc_row_scale<COLS>(row) : 0.0f;
+        uint32_t pair[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) pair[i] = qc_pack(value[2 * i] * scale, value[2 * i + 1] * scale, T());
+        *(uint4*)(tile + r * STRIDE + c) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    }
+}
+
+// One row of COLS elements by a warp.
+template <int COLS, class T> QC_DEVICE void qc_quantise_cache_row(const T* x, int8_t* row, int lane) {
+    int top = 0;  // magnitudes as integers: a NaN is above infinity, which is above all others
+    for (int k = lane; k < COLS; k += 32) top = max(top, (int)__float_as_uint(fabsf(qc_load(x + k))));
+    for (int step = 16; step > 0; step >>= 1) top = max(top, __shfl_xor_sync(QC_ALL_LANES, top, step));
+    const bool finite = top < 0x7f800000;
+    float scale = __uint_as_float((uint32_t)top) / 127.0f;
+    if (!(scale > 0.0f)) scale = 1.0f;
+    for (int k = 4 * lane; k < qc_row_bytes(COLS); k += 128) {
+        uint32_t word = 0;
+        if (k == qc_scale_at(COLS)) word = finite ? __float_as_uint(scale) : 0x7fc00000u;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (finite && k + i < COLS) {
+                const int code = (int)fmaxf(fminf(rintf(qc_load(x + k + i) / scale), 127.0f), -127.0f);
+                word |= (uint32_t)(code & 255) << 8 * i;
+            }
+        }
+        *(uint32_t*)(row + k) = word;
+    }
+}

@@ -1,0 +1,73 @@
+"""Keys and values of a cache in 8 bits: every row, one head of one token, is one run of bytes.
+
+    codes   int8, K of them, then zeros up to a multiple of 4
+    scale   fp32, then zeros up to a multiple of 16 bytes
+
+A row's value is code * scale.  The scale is in the row itself, so that a cache is a state like any other: rows are
+written in place, copied and moved as the rows of a matrix of int8 with `row_bytes(K)` columns.  A head of 128 takes 144
+bytes (256 in fp16), one of 64 takes 80 (128).
+
+    scale = max|x| / 127, or 1 where that is 0
+    code  = x / scale, rounded to even
+
+Each row has its own scale, because attention multiplies one number for each key anyway: the scale of a key multiplies
+its score, the scale of a value its weight.  A scale for several positions would have to be known before the first of
+them is written.
+
+A row with a NaN or an infinity has codes 0 and the scale NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Kind = Literal["int8"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+CODE = np.float32(127)
+ALIGNMENT = 16
+
+Rows = npt.NDArray[np.int8]
+Float32 = npt.NDArray[np.float32]
+
+
+def scale_at(cols: int) -> int:
+    """Where a row of `cols` columns has its scale, in bytes."""
+    return -(-cols // 4) * 4
+
+
+def row_bytes(cols: int) -> int:
+    """Bytes of a row of `cols` columns."""
+    return -(-(scale_at(cols) + 4) // ALIGNMENT) * ALIGNMENT
+
+
+def quantise(x: npt.NDArray[Any]) -> Rows:
+    """Rows (…, row_bytes(K)) of x (…, K), computed in fp32."""
+    x = x.astype(np.float32)
+    largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
+    finite = np.isfinite(largest)
+    with np.errstate(invalid="ignore"):
+        exact = largest / CODE
+        scale = np.where(exact > 0, exact, np.float32(1))
+        codes = np.where(finite, np.clip(np.rint(x / scale), -CODE, CODE), np.float32(0))
+    cols = x.shape[-1]
+    rows = np.zeros((*x.shape[:-1], row_bytes(cols)), np.int8)
+    rows[..., :cols] = codes.astype(np.int8)
+    at = scale_at(cols)
+    rows[..., at : at + 4] = np.where(finite, scale, np.float32(np.nan)).astype("<f4").view(np.int8)
+    return rows
+
+
+def scales_of(rows: Rows, cols: int) -> Float32:
+    """The scales (…, 1)."""
+    at = scale_at(cols)
+    scales: Float32 = np.ascontiguousarray(rows[..., at : at + 4]).view("<f4")
+    return scales
+
+
+def dequantise(rows: Rows, cols: int) -> Float32:
+    """code * scale, fp32 (…, cols)."""
+    return rows[..., :cols].astype(np.float32) * scales_of(rows, cols)

@@ -1,0 +1,5 @@
+// RUN: qc opt %s | filecheck %s
+
+%x = "test.op"() : () -> tensor<2x?x80xi8, #qc.dims<[2, "s", 80]>>
+// CHECK: qc.dequantize_cache %x {kind = "int8"} : tensor<2x?x64xbf16, #qc.dims<[2, "s", 64]>>
+%0 = qc.dequantize_cache %x {kind = "int8"} : tensor<2x?x64xbf16, #qc.dims<[2, "s", 64]>>
