@@ -64,6 +64,8 @@ class RaiseIdiomsPass(ModulePass):
         for function in functions(op):
             raised = _raise_pointwise_forms(function, context) + _raise_attention(function, context)
             report_idioms(function, context, self.name)
+            if raised:
+                fold_views(list(function.body.block.ops))  # what attention reads, without the views of the matmuls
             operands = [read_cache_rows, read_narrow_operands, scale_scores]
             raised += rewrite(list(function.body.block.ops), operands, again=False)
             # the remaining products over joined batch dims read their operands without a copy

@@ -30,7 +30,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"const int64_t rows = {rows}, tasks = qc_tasks(rows, {2 * body.cols});",
         "for (int64_t row = qc_share(rows, task, tasks); row < qc_share(rows, task + 1, tasks); row++) {",
         *indent(unravel("row", names, sizes)),
-        *indent(f"(void){name};" for name in names),
+        *indent([f"(void){name};" for name in names]),
         f"    qc_quantise_cache_row(x + {offset(x, [*names, '0'])}, {body.cols}, out + {offset(out, [*names, '0'])});",
         "}",
     ]

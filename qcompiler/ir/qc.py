@@ -489,9 +489,9 @@ class AttentionOp(QCOp):
         else:
             self.expect(self.rows_of in cache_rows.KINDS, f"cache is one of {', '.join(cache_rows.KINDS)}")
             self.expect(len(out) == 4 and out[:3] == q[:3], f"the result has the dims {q[:3]} and that of a value")
-            for name, rows, dim in (("k", self.k, q[3]), ("v", self.v, out[3])):
-                self.expect(tensor_dtype(rows.type) == "i8", f"{name} holds the rows of a cache, i8")
-                self.expect_shape(rows, (*shape_of(rows.type)[:3], cache_rows.row_bytes(int(dim))), name)
+            for name, stored, size in (("k", self.k, q[3]), ("v", self.v, out[3])):
+                self.expect(tensor_dtype(stored.type) == "i8", f"{name} holds the rows of a cache, i8")
+                self.expect_shape(stored, (*shape_of(stored.type)[:3], cache_rows.row_bytes(int(size))), name)
         self.expect(int(q[1]) % int(k[1]) == 0, f"{q[1]} heads are not a multiple of {k[1]} kv heads")
         if self.mask is not None:
             mask, full = shape_of(self.mask.type), (q[0], q[1], q[2], k[2])

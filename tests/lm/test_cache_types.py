@@ -1,8 +1,9 @@
-"""Caches in fp16 and bf16: read as they are, never widened as a whole, and equal to the oracle."""
+"""Caches in fp16, bf16 and int8: read as they are, never widened as a whole, and equal to the oracle."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from by_path import load
 from oracle_logits import oracle_logits
 
 import qcompiler as qc
+from qcompiler.formats.cache_rows import row_bytes
 from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.dequantize_cache import DequantizeCacheKernel
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1]]
 
@@ -26,10 +29,12 @@ def compiled(kv_cache: Any, batch: int, device: str) -> qc.CausalLM:
     return qc.compile_causal_lm(model(), max_seq_len=48, chunk=16, kv_cache=kv_cache, max_batch=batch, device=device)
 
 
+SHORT = (("fp16", 3, "cpu"), ("int8", 1, "cpu"), ("int8", 3, "sim:0"))
 CASES = [
-    pytest.param(dtype, batch, device, marks=() if (dtype, batch, device) == ("fp16", 3, "cpu") else pytest.mark.slow)
-    for dtype in ("fp16", "bf16", "fp32") for batch in (1, 2, 3) for device in ("cpu", "sim:0")
+    pytest.param(dtype, batch, device, marks=() if (dtype, batch, device) in SHORT else pytest.mark.slow)
+    for dtype in ("fp16", "bf16", "fp32", "int8") for batch in (1, 2, 3) for device in ("cpu", "sim:0")
 ]  # fmt: skip
+STORED = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "int8": "i8"}
 
 
 @pytest.mark.parametrize(("kv_cache", "batch", "device"), CASES)
@@ -37,10 +42,10 @@ def test_a_narrow_cache_is_read_as_it_is(kv_cache: Any, batch: int, device: str)
     lm = compiled(kv_cache, batch, device)
     program = lm.program
     assert program is not None
-    stored = {"fp16": "f16", "bf16": "bf16", "fp32": "f32"}[kv_cache]
+    stored = STORED[kv_cache]
     kernels = {kernel.name: kernel for kernel in program.plan.kernels}
     attentions = [kernel for kernel in kernels.values() if isinstance(kernel.body, AttentionKernel)]
-    assert attentions
+    assert attentions and not any(isinstance(kernel.body, DequantizeCacheKernel) for kernel in kernels.values())
     for kernel in attentions:
         assert [operand.dtype for operand in kernel.operands[:3]] == ["f32", stored, stored]
     held = lm.conversation(batch)
@@ -58,7 +63,54 @@ def test_a_narrow_cache_is_read_as_it_is(kv_cache: Any, batch: int, device: str)
 def test_what_a_narrow_cache_costs() -> None:
     wide = compiled("fp32", 1, "cpu").conversation().read(PROMPTS[0])[0]
     errors = {}
-    for kind in ("fp16", "bf16"):
+    for kind in ("fp16", "bf16", "int8"):
         narrow = compiled(kind, 1, "cpu").conversation().read(PROMPTS[0])[0]
         errors[kind] = float(np.linalg.norm(narrow - wide) / np.linalg.norm(wide))
-    assert 0 < errors["fp16"] < 2e-3 and 0 < errors["bf16"] < 2e-2
+    assert 0 < errors["fp16"] < 2e-3 and 0 < errors["bf16"] < 2e-2 and 0 < errors["int8"] < 2e-2
+
+
+HEADS, DIM, LAYERS, LENGTH = 2, 16, 2, 48
+
+
+def test_a_cache_in_int8_takes_a_byte_for_each_number_and_four_for_each_row() -> None:
+    """Rows are rounded up to 16 bytes: of 16 numbers to 32, of 128 to 144."""
+    program = compiled("int8", 1, "cpu").program
+    assert program is not None
+    states = {arena.name: arena.nbytes for arena in program.plan.arenas if arena.kind == "state"}
+    kept = {name: size for name, size in states.items() if name.startswith(("state.keys", "state.values"))}
+    assert len(kept) == 2 * LAYERS and set(kept.values()) == {HEADS * LENGTH * row_bytes(DIM)}
+    assert row_bytes(DIM) == 32 and row_bytes(128) == 144
+
+
+def test_conversations_over_int8_go_on_fork_forget_and_are_saved(tmp_path: Path) -> None:
+    lm = compiled("int8", 1, "cpu")
+    held = lm.conversation()
+    held.read(PROMPTS[0])
+    other = held.fork()
+    held.save(tmp_path / "talk.npz")
+    (wanted,) = held.read([4])
+    assert np.array_equal(other.read([4])[0], wanted)
+    other.truncate(len(PROMPTS[0]))
+    assert np.array_equal(other.read([4])[0], wanted)
+    again = lm.conversation()
+    again.restore(tmp_path / "talk.npz")
+    assert np.array_equal(again.read([4])[0], wanted)
+    again.reset()
+    again.read(PROMPTS[0])
+    assert np.array_equal(again.read([4])[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [("gemma2", True), pytest.param("gpt_oss", False), pytest.param("mixtral", True, marks=pytest.mark.slow)],
+)
+def test_attention_that_is_written_out_reads_int8(name: str, fused: bool) -> None:
+    """Soft caps are part of attention. With sinks it stays written out, and the values of the cache are computed."""
+    lm = qc.compile_causal_lm(
+        load("tests/models/zoo.py").DECODERS[name].build(), max_seq_len=24, chunk=8, kv_cache="int8", device="cpu"
+    )
+    assert lm.program is not None
+    kinds = {kernel.body.__class__ for kernel in lm.program.plan.kernels}
+    assert (DequantizeCacheKernel in kinds) != fused
+    ours, theirs = lm.conversation().read(PROMPTS[0], logits="all")[0], oracle_logits(lm, PROMPTS[0])
+    assert np.linalg.norm(ours - theirs) <= 2e-3 * np.linalg.norm(theirs)

@@ -14,6 +14,10 @@ from qcompiler.plan.kinds.dequantize_cache import DequantizeCacheKernel
 
 def select(op: qc.DequantizeCacheOp, ranges: Ranges, context: QCContext) -> None:
     require_own_memory(op, op.rows)
+    readers = ", ".join(sorted({use.operation.name for use in op.result.uses}))
+    shape = "x".join(map(str, shape_of(op.result.type)))
+    why = f"it is read by {readers}; only attention that has rows of keys and of values reads rows"
+    context.report.add("select-kernels", path_of(op), f"a cache of {op.kind.data} is decoded to {shape} numbers", why)
 
 
 def draft(op: qc.DequantizeCacheOp, memory: ValueMemory) -> Draft:
