@@ -16,12 +16,13 @@ from qcompiler.formats.cache_rows import row_bytes
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.dequantize_cache import DequantizeCacheKernel
 
+DECODERS = load("tests/models/zoo.py").DECODERS
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1]]
 
 
 @cache
 def model() -> Any:
-    return load("tests/models/zoo.py").DECODERS["llama"].build()
+    return DECODERS["llama"].build()
 
 
 @cache
@@ -100,15 +101,12 @@ def test_conversations_over_int8_go_on_fork_forget_and_are_saved(tmp_path: Path)
     assert np.array_equal(again.read([4])[0], wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "fused"),
-    [("gemma2", True), pytest.param("gpt_oss", False), pytest.param("mixtral", True, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "fused"), [("gemma2", True), ("gpt-oss", False), ("mixtral", True), ("falcon", True)])
 def test_attention_that_is_written_out_reads_int8(name: str, fused: bool) -> None:
     """Soft caps are part of attention. With sinks it stays written out, and the values of the cache are computed."""
-    lm = qc.compile_causal_lm(
-        load("tests/models/zoo.py").DECODERS[name].build(), max_seq_len=24, chunk=8, kv_cache="int8", device="cpu"
-    )
+    made = load("tests/lm/test_moe.py").build("GptOss") if name == "gpt-oss" else DECODERS[name].build()
+    lm = qc.compile_causal_lm(made, max_seq_len=24, chunk=8, kv_cache="int8", device="cpu")
     assert lm.program is not None
     kinds = {kernel.body.__class__ for kernel in lm.program.plan.kernels}
     assert (DequantizeCacheKernel in kinds) != fused

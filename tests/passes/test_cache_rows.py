@@ -22,9 +22,11 @@ HEADS, LENGTH = 2, 16
 class Attends(nn.Module):
     """Self-attention over a cache of `LENGTH` tokens."""
 
-    def __init__(self, dim: int, *, rows: tuple[bool, bool] = (True, True), reads: bool = False) -> None:
+    def __init__(
+        self, dim: int, *, rows: tuple[bool, bool] = (True, True), reads: bool = False, written_out: bool = False
+    ) -> None:
         super().__init__()
-        self.dim, self.rows, self.reads = dim, rows, reads
+        self.dim, self.rows, self.reads, self.written_out = dim, rows, reads, written_out
         self.linears = nn.ModuleList(nn.Linear(8, HEADS * dim) for _ in "qkv")
         for name, quantised in zip(("keys", "values"), rows, strict=True):
             width, dtype = (row_bytes(dim), torch.int8) if quantised else (dim, torch.float32)
@@ -37,6 +39,9 @@ class Attends(nn.Module):
             for kept, new, quantised in ((self.keys, k, self.rows[0]), (self.values, v, self.rows[1]))
         )
         seen = torch.arange(LENGTH)[None, :] <= at[:, None]
+        if self.written_out:  # with a soft cap, as Gemma 2 does
+            scores = torch.tanh(q @ keys.transpose(2, 3) * self.dim**-0.5 / 2) * 2
+            return scores.masked_fill(~seen, -3e38).softmax(-1) @ values
         out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen[None, None])
         return (out, keys.amax(-1)) if self.reads else out
 
@@ -63,11 +68,18 @@ def caches(program: qc.Program) -> set[str | None]:
 
 
 @pytest.mark.parametrize(
-    ("dim", "device"), [(20, "cpu"), pytest.param(64, "cpu", marks=pytest.mark.slow), (64, "sim:0")]
+    ("dim", "device", "written_out"),
+    [
+        (20, "cpu", False),
+        (64, "sim:0", False),
+        (64, "cpu", True),
+        pytest.param(64, "cpu", False, marks=pytest.mark.slow),
+        pytest.param(20, "sim:0", True, marks=pytest.mark.slow),
+    ],
 )
-def test_attention_reads_the_rows(dim: int, device: str) -> None:
+def test_attention_reads_the_rows(dim: int, device: str, written_out: bool) -> None:
     torch.manual_seed(0)
-    module = Attends(dim)
+    module = Attends(dim, written_out=written_out)
     program = compiled(module, device=device, verify_each="numerics")
     assert caches(program) == {"int8"} and DequantizeCacheKernel not in kinds(program)
     session, x = program.session(), torch.randn(7, 8)
