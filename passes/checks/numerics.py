@@ -26,8 +26,9 @@ class Exact:
 
 @dataclass(frozen=True)
 class Ulps:
-    """Exact, except that the pass may delete roundings (`truncf` -> `extf` pairs). Each deletion shifts a value by at
-    most `count` units in the last place of the narrow type. If no rounding was deleted, the outputs must be exact."""
+    """Exact, except that the pass may delete roundings (`truncf` -> `extf` pairs). Each deletion shifts an element by
+    at most `count` units in the last place of the narrow type, of the element itself or of the output's rms, whichever
+    is larger. If no rounding was deleted, the outputs must be exact."""
 
     count: int
 
@@ -112,7 +113,8 @@ def difference(
                 limit = ulps * epsilon * float(np.sqrt(roundings_deleted))
             case _:
                 limit = 0.0
-        found = _worst(before, after, (steps or {}).get(number) if limit > 0 else None)
+        step = (steps or {}).get(number) if limit > 0 else None
+        found = _worst(before, after, of_elements=isinstance(numerics, Ulps), step=step)
         if not found <= limit:
             return f"result {number} differs by {found:.3g} of its rms; {numerics} allows {limit:.3g}"
     return None
@@ -122,9 +124,9 @@ def _bits_equal(a: Array, b: Array) -> bool:
     return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def _worst(before: Array, after: Array, step: Array | None = None) -> float:
+def _worst(before: Array, after: Array, *, of_elements: bool, step: Array | None = None) -> float:
     """max|after - before| / rms(before), beyond one `step`. Infinite if only one of them has a NaN or an infinity at
-    some place."""
+    some place. `of_elements`: an element above the rms counts relative to itself, as its last place is larger, too."""
     floating = np.issubdtype(before.dtype, np.floating) or before.dtype in (ml_dtypes.bfloat16, np.float16)
     if not floating:
         return float("inf")
@@ -138,5 +140,7 @@ def _worst(before: Array, after: Array, step: Array | None = None) -> float:
     distance = np.abs(a[finite] - b[finite])
     if step is not None:
         distance = np.maximum(distance - 1.001 * np.broadcast_to(step, a.shape)[finite], 0)
+    if of_elements and rms > 0:
+        distance /= np.maximum(np.abs(a[finite]) / rms, 1)
     worst = float(np.max(distance))
     return worst / rms if rms > 0 else (0.0 if worst == 0 else float("inf"))
