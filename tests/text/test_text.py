@@ -232,16 +232,6 @@ def test_a_bad_folder_is_refused(name: str, tmp_path: Path) -> None:
         Text.from_folder(tmp_path)
 
 
-def test_an_expression_that_takes_for_ever_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """`(a|a)*c` takes 2^n steps on n letters; the engine's own limit stops it, and its panic is our error."""
-    described = json.loads(trained_byte_level((r"(a|a)*c|(a+)+c",)).to_str())
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    text = Text.from_folder(tmp_path)
-    with pytest.raises(TokenizerError, match="failed on a text of 60 characters"):
-        text.encode("a" * 60)
-    assert text.decode(text.encode("b")) == "b"
-
-
 # --- records ---------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ import msgspec
 from qcompiler.errors import ArgumentError, ChatTemplateError, MissingDependencyError, TokenizerError
 from qcompiler.formats.foreign.json_text import json_object, shown
 from qcompiler.lm.text import marks
+from qcompiler.lm.text.expressions import check_expressions
 from qcompiler.lm.text.folder import read_folder
 from qcompiler.lm.text.gguf_table import describe
 from qcompiler.lm.text.growth import check_growth
@@ -237,6 +238,7 @@ class Text:
         described = self._described
         check_merges(described)
         check_growth(described)
+        check_expressions(described)
         try:
             made = library.Tokenizer.from_str(self._record.tokenizer)
         except BaseException as error:
@@ -290,9 +292,10 @@ class Text:
     def _encode(self, text: str, special: bool, wrap: bool) -> tuple[list[int], list[int]]:
         """Tokens, and for each whether the tokenizer put it around the text."""
         with self._lock:
+            tokenizer = self._tokenizer
             try:
-                self._tokenizer.encode_special_tokens = not special
-                found = self._tokenizer.encode(text, add_special_tokens=wrap)
+                tokenizer.encode_special_tokens = not special
+                found = tokenizer.encode(text, add_special_tokens=wrap)
             except BaseException as error:
                 raise _failure(error, f"tokenizers failed on a text of {len(text):,} characters") from error
         return found.ids, found.special_tokens_mask
