@@ -132,7 +132,7 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
     is_compileable = True
 
     def __init__(self, step: DecoderStep, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.step = step
         self.keys: Any = keys
         self.values: Any = values
@@ -143,13 +143,26 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Writes the call's keys and values to their rows; returns those of each sequence, (b, heads, length, dim)."""
-        return self._update(self.keys, key_states), self._update(self.values, value_states)
+        new, kept = (key_states, value_states), (self.keys, self.values)
+        keys, values = (self._update(*each) for each in zip(kept, new, self._stored(new), strict=True))
+        return keys, values
 
-    def _update(self, kept: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    def _stored(self, new: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Keys and values as the cache has them."""
+        kind, (keys, values) = self.step.kind, new
+        if kind is None:
+            return keys.to(self.keys.dtype), values.to(self.values.dtype)
+        if keys.shape == values.shape:  # one kernel makes the rows of both
+            both: torch.Tensor = torch.ops.qc.quantize_cache(torch.cat(new, 1), kind)
+            made: tuple[torch.Tensor, ...] = torch.split(both, keys.shape[1], 1)
+            return made
+        return tuple(torch.ops.qc.quantize_cache(each, kind) for each in new)
+
+    def _update(self, kept: torch.Tensor, new: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Writes rows of the call; returns those of each sequence as numbers."""
         step = self.step
         assert step.rows is not None
         b, heads, s, dim = new.shape
-        rows = new.to(kept.dtype) if step.kind is None else torch.ops.qc.quantize_cache(new, step.kind)
         kept.index_copy_(1, step.rows, rows.transpose(0, 1).reshape(heads, b * s, -1))
         # A cast of a part of the batch would make torch ask how its dims lie, which fixes the size of the batch.
         if step.kind is None:

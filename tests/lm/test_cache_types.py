@@ -15,6 +15,8 @@ import qcompiler as qc
 from qcompiler.formats.cache_rows import row_bytes
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.dequantize_cache import DequantizeCacheKernel
+from qcompiler.plan.kinds.quantize_cache import QuantizeCacheKernel
+from qcompiler.plan.plan import Launch
 
 DECODERS = load("tests/models/zoo.py").DECODERS
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1]]
@@ -46,6 +48,10 @@ def test_a_narrow_cache_is_read_as_it_is(kv_cache: Any, batch: int, device: str)
     stored = STORED[kv_cache]
     kernels = {kernel.name: kernel for kernel in program.plan.kernels}
     attentions = [kernel for kernel in kernels.values() if isinstance(kernel.body, AttentionKernel)]
+    if kv_cache == "int8":  # one launch makes the rows of keys and of values
+        steps = next(entry for entry in program.plan.entries if entry.name == "decode").steps
+        made = [kernels[s.kernel].body for s in steps if isinstance(s, Launch)]
+        assert sum(isinstance(body, QuantizeCacheKernel) for body in made) == LAYERS
     assert attentions and not any(isinstance(kernel.body, DequantizeCacheKernel) for kernel in kernels.values())
     for kernel in attentions:
         assert [operand.dtype for operand in kernel.operands[:3]] == ["f32", stored, stored]
