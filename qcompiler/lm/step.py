@@ -132,7 +132,7 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
     is_compileable = True
 
     def __init__(self, step: DecoderStep, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.step = step
         self.keys: Any = keys
         self.values: Any = values
