@@ -20,7 +20,7 @@ class Draws:
     def __init__(self, held: Conversation, sampling: Sampling, texts: list[list[int]]) -> None:
         self.held, self.sampling, self.texts = held, sampling, texts
         self.begins = [len(text) for text in texts]
-        self._marked = False
+        self._marked: bool | None = None  # whether what was written masks end tokens; None: nothing was written
 
     def made(self, sequence: int) -> int:
         """How many tokens were drawn for a sequence."""
@@ -44,20 +44,22 @@ class Draws:
         return require_token(found, len(self.texts[sequence]), sequence)
 
     def _mark(self, new: Sequence[Sequence[int]]) -> None:
-        """Writes tallies and biases where an option needs them: once, or if `allowed` is a function, for each token."""
+        """Writes tallies and biases where an option needs them: once, again when end tokens may be chosen, or if
+        `allowed` is a function, for each token."""
         sampling, vocabulary = self.sampling, self.held.record.vocabulary
-        if not (sampling.has_penalties or sampling.has_bias) or (self._marked and not callable(sampling.allowed)):
+        masks = any(ids and sampling.masks_ends(self.made(i)) for i, ids in enumerate(new))
+        is_written = self._marked == masks and not callable(sampling.allowed)
+        if is_written or not (sampling.has_penalties or sampling.has_bias or masks):
             return
         none = np.zeros(vocabulary, np.float32)
         tallies = [
             sampling.tallies(text, begin, vocabulary) for text, begin in zip(self.texts, self.begins, strict=True)
         ]
-        asks = [bool(ids) for ids in new]
         biases = [
-            sampling.biases(text, vocabulary) if ask else none for text, ask in zip(self.texts, asks, strict=True)
+            sampling.biases(text, vocabulary, self.made(i)) if new[i] else none for i, text in enumerate(self.texts)
         ]
         self.held.set_marks(tallies, biases)
-        self._marked = not callable(sampling.allowed)
+        self._marked = masks
 
 
 __all__ = ["Draws"]

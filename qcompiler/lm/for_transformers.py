@@ -9,11 +9,12 @@ what is not supported is an error that names it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig, StoppingCriteriaList, StopStringCriteria
 
 from qcompiler.errors import ArgumentError
 from qcompiler.lm.model import CausalLM
@@ -26,7 +27,7 @@ TOP_K = 50
 _PASSED = ("temperature", "top_p", "min_p", "repetition_penalty")
 _TAKEN = {
     *_PASSED, "do_sample", "top_k", "max_new_tokens", "max_length", "num_return_sequences", "eos_token_id",
-    "pad_token_id", "bos_token_id", "seed",
+    "pad_token_id", "bos_token_id", "seed", "min_new_tokens", "min_length", "stop_strings",
 }  # fmt: skip
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "use_cache": (True, False),
@@ -40,8 +41,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "diversity_penalty": (0.0,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
     "early_stopping": (False,),
     "length_penalty": (1.0,),
     "renormalize_logits": (False,),
@@ -53,7 +52,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "output_hidden_states": (False,),
     "synced_gpus": (False,),
     "logits_processor": ([], ()),
-    "stopping_criteria": ([], ()),
 }
 """Options of transformers that this does not have, with the values at which they change nothing. None never does."""
 
@@ -103,12 +101,17 @@ class TransformersModel:
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         streamer: Any = None,
+        stopping_criteria: Sequence[Callable[..., Any]] | None = None,
+        tokenizer: Any = None,
         **options: Any,
     ) -> torch.Tensor:
         """The prompts with the tokens generated after them, (b · num_return_sequences, longest), int64.
 
         Prompts are (b, s), padded at the left where `attention_mask` is 0 (or where the tokens are `pad_token_id`, if
         that ends no text).  Sequences that ended are filled up with `pad_token_id`, else with the first end token.
+        `stop_strings` need `tokenizer`, one of transformers.  Each of `stopping_criteria` is called with one row (1, s)
+        at a time, padding included, and with None for the scores.
+
         Samples follow torch's random numbers (`torch.manual_seed`), or `seed`.  More sequences than the model's
         `max_batch` run in several groups.
 
@@ -124,9 +127,11 @@ class TransformersModel:
         if streamer is not None and count * copies > 1:
             raise ArgumentError(f"a streamer shows one sequence; there are {count * copies}")
         prompts = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True) for _ in range(copies)]
+        how = self._how(given, ids.shape[1], ends, streamer)
+        criteria = _criteria(given["stop_strings"], stopping_criteria, tokenizer)
         if streamer is not None:
             streamer.put(ids.cpu())
-        new = self._generated(prompts, given, _new_tokens(given, ids.shape[1]), ends, streamer)
+        new = self._generated(prompts, how, _stop(criteria, ids.repeat_interleave(copies, 0), prompts))
         if streamer is not None:
             streamer.end()
         fill = pad if pad is not None else ends[0] if ends else 0
@@ -134,26 +139,35 @@ class TransformersModel:
         tail = torch.tensor([row + [fill] * (longest - len(row)) for row in new], dtype=torch.int64)
         return torch.cat([ids.repeat_interleave(copies, 0), tail.reshape(len(new), longest).to(ids.device)], 1)
 
-    def _generated(
-        self, prompts: list[list[int]], given: dict[str, Any], limit: int, ends: list[int], streamer: Any
-    ) -> list[list[int]]:
-        """The new tokens of each prompt."""
-        how: dict[str, Any] = {"do_sample": False}
+    def _how(self, given: dict[str, Any], width: int, ends: list[int], streamer: Any) -> dict[str, Any]:
+        """The options of `CausalLM.generate`. Prompts have `width` tokens with their padding."""
+        least = max(given["min_new_tokens"] or 0, (given["min_length"] or 0) - width)
+        how: dict[str, Any] = {
+            "do_sample": False, "max_new_tokens": _new_tokens(given, width), "min_new_tokens": least,
+            "eos_token_id": ends or -1,
+        }  # fmt: skip
         if given["do_sample"]:
             seed = given["seed"] if given["seed"] is not None else int(torch.randint(2**62, ()))
             top_k = TOP_K if given["top_k"] is None else given["top_k"]
-            how = {"do_sample": True, "seed": seed, "top_k": top_k}
+            how |= {"do_sample": True, "seed": seed, "top_k": top_k}
             how |= {name: given[name] for name in ("temperature", "top_p", "min_p") if given[name] is not None}
         if given["repetition_penalty"] is not None:
             how["repetition_penalty"] = given["repetition_penalty"]
         if streamer is not None:
             how["stream"] = lambda token, _sequence: streamer.put(torch.tensor([token]))
+        return how
+
+    def _generated(
+        self, prompts: list[list[int]], how: dict[str, Any], stop: Callable[[Sequence[int], int], bool] | None
+    ) -> list[list[int]]:
+        """The new tokens of each prompt. More of them than `max_batch` run in groups."""
         new: list[list[int]] = []
         for at in range(0, len(prompts), self.lm.max_batch):
             group = prompts[at : at + self.lm.max_batch]
-            found = self.lm.generate(group, max_new_tokens=limit, eos_token_id=ends or -1, **how)
+            within = None if stop is None else functools.partial(_of_group, stop, at)
+            found = self.lm.generate(group, stop=within, **how)
             new += [row[len(prompt) :] for row, prompt in zip(found, group, strict=True)]
-            if given["do_sample"]:
+            if "seed" in how:
                 how["seed"] = (how["seed"] + 1) % 2**64  # the next group draws other numbers
         return new
 
@@ -226,6 +240,35 @@ def _mask(ids: torch.Tensor, given: torch.Tensor | None, pad: int | None, ends: 
             f"row {row} of input_ids has padding behind a token: pad at the left (tokenizer.padding_side = 'left')"
         )
     return mask
+
+
+def _criteria(strings: Any, given: Sequence[Callable[..., Any]] | None, tokenizer: Any) -> Any:
+    """transformers' list of what ends a text; empty if nothing but end tokens does. ArgumentError without tokenizer."""
+    criteria = StoppingCriteriaList(given or [])
+    if strings:
+        if tokenizer is None:
+            raise ArgumentError(
+                f"stop_strings={strings!r} need the tokenizer that they are looked for with: generate(tokenizer=…)"
+            )
+        criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
+    return criteria
+
+
+def _stop(criteria: Any, ids: torch.Tensor, prompts: list[list[int]]) -> Callable[[Sequence[int], int], bool] | None:
+    """Whether a criterion ends the text of row i: it sees the row of `ids`, padding included, and the new tokens."""
+    if not criteria:
+        return None
+
+    def is_done(text: Sequence[int], i: int) -> bool:
+        new = torch.tensor(text[len(prompts[i]) :], dtype=torch.int64, device=ids.device)
+        return bool(criteria(torch.cat([ids[i], new])[None], None).all())
+
+    return is_done
+
+
+def _of_group(stop: Callable[[Sequence[int], int], bool], begin: int, text: Sequence[int], i: int) -> bool:
+    """`stop` for the i-th sequence of the group that begins at the prompt `begin`."""
+    return stop(text, begin + i)
 
 
 def _new_tokens(given: dict[str, Any], prompt: int) -> int:

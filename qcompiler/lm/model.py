@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Stream = Callable[[int, int], object]
 """Is called with each new token and the index of its sequence."""
 
+Stop = Callable[[Sequence[int], int], bool]
+"""Is called with the tokens of a sequence so far, prompt and new one included, and its index; true ends the text."""
+
 TEXT = "tokenizer.json"
 """The attachment that holds the tokenizer."""
 
@@ -75,6 +78,7 @@ class CausalLM:
         *,
         max_new_tokens: int | None = None,
         max_length: int | None = None,
+        min_new_tokens: int = 0,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -88,6 +92,7 @@ class CausalLM:
         seed: int = 0,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
+        stop: Stop | None = None,
         stream: Stream | None = None,
         conversation: Conversation | None = None,
         input_ids: Any = None,
@@ -102,7 +107,8 @@ class CausalLM:
         The most likely token is taken unless `temperature`, `top_k`, `top_p`, `min_p` or `do_sample` asks for samples;
         then the temperature is 1 if it is not given.  docs/language-models.md describes every option.  A sequence ends
         with an end token (`eos_token_id`; by default the model's own), or after `max_new_tokens` (128, or as many as
-        the cache takes), or at `max_length` tokens with the prompt.
+        the cache takes), or at `max_length` tokens with the prompt, or where `stop(text, sequence)` is true for its
+        tokens so far.  No end token is chosen for the first `min_new_tokens` tokens.
 
         `stream(token, sequence)` is called with every new token.  `conversation` is one to go on with: prompt and new
         tokens are added to those that it has, apart from the last new one, which no call has read.  The next prompt
@@ -116,18 +122,18 @@ class CausalLM:
         held = conversation if conversation is not None else self.conversation(len(prompts))
         if len(held) != len(prompts):
             raise ArgumentError(f"{len(prompts)} prompts for a conversation of {len(held)} sequences")
+        ends = self._ends(eos_token_id)
         sampling = Sampling(
             temperature=_temperature(temperature, do_sample, (top_k, top_p, min_p)), top_k=top_k or 0,
             top_p=1.0 if top_p is None else top_p, min_p=min_p or 0.0, repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, bias=logit_bias or {},
-            allowed=allowed, seed=seed,
+            allowed=allowed, seed=seed, ends=ends, min_new_tokens=min_new_tokens,
         )  # fmt: skip
         sampling.check(self.record.vocabulary)
-        ends = self._ends(eos_token_id)
         found = [list(prompt) for prompt in prompts]
         with held.alone():
             limits = self._limits(prompts, held, max_new_tokens, max_length)
-            for token, sequence in self._steps(held, prompts, sampling, ends, limits):
+            for token, sequence in self._steps(held, prompts, sampling, limits, stop):
                 found[sequence].append(token)
                 if stream is not None:
                     stream(token, sequence)
@@ -151,8 +157,8 @@ class CausalLM:
         held: Conversation,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        ends: frozenset[int],
         limits: Sequence[int],
+        stop: Stop | None,
     ) -> Iterator[tuple[int, int]]:
         """Each new token with its sequence, as soon as it is known. All sequences that go on take a step together."""
         texts = [[*tokens, *prompt] for tokens, prompt in zip(held.tokens, prompts, strict=True)]
@@ -165,7 +171,8 @@ class CausalLM:
                 token = draws.token(found[i], i)
                 texts[i].append(token)
                 yield token, i
-                if token not in ends and draws.made(i) < limits[i]:
+                is_done = token in sampling.ends or draws.made(i) == limits[i]
+                if not is_done and not (stop is not None and stop(texts[i], i)):
                     new[i] = [token]
 
     def _ends(self, given: int | Sequence[int] | None) -> frozenset[int]:

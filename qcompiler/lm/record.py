@@ -7,10 +7,14 @@ from typing import Literal
 import msgspec
 
 from qcompiler.errors import CorruptFileError, ForeignFileError, NewerFileError
+from qcompiler.formats.foreign.json_text import shown
 
 MEMBER = "language-model.json"
 VERSION = 2
 """2: the program samples. A program of version 1 gives logits, and the host samples."""
+
+MAX_SIZE = 1 << 40
+"""Above every size that a program has; a cache of as many rows does not exist."""
 
 
 def mark_slots(batch: int) -> int:
@@ -64,10 +68,27 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             record = msgspec.json.decode(data, type=LanguageModel, strict=True)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptFileError(f"{path}: {MEMBER} does not follow its schema: {error}") from error
-        sizes = (record.vocabulary, record.max_seq_len, record.max_batch, record.chunk)
-        tokens = (*record.end_ids, *(() if record.start_id is None else (record.start_id,)))
-        spare = record.chunk if record.max_batch > 1 else 0
-        fits = record.rows >= record.max_seq_len + spare and record.chunk <= record.max_seq_len and version >= 1
-        if min(sizes) < 1 or not fits or not all(0 <= t < record.vocabulary for t in tokens):
-            raise CorruptFileError(f"{path}: {MEMBER} has sizes or tokens that no language model has")
+        wrong = record.wrong()
+        if wrong is not None:
+            raise CorruptFileError(f"{path}: {MEMBER} has sizes or tokens that no language model has: {wrong}")
         return record
+
+    def wrong(self) -> str | None:
+        """The first value that no language model has, with its key; None if there is none."""
+        spare = self.chunk if self.max_batch > 1 else 0
+        tokens = {f"end_ids[{i}]": token for i, token in enumerate(self.end_ids)}
+        if self.start_id is not None:
+            tokens["start_id"] = self.start_id
+        # key, value, least, most
+        ranges = [
+            ("version", self.version, 1, VERSION),
+            *((key, getattr(self, key), 1, MAX_SIZE) for key in ("vocabulary", "max_seq_len", "max_batch", "chunk")),
+            ("chunk", self.chunk, 1, self.max_seq_len),
+            ("rows", self.rows, self.max_seq_len + spare, MAX_SIZE),
+            *((key, token, 0, self.vocabulary - 1) for key, token in tokens.items()),
+        ]
+        for key, value, least, most in ranges:
+            if not least <= value <= most:
+                beside = f"max_seq_len is {shown(self.max_seq_len)}, vocabulary is {shown(self.vocabulary)}"
+                return f"{key} is {shown(value)}, and it must be from {least:,} to {most:,} where {beside}"
+        return None

@@ -58,6 +58,7 @@ class Sampling:
       time they were.
     - `bias` is added to logits, by token.  `allowed` is the tokens that may be chosen, or a function from the sequence
       so far to them.
+    - `ends` are not chosen for the first `min_new_tokens` tokens.
     - `seed` starts the random numbers.  Each number depends on the seed, the index of the sequence in its batch and the
       number of the token alone: other sequences of a batch do not change a sequence's text.
 
@@ -74,6 +75,8 @@ class Sampling:
     bias: Mapping[int, float] = field(default_factory=dict)
     allowed: Allowed | None = None
     seed: int = 0
+    ends: frozenset[int] = frozenset()
+    min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         checks = (
@@ -84,6 +87,7 @@ class Sampling:
             ("repetition_penalty", self.repetition_penalty > 0, "above 0; 1 changes nothing"),
             ("presence_penalty", math.isfinite(self.presence_penalty), "a finite number"),
             ("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number"),
+            ("min_new_tokens", self.min_new_tokens >= 0, "0 or more"),
             ("seed", 0 <= self.seed < 2**64, "from 0 to 2**64 - 1"),
         )
         for name, fits, rule in checks:
@@ -111,9 +115,8 @@ class Sampling:
         """
         vocabulary = len(logits)
         words = self.words(sequence, len(tokens) - prompt)
-        found = drawn(
-            adjusted(logits, words, self.tallies(tokens, prompt, vocabulary), self.biases(tokens, vocabulary)), words
-        )
+        biases = self.biases(tokens, vocabulary, len(tokens) - prompt)
+        found = drawn(adjusted(logits, words, self.tallies(tokens, prompt, vocabulary), biases), words)
         return require_token(found, len(tokens), sequence)
 
     def words(self, sequence: int, step: int) -> Words:
@@ -127,7 +130,7 @@ class Sampling:
         words[MIN_P] = int(self.min_p * 2**SHARE_BITS)
         words[REPETITION] = bits_of(self.repetition_penalty)
         words[PRESENCE], words[FREQUENCY] = bits_of(self.presence_penalty), bits_of(self.frequency_penalty)
-        words[FLAGS] = READS_BIAS * self.has_bias + READS_TALLIES * self.has_penalties
+        words[FLAGS] = READS_BIAS * (self.has_bias or self.masks_ends(step)) + READS_TALLIES * self.has_penalties
         return words
 
     @property
@@ -138,6 +141,10 @@ class Sampling:
     def has_bias(self) -> bool:
         return bool(self.bias) or self.allowed is not None
 
+    def masks_ends(self, made: int) -> bool:
+        """Whether the token after `made` new ones must not end the text."""
+        return made < self.min_new_tokens and bool(self.ends)
+
     def tallies(self, tokens: Sequence[int], prompt: int, vocabulary: int) -> Floats:
         """For each token of the vocabulary how often it was generated, and `GIVEN` more if it occurs in the prompt."""
         found = np.zeros(vocabulary, np.float32)
@@ -146,8 +153,8 @@ class Sampling:
             found[np.asarray(tokens[:prompt], np.int64)] += GIVEN
         return found
 
-    def biases(self, tokens: Sequence[int], vocabulary: int) -> Floats:
-        """What is added to each logit; -infinity for tokens that are not allowed."""
+    def biases(self, tokens: Sequence[int], vocabulary: int, made: int = 0) -> Floats:
+        """What is added to each logit after `made` new tokens; -infinity for tokens that are not allowed."""
         found = np.zeros(vocabulary, np.float32)
         for token, value in self.bias.items():
             found[_known(token, vocabulary, "bias")] = number_of(bits_of(value))
@@ -157,6 +164,8 @@ class Sampling:
             masked = np.full(vocabulary, -math.inf, np.float32)
             masked[may] = found[may]
             found = masked
+        if self.masks_ends(made):
+            found[[token for token in self.ends if token < vocabulary]] = -math.inf
         return found
 
     def candidates(self, scores: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:

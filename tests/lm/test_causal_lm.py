@@ -267,6 +267,27 @@ def test_a_saved_model_generates_without_torch(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(greedy(PROMPTS[0], 12))
 
 
+def test_a_text_ends_where_it_is_told_to_and_not_before_its_least_length() -> None:
+    """Sequences of a batch end one by one; the text that a function sees has the prompt and the new token."""
+    prompt, whole = PROMPTS[0], greedy(PROMPTS[0], 20)
+    seen: list[list[int]] = []
+
+    def stop(text: Sequence[int], sequence: int) -> bool:
+        seen.append([sequence, *text])
+        return len(text) == len(prompt) + (5 if sequence else 9)
+
+    first, second = compiled().generate([prompt, prompt], max_new_tokens=12, stop=stop, eos_token_id=-1)
+    assert (first, second) == (whole[: len(prompt) + 9], whole[: len(prompt) + 5])
+    assert seen[0] == [0, *whole[: len(prompt) + 1]] and len(seen) == 14
+    end = whole[len(prompt) + 3]  # an end token that the text would have soon
+    later = compiled().generate(prompt, max_new_tokens=12, min_new_tokens=6, eos_token_id=end)
+    assert end not in later[len(prompt) : len(prompt) + 6]
+    penalty = {"presence_penalty": 0.5, "logit_bias": {65: 0.25}}
+    free = compiled().generate(prompt, max_new_tokens=12, eos_token_id=-1, **penalty)
+    unused = next(token for token in range(255, 0, -1) if token not in free)
+    assert compiled().generate(prompt, max_new_tokens=12, min_new_tokens=4, eos_token_id=unused, **penalty) == free
+
+
 def test_a_program_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
     program = qc.qcompile(torch.nn.Linear(4, 4), (torch.ones(2, 4),))
     program.save(tmp_path / "linear.qca")

@@ -77,6 +77,58 @@ def test_prompts_stay_padded_at_the_left_and_results_are_transformers() -> None:
     assert ours().generate(**given).shape[1] == given["input_ids"].shape[1] + 20, "transformers' default"
 
 
+@pytest.mark.parametrize("options", [
+    {"stop_strings": ["turn", "_set_s"]},
+    {"stop_strings": "\n", "max_new_tokens": 40},
+    {"eos_token_id": [ord(" "), ord("\n")], "min_new_tokens": 7},
+    {"eos_token_id": [ord(" "), ord("\n")], "min_length": 20, "repetition_penalty": 1.0},
+    {"eos_token_id": ord("e"), "min_new_tokens": 34},  # no fewer than max_new_tokens
+    {"eos_token_id": [ord("e"), 0], "min_new_tokens": 3, "stop_strings": ["rati"], "pad_token_id": 1},
+    {"generation_config": transformers.GenerationConfig(stop_strings=["re"], max_new_tokens=34, eos_token_id=0)},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("count", [1, 3])
+def test_texts_end_where_transformers_ends_them(options: dict[str, Any], count: int) -> None:
+    texts = [*PROMPTS, "x = "][:count]  # three are two groups
+    given = ({} if "generation_config" in options else {"max_new_tokens": 34}) | options
+    given = {"do_sample": False, "pad_token_id": PAD, "tokenizer": tokenizer()} | given
+    found, expected = (model.generate(**padded(texts), **given) for model in (ours(), theirs()))
+    assert torch.equal(found, expected)
+    if count == 1 and "min_new_tokens" not in options and "min_length" not in options:
+        assert found.shape[1] < padded(texts)["input_ids"].shape[1] + given.get("max_new_tokens", 34), (
+            "nothing ended the text"
+        )
+
+
+def test_stopping_criteria_see_each_row_with_its_padding() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class FiveOrSpace(transformers.StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            seen.append(tuple(input_ids.shape))
+            return (input_ids[:, -1] == ord(" ")) | torch.tensor(input_ids.shape[1] >= 24)
+
+    given = {
+        **padded([*PROMPTS, "x = "]),
+        "do_sample": False,
+        "max_new_tokens": 30,
+        "stopping_criteria": [FiveOrSpace()],
+    }
+    found = ours().generate(**given)
+    assert seen[0] == (1, 17) and {rows for rows, _ in seen} == {1}
+    assert torch.equal(found, theirs().generate(**given))
+
+
+def test_no_sampled_text_ends_before_its_least_length() -> None:
+    ids = padded(PROMPTS[:1])["input_ids"]
+    ends = [token for token in range(256) if token != ord("a")]  # nothing else may be drawn at first
+    found = ours().generate(
+        ids, do_sample=True, temperature=2.0, eos_token_id=ends, min_new_tokens=5, max_new_tokens=9,
+        num_return_sequences=3, repetition_penalty=1.1, seed=1,
+    )  # fmt: skip
+    new = found[:, ids.shape[1] :]
+    assert (new[:, :5] == ord("a")).all() and (new[:, 5] != ord("a")).any()
+
+
 def test_each_returned_sequence_draws_its_own_tokens() -> None:
     ids = padded(PROMPTS[:1])["input_ids"]
     found = ours().generate(ids, do_sample=True, temperature=2.0, max_new_tokens=12, num_return_sequences=5, seed=4)
@@ -96,9 +148,10 @@ def test_a_streamer_gets_prompt_tokens_and_the_end(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"num_beams": 3, "penalty_alpha": 0.5}, r"does not take num_beams=3, penalty_alpha=0\.5: leave them out"),
-    ({"stop_strings": ["x"]}, r"does not take stop_strings=\['x'\]"),
+    ({"stop_strings": ["x"]}, r"stop_strings=\['x'\] need the tokenizer .* generate\(tokenizer="),
     ({"no_such_option": None}, "does not take no_such_option=None"),
-    ({"min_new_tokens": 4}, "does not take min_new_tokens=4"),
+    ({"min_new_tokens": -1}, "min_new_tokens=-1: choose 0 or more"),
+    ({"max_time": 2.0, "logits_processor": [len]}, r"does not take logits_processor=\[.*\], max_time=2\.0"),
     ({"generation_config": transformers.GenerationConfig(num_beams=2)}, "does not take num_beams=2"),
     ({"num_return_sequences": 2}, "without do_sample=True"),
     ({"max_length": 3}, "max_length=3: the prompts have 16 tokens"),

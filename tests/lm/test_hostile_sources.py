@@ -10,9 +10,20 @@ from typing import Any
 
 import pytest
 from by_path import ROOT, load
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import qcompiler as qc
-from qcompiler.errors import ExportError, TokenizerError, WeightsError
+from qcompiler.errors import (
+    CorruptFileError,
+    ExportError,
+    FormatError,
+    NewerFileError,
+    QCompilerError,
+    TokenizerError,
+    WeightsError,
+)
+from qcompiler.lm.record import MAX_SIZE, LanguageModel
 from qcompiler.lm.text import Text
 
 
@@ -25,6 +36,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+NAN = float("nan")
+
+
 def changed(sound: Path, folder: Path, file: str, **values: Any) -> Path:
     """A copy of the folder in which a JSON file says something else."""
     shutil.copytree(sound, folder)
@@ -34,8 +48,19 @@ def changed(sound: Path, folder: Path, file: str, **values: Any) -> Path:
 
 
 @pytest.mark.parametrize(("values", "message"), [
-    ({"num_attention_heads": 0}, "LlamaConfig refuses the configuration"),
-    ({"num_key_value_heads": 0}, "cannot be built from the configuration"),
+    ({"num_attention_heads": 0}, "num_attention_heads is 0, and it must be 1 or more"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads is 0, and"),
+    ({"num_attention_heads": -4}, "attention_heads is -4"),
+    ({"hidden_size": 0}, "hidden_size is 0, and"), ({"head_dim": -8}, "head_dim is -8, and"),
+    ({"vocab_size": 0}, "vocab_size is 0, and"), ({"max_position_embeddings": 0}, "max_position_embeddings is 0, and"),
+    ({"rms_norm_eps": NAN}, "rms_norm_eps is nan, and it must be a finite number"),
+    ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05, and it must be 0 or more"),
+    ({"rope_theta": 0}, "rope_theta is 0, and it must be above 0"), ({"rope_theta": NAN}, "rope_theta is nan"),
+    ({"rope_theta": float("inf")}, "rope_theta is inf, and it must be a finite number"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, "rope_parameters.rope_theta is -1.0, and"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "rope_scaling.factor is 0.0, and it must be above 0"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, NAN]}}, "rope_scaling.short_factor is nan"),
+    ({"anything": {"deep": [[NAN]]}}, "anything.deep is nan"),
     ({"num_key_value_heads": 3}, "cannot read tokens with a cache .*check that its configuration is that of"),
     ({"num_hidden_layers": 0}, "hands no keys and values to a cache"),
     ({"num_hidden_layers": 2**40}, "num_hidden_layers is 1099511627776"),
@@ -47,6 +72,68 @@ def changed(sound: Path, folder: Path, file: str, **values: Any) -> Path:
 def test_sizes_that_make_no_model_are_named(values: dict[str, Any], message: str, sound: Path, tmp_path: Path) -> None:
     with pytest.raises((WeightsError, ExportError), match=message):
         qc.compile_causal_lm(changed(sound, tmp_path / "x", "config.json", **values), max_seq_len=16)
+
+
+def keys_of(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The paths of all values of a JSON object that are no objects."""
+    if not isinstance(value, dict):
+        return [path]
+    return [each for key, inner in value.items() for each in keys_of(inner, (*path, key))]
+
+
+HOSTILE = [0, -1, 1, 3, 2**31, 2**62, 10**300, NAN, float("inf"), -0.0, 1e-320, 1e308, 0.5, True, None, "", "x", [], {}]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_any_value_of_a_configuration_makes_a_model_or_a_clear_error(sound: Path, data: st.DataObject) -> None:
+    """A model is only described here: a size that its files do not fill would be an error before memory is taken."""
+    before = (sound / "config.json").read_text()
+    described = json.loads(before)
+    path, value = data.draw(st.sampled_from(keys_of(described))), data.draw(st.sampled_from(HOSTILE))
+    inner = described
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    try:
+        (sound / "config.json").write_text(json.dumps(described))
+        qc.from_checkpoint(sound)
+    except QCompilerError as error:
+        assert isinstance(error, WeightsError | FormatError) and str(sound) in str(error)
+    finally:
+        (sound / "config.json").write_text(before)
+
+
+RECORD = LanguageModel(
+    vocabulary=256, max_seq_len=32, max_batch=2, rows=48, chunk=16, cache_dtype="float32", end_ids=(0,), start_id=0
+)
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("vocabulary", 0, "vocabulary is 0, and it must be from 1 to"), ("max_batch", -1, "max_batch is -1, and"),
+    ("max_seq_len", 2**62, "max_seq_len is 4611686018427387904, and"),
+    ("rows", 47, "rows is 47, and it must be from 48"),
+    ("chunk", 33, "chunk is 33, and it must be from 1 to 32"), ("start_id", 256, "start_id is 256, and"),
+    ("end_ids", [3, -1], r"end_ids\[1\] is -1, and it must be from 0 to 255"), ("version", 0, "version is 0, and"),
+    ("chunk", 1.5, r"`int`, got `float` - at `\$.chunk`"),
+    ("chunk", NAN, "language-model.json does not follow its schema"),
+])  # fmt: skip
+def test_a_record_of_sizes_that_no_model_has_names_the_key(key: str, value: Any, message: str) -> None:
+    data = json.dumps({**json.loads(RECORD.encode()), key: value}).encode()
+    with pytest.raises(CorruptFileError, match=f"^x.qca: .*{message}"):
+        LanguageModel.decode(data, "x.qca")
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(json.loads(RECORD.encode()))), st.sampled_from(HOSTILE))
+def test_any_value_of_a_record_is_in_range_or_an_error(key: str, value: Any) -> None:
+    data = json.dumps({**json.loads(RECORD.encode()), key: value}).encode()
+    try:
+        found = LanguageModel.decode(data, "x.qca")
+    except (CorruptFileError, NewerFileError) as error:
+        assert key in str(error) or (isinstance(value, float) and "schema" in str(error))
+        return
+    assert 1 <= found.chunk <= found.max_seq_len < found.rows <= MAX_SIZE and found.vocabulary >= 1
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])

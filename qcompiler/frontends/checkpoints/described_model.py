@@ -3,6 +3,7 @@
 A configuration is a few numbers, and each may be 2^62: building that many layers would kill the machine.  So
 
 * every integer in it is bounded by the largest dimension of the files' tensors (or a limit for context lengths),
+* counts that must be positive are, and no number is NaN or infinite,
 * while the model is built, its parameters are counted, and the build stops if they exceed what the files can hold.
 
 transformers may raise any error for other odd values; this module turns the errors of its configurations and
@@ -12,6 +13,7 @@ constructors into WeightsErrors, in one place.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -39,6 +41,18 @@ MAX_VALUES = 100_000
 """Maximum values in a configuration: transformers writes and compares it as text. ImageNet-21k has 44,000 labels."""
 
 _CONTEXTS = re.compile(r"position|context|ctx|length|seq|window|token|_id(s|x)?$|seed")
+
+_COUNTS = re.compile(
+    r"(num|n)_(attention_|key_value_|kv_|query_|decoder_attention_|encoder_attention_)?heads?(_kv)?|vocab_size"
+    r"|hidden_size|n_embd|d_model|head_dim|(original_)?max_position_embeddings|n_positions"
+)
+"""Keys of counts that are 1 or more. Other counts are 0 in some published configurations."""
+_POSITIVE = re.compile(
+    r"rope_theta|rope_local_base_freq|rotary_emb_base|factor|(low|high)_freq_factor|(short|long)_factor"
+)
+_EPSILON = re.compile(r"(.*_)?(eps|epsilon)")
+_INFINITE = re.compile(r".*limit")
+"""Keys whose value may be infinite: time_step_limit is, in published configurations."""
 
 _IMPLEMENTATIONS = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 """Keys that say how a model computes, and not what."""
@@ -89,19 +103,35 @@ def _errors() -> tuple[type[Exception], ...]:
     return (*_ERRORS, errors.StrictDataclassError)
 
 
-def check_sizes(described: Mapping[str, Any], where: Path, held: TensorTotals) -> None:
-    """WeightsError, with its name, for an integer that no model with these tensors can have."""
+def check_numbers(described: Mapping[str, Any], where: Path, held: TensorTotals) -> None:
+    """WeightsError, with its name, for a number that no model with these tensors can have."""
     for count, (name, value) in enumerate(_values(described, "", 0, where)):
         if count > MAX_VALUES:
             raise WeightsError(f"{where} holds more than {MAX_VALUES:,} values; that is no configuration")
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             continue
+        wrong = _wrong(name.rpartition(".")[2], value)
+        if wrong is not None:
+            raise WeightsError(f"{where} says {name} is {shown(value)}, and it must be {wrong}: correct it in the file")
         limit = LONGEST_CONTEXT if _CONTEXTS.search(name) else held.largest_size
-        if abs(value) > limit:
+        if isinstance(value, int) and abs(value) > limit:
             raise WeightsError(
                 f"{where} says {name} is {shown(value)}; its tensors have dimensions up to {held.largest:,}, and so "
                 f"the limit is {limit:,}"
             )
+
+
+def _wrong(key: str, value: float) -> str | None:
+    """What a value of this key must be, if this one is not."""
+    if isinstance(value, float) and not math.isfinite(value) and (math.isnan(value) or not _INFINITE.fullmatch(key)):
+        return "a finite number"
+    if _COUNTS.fullmatch(key) and value < 1:
+        return "1 or more"
+    if _POSITIVE.fullmatch(key) and value <= 0:
+        return "above 0"
+    if _EPSILON.fullmatch(key) and value < 0:
+        return "0 or more"
+    return None
 
 
 def _values(value: Any, name: str, depth: int, where: Path) -> Iterator[tuple[str, Any]]:
@@ -120,7 +150,7 @@ def _values(value: Any, name: str, depth: int, where: Path) -> Iterator[tuple[st
 
 def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: TensorTotals) -> Any:
     """An instance of the configuration class `kind`. WeightsError names what the class refuses."""
-    check_sizes(described, where, held)
+    check_numbers(described, where, held)
     try:
         return kind.from_dict(_without_implementations(described))
     except _errors() as error:
@@ -190,4 +220,4 @@ def _refused(where: Path, what: str, error: BaseException) -> WeightsError:
     return WeightsError(f"{where}: {what}: {type(error).__name__}: {text[:300]}")
 
 
-__all__ = ["TensorTotals", "check_sizes", "config_class", "configuration", "hollow", "model_class"]
+__all__ = ["TensorTotals", "check_numbers", "config_class", "configuration", "hollow", "model_class"]

@@ -55,7 +55,7 @@ class Keys:
         return value
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A count of at least `least`; WeightsError for anything else. `check_sizes` refuses counts that are too
+        """A count of at least `least`; WeightsError for anything else. `check_numbers` refuses counts that are too
         large."""
         value = self.number(key, default)
         if not isinstance(value, int) or value < least:
