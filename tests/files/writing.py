@@ -40,6 +40,9 @@ def build(kind: str, **options: Any) -> nn.Module:
             "vocab_size": 96,
             **options,
         }
+    if kind == "Falcon":
+        left_out = ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")
+        sizes = {name: value for name, value in sizes.items() if name not in left_out} | {"ffn_hidden_size": 512}
     config = getattr(transformers, f"{kind}Config")(**sizes)
     config.use_cache = False
     suffix = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
@@ -58,6 +61,19 @@ def build(kind: str, **options: Any) -> nn.Module:
 def rows_for_llama_cpp(values: np.ndarray, heads: int) -> np.ndarray:
     """As llama.cpp's converter writes q and k: the halves of a head become neighbours."""
     return values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def rows_for_falcon(rows: np.ndarray, heads: int, groups: int) -> np.ndarray:
+    """As llama.cpp's converter writes them: queries of all groups, then their keys, then their values."""
+    parts = rows.reshape(groups, heads // groups + 2, -1)
+    queries, keys, values = parts[:, :-2], parts[:, [-2]], parts[:, [-1]]
+    return np.concatenate([queries.reshape(-1), keys.reshape(-1), values.reshape(-1)])
+
+
+def _key_heads(config: Any) -> int:
+    if hasattr(config, "num_kv_heads"):  # Falcon's
+        return int(config.num_kv_heads) if config.new_decoder_architecture else 1
+    return int(config.num_key_value_heads)
 
 
 @dataclass
@@ -119,6 +135,8 @@ def changes(name: str, arch: str, config: Any) -> tuple[Change, Change]:
     if arch == "gptneox" and "query_key_value" in name:
         heads_ = config.num_attention_heads
         return _moved(lambda rows: rows.reshape(heads_, 3, -1).swapaxes(0, 1).reshape(-1))
+    if arch == "falcon" and "query_key_value" in name:
+        return _moved(lambda rows: rows_for_falcon(rows, config.num_attention_heads, _key_heads(config)))
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return lambda values: values + 1, lambda values: values - 1
     if name.endswith("shared_expert_gate.weight"):
@@ -145,11 +163,12 @@ def _keys(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(width)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
+    wide = ("intermediate_size", "ffn_hidden_size", "n_inner")
+    writer.add_feed_forward_length(next(getattr(config, name) for name in wide if getattr(config, name, None)))
     writer.add_head_count(heads)
     if arch not in ("gpt2", "gptneox"):
-        writer.add_head_count_kv(config.num_key_value_heads)
-    if arch in ("gpt2", "gptneox", "starcoder2"):
+        writer.add_head_count_kv(_key_heads(config))
+    if arch in ("gpt2", "gptneox", "starcoder2", "falcon"):
         eps = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
         writer.add_layer_norm_eps(next(getattr(config, name) for name in eps if hasattr(config, name)))
     else:
@@ -159,7 +178,7 @@ def _keys(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     if dim != width // heads or arch.startswith("gemma"):
         writer.add_key_length(dim)
         writer.add_value_length(dim)
-    if arch != "gpt2":
+    if arch not in ("gpt2", "falcon"):
         rope = config.rope_parameters
         rope = rope.get("full_attention", rope)
         writer.add_rope_freq_base(rope["rope_theta"])

@@ -53,10 +53,14 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": ("Phi3", "phi3", {"sliding_window": 5}),
     "gpt2": ("GPT2", "gpt2", {"bos_token_id": 1, "eos_token_id": 2}),
     "gptneox": ("GPTNeoX", "gptneox", _NEOX),
+    "falcon": ("Falcon", "falcon", {}),
+    "falcon in groups": ("Falcon", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon in groups with one norm": ("Falcon", "falcon", {
+        "new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1}),
     "gptneox in series": ("GPTNeoX", "gptneox", {**_NEOX, "use_parallel_residual": False}),
 }  # fmt: skip
-QUICK = {"gptneox"}
-READ_BY_TRANSFORMERS = ("qwen2moe", "starcoder2", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2")
+QUICK = {"gptneox", "falcon in groups"}
+READ_BY_TRANSFORMERS = ("qwen2moe", "starcoder2", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2", "falcon")
 
 
 def type_of(name: str) -> Type:
@@ -250,6 +254,7 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
     ("olmo2", {"olmo2.attention.sliding_window": 4}, "OLMo 3 is not read from GGUF files; compile its folder"),
     ("gpt-oss", {"gpt-oss.expert_feed_forward_length": 256},
      r"has the shape \[4, 512, 256\] and .* not \[4, 256, 256\], as 'model\.layers\.0\.mlp\.experts\.gate_up_proj'"),
+    ("falcon in groups", {"falcon.attention.head_count_kv": 3}, "8 heads do not share 3 key/value heads evenly"),
     ("qwen2moe", {"qwen2moe.expert_shared_feed_forward_length": 256}, "'blk.0.ffn_gate_shexp.weight' in"),
 ])  # fmt: skip
 def test_keys_that_do_not_fit_the_tensors_are_named(

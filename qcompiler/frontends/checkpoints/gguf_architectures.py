@@ -127,6 +127,14 @@ _NEOX_INSIDE = {
     "input_layernorm": "attn_norm", "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
     "post_attention_layernorm": "ffn_norm", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
 }  # fmt: skip
+_FALCON_TOP = {
+    "transformer.word_embeddings": "token_embd", "transformer.ln_f": "output_norm", "lm_head": "output",
+}  # fmt: skip
+_FALCON_INSIDE = {
+    "input_layernorm": "attn_norm", "ln_mlp": "attn_norm", "ln_attn": "attn_norm_2",
+    "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
+}  # fmt: skip
 _WHOLE = {
     "mlp.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     "mlp.experts.down_proj": ("ffn_down_exps.weight",),
@@ -161,6 +169,16 @@ def _rows_by_part(name: str, rows: int, config: Any) -> Order | None:
     heads = config.num_attention_heads
     here = np.arange(rows).reshape(heads, 3, rows // heads // 3)  # [head, part, i] is the model's row
     return np.ascontiguousarray(here.swapaxes(0, 1)).reshape(-1)
+
+
+def _rows_of_groups(name: str, rows: int, config: Any) -> Order | None:
+    """For architecture falcon: files hold all queries, then keys, then values; transformers the queries, the key and
+    the value of one group after the other."""
+    if ".query_key_value." not in name:
+        return None
+    groups = config.num_kv_heads if config.new_decoder_architecture else 1
+    here = np.arange(rows).reshape(groups, config.num_attention_heads // groups + 2, -1)  # [group, head, i]
+    return np.concatenate([here[:, part].reshape(-1) for part in (slice(None, -2), -2, -1)])
 
 
 @dataclass(frozen=True)
@@ -515,6 +533,26 @@ def _neox(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _falcon(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "FalconForCausalLM")
+    _wholly_turned(keys, dim)
+    groups, norms = keys.count("attention.head_count_kv", 1), 1 + keys.has_tensor("blk.0.attn_norm_2.weight")
+    if heads % groups:
+        raise WeightsError(f"{keys.file.path}: {heads} heads do not share {groups} key/value heads evenly")
+    return {
+        "hidden_size": width,
+        "ffn_hidden_size": keys.count("feed_forward_length", 4 * width),
+        "num_hidden_layers": keys.count("block_count"),
+        "num_attention_heads": heads,
+        "num_kv_heads": groups,
+        "max_position_embeddings": keys.count("context_length"),
+        "layer_norm_epsilon": keys.fp32("attention.layer_norm_epsilon"),
+        "new_decoder_architecture": groups > 1 or norms > 1,
+        "num_ln_in_parallel_attn": norms,
+        "rope_parameters": _rope(keys),
+    }
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 _FREQUENCIES, _LONGROPE = frozenset({ROPE_FACTORS}), frozenset({LONG_FACTORS, SHORT_FACTORS})
@@ -540,6 +578,10 @@ ARCHITECTURES = {
     "gptneox": Architecture(
         "GPTNeoXForCausalLM", "GPTNeoXConfig", _neox, layers="gpt_neox.layers.", top=_NEOX_TOP, inside=_NEOX_INSIDE,
         rows=_rows_by_part,
+    ),
+    "falcon": Architecture(
+        "FalconForCausalLM", "FalconConfig", _falcon, layers="transformer.h.", top=_FALCON_TOP, inside=_FALCON_INSIDE,
+        rows=_rows_of_groups,
     ),
 }  # fmt: skip
 """By `general.architecture`."""
