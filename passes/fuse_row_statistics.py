@@ -33,7 +33,7 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
-from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.context import Target, qc_context
 from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of
 from qcompiler.ir.qc_norm import NORMS, Norm, kind_of, with_statistics
@@ -56,10 +56,13 @@ class FuseRowStatisticsPass(ModulePass):
     name = "fuse-row-statistics"
     numerics: ClassVar[Numerics] = Reordered(1e-5)  # the statistics are joined from groups of columns
     separate: tuple[str, ...] = ()
+    arch: str = ""
+    """The architecture to decide for, such as "sm_90a"; the program's target if empty."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
-        if context.target.kind == "cpu":
+        target = Target("cuda", self.arch) if self.arch else context.target
+        if target.kind == "cpu":
             return
         said: dict[tuple[str, str, str], None] = {}
         for function in functions(op):
@@ -69,7 +72,7 @@ class FuseRowStatisticsPass(ModulePass):
                 if isinstance(found, str):
                     said[path, "norm: a kernel of its own", found] = None
                     continue
-                chosen = _verdict(norm, found, context)
+                chosen = _verdict(norm, found, target)
                 what = "norm: a kernel of its own"
                 if chosen.pays:
                     what = f"norm: the prologue of '{path_of(found.reader)}', statistics of '{path_of(found.writer)}'"
@@ -121,7 +124,7 @@ def _obstacle(norm: Norm, writer: qc.LinearOp, reader: qc.LinearOp) -> str | Non
     return "they are on different devices" if len(devices) > 1 else None
 
 
-def _verdict(norm: Norm, found: _Linears, context: QCContext) -> Verdict:
+def _verdict(norm: Norm, found: _Linears, target: Target) -> Verdict:
     n, k = shape_of(found.reader.w.type)
     query = StatisticsQuery(
         m=product(shape_of(found.reader.x.type)[:-1]).to_dim(),
@@ -131,7 +134,7 @@ def _verdict(norm: Norm, found: _Linears, context: QCContext) -> Verdict:
         kind=kind_of(norm),
         vectors=tuple(tensor_dtype(value.type) for value in norm.operands[1:]),
     )
-    return verdict(query, context.target.kind, context.target.isas)
+    return verdict(query, target.kind, target.isas)
 
 
 def _fuse(norm: Norm, found: _Linears) -> None:
