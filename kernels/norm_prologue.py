@@ -18,7 +18,7 @@ import msgspec
 from qcompiler.kernels.kinds import norm
 from qcompiler.kernels.rows import Rows
 from qcompiler.plan.kernel import KernelSpec, Operand
-from qcompiler.plan.kinds.linear import RESIDUAL, STATISTICS, LinearKernel, RowNorm
+from qcompiler.plan.kinds.linear import STATISTICS, LinearKernel, RowNorm
 from qcompiler.plan.kinds.norm import NormKernel
 
 

@@ -72,8 +72,8 @@ def verdict(query: StatisticsQuery, kind: str, isas: tuple[str, ...]) -> Verdict
         room = SHARED_LIMIT[arch_number(isa)] - linear_mma.least_shared(query.m_class, windows=False)
         if query.dtype != "f32" and taken > room:
             return Verdict(
-                False, f"a norm of {query.k} columns takes {taken} bytes of shared memory, and {isa} has {max(room, 0)} "
-                "beside the tiles of x"
+                False, f"a norm of {query.k} columns takes {taken} bytes of shared memory, and {isa} has "
+                f"{max(room, 0)} beside the tiles of x"
             )  # fmt: skip
         device = device_cost(isa, kind)
         saved, costs = time_of_norm(query, device), time_in_linears(query, device)

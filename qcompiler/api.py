@@ -245,7 +245,14 @@ def pass_options(
     if compute_streams is not None:
         options["assign-streams"] = {"compute_streams": compute_streams}
     if separate:
-        names = ("fuse-glu", "fuse-routing", "fuse-experts", "merge-linears", "fuse-norm-prologue", "fuse-row-statistics")
+        names = (
+            "fuse-glu",
+            "fuse-routing",
+            "fuse-experts",
+            "merge-linears",
+            "fuse-norm-prologue",
+            "fuse-row-statistics",
+        )
         options.update({name: {"separate": separate} for name in names})
     return options
 

@@ -1,9 +1,9 @@
 """Statistics of rows in linears of many rows, over linear_statistics.cuh: written for another linear, and read.
 
-    written(spec, …)        the statements behind the last store, which write the statistics of the block's rows
-    room(shared, spec, …)   the shared memory of a norm whose statistics are given
-    definition(spec, …)     struct qk_<name>_norm: what a norm makes of an element, by the equation of the norm's kernel
-    declaration(spec, …)    the statement that declares `norm`
+written(spec, …)        the statements behind the last store, which write the statistics of the block's rows
+room(shared, spec, …)   the shared memory of a norm whose statistics are given
+definition(spec, …)     struct qk_<name>_norm: what a norm makes of an element, by the equation of the norm's kernel
+declaration(spec, …)    the statement that declares `norm`
 """
 
 from __future__ import annotations

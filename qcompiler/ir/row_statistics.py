@@ -1,7 +1,7 @@
 """What statistics of rows in parts mean, in NumPy: see qcompiler/plan/row_statistics.py.
 
-    parts_of(rows, "layer")                      (…, width): what a linear gives beside its rows
-    mean_and_square(parts, "layer", columns)     the mean of each row, and the mean square of the distances from it
+parts_of(rows, "layer")                      (…, width): what a linear gives beside its rows
+mean_and_square(parts, "layer", columns)     the mean of each row, and the mean square of the distances from it
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Statistics of rows that one linear writes and the next one normalises by, on a GPU: float64's numbers, and no spills."""
+"""Statistics of rows that one linear writes and the next one normalises by: float64's numbers, and no spills."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from by_path import load
-from kernel_cases import aligned, residual_program, row_major, stored_weight
+from kernel_cases import aligned, residual_program, stored_weight
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir.row_statistics import mean_and_square, parts_of
@@ -100,7 +100,9 @@ def check_chain(sim_module: Module, arch: str, dtype: Any, fmt: str, m: int, k: 
     assert error <= BOUNDS[dtype], error
     np.testing.assert_allclose(made_parts, parts_of(rows.astype(np.float32), kind), rtol=2e-5, atol=1e-5)
     vectors = [
-        (rng.standard_normal(k) + 1).astype(real) for each in second.operands if each.name in ("norm_weight", "norm_bias")
+        (rng.standard_normal(k) + 1).astype(real)
+        for each in second.operands
+        if each.name in ("norm_weight", "norm_bias")
     ]
     found = module.run(
         second.name, [rows, aligned(second_data), *vectors, made_parts, np.zeros((m, 70), real)]

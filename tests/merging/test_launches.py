@@ -10,7 +10,7 @@ from by_path import load
 
 MOST = {
     "llama": 6, "mistral": 6, "qwen3": 6, "gemma3": 6, "qwen3-tokens": 6, "gemma3-tokens": 6, "phi3": 6, "gpt2": 6,
-    "neox": 6, "mixtral": 8, "qwen3-moe": 8, "opt": 6, "bert": 5, "vit": 7, "flux-double": 14, "flux-single": 9,
+    "neox": 6, "mixtral": 8, "qwen3-moe": 8, "opt": 6, "bert": 5, "vit": 5, "flux-double": 14, "flux-single": 9,
 }  # fmt: skip
 """Steps of one layer, on the target that takes more. docs/performance.md says what was aimed at and is not reached."""
 
@@ -32,11 +32,11 @@ def test_a_layer_takes_no_more_launches_than_before(name: str) -> None:
     assert 0 < counts["cpu"].nbytes <= BYTES[name], counts
 
 
-MORE_WITH_INT8 = {"vit": 4, "flux-double": 4, "flux-single": 2}
+MORE_WITH_INT8 = {"vit": 6, "flux-double": 4, "flux-single": 2}
 """Launches that int8 activations add, on the target that takes more.
 
-A GPU makes more than eight rows of int8 (17 and 16 here) in kernels of their own. Every target does so for rows that
-two linears read (flux-single)."""
+A GPU makes more than eight rows of int8 (17 and 16 here) in kernels of their own, and so the norms in front of them
+(vit). Every target does so for rows that two linears read (flux-single)."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in MOST])

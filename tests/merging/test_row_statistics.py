@@ -43,7 +43,9 @@ class Layers(nn.Module):
 
 
 def said(program: qc.Program) -> str:
-    return "; ".join(f"{c.path}: {c.what}: {c.why}" for c in program.report().choices if c.stage == "fuse-row-statistics")
+    return "; ".join(
+        f"{c.path}: {c.what}: {c.why}" for c in program.report().choices if c.stage == "fuse-row-statistics"
+    )
 
 
 def check(norm: str, k: int, m: tuple[int, ...], dtype: torch.dtype, quant: str, bound: float) -> qc.Program:
@@ -61,7 +63,8 @@ def check(norm: str, k: int, m: tuple[int, ...], dtype: torch.dtype, quant: str,
         ours, theirs = fused(each).double(), apart(each).double()
         assert float((ours - theirs).norm() / theirs.norm()) <= bound
     if quant == "float":
-        exact = model.double()(x.double())
+        with torch.no_grad():
+            exact = model.double()(x.double())
         ours = fused(x).double()
         assert float((ours - exact).norm() / exact.norm()) <= max(bound, 1e-6)
     return fused
@@ -74,8 +77,10 @@ def check(norm: str, k: int, m: tuple[int, ...], dtype: torch.dtype, quant: str,
         *(
             pytest.param(*each, marks=SLOW)
             for each in (
-                ("rms", 97, (9,), torch.bfloat16, "float", 1e-2), ("layer", 64, (2, 33), torch.bfloat16, "nf4", 1e-2),
-                ("layer_bare", 128, (1, 64), torch.float16, "int8", 2e-3), ("rms", 64, (16,), torch.float32, "nf4", 1e-6),
+                ("rms", 97, (9,), torch.bfloat16, "float", 1e-2),
+                ("layer", 64, (2, 33), torch.bfloat16, "nf4", 1e-2),
+                ("layer_bare", 128, (1, 64), torch.float16, "int8", 2e-3),
+                ("rms", 64, (16,), torch.float32, "nf4", 1e-6),
                 ("layer_weight", 31, (1, 65), torch.float32, "float", 1e-6),
             )
         ),
@@ -179,7 +184,7 @@ def test_the_plain_case_is_fused_and_the_interpreter_agrees() -> None:
 
 
 def test_the_estimate_weighs_rows_against_blocks() -> None:
-    """ViT-B/16 in bf16 on an H100: its layers' linears of q, k and v with 17 rows pay; with 197 the norm stays apart."""
+    """ViT-B/16 in bf16 on an H100: with 17 rows the norms pay in q, k and v and in fc1, with 197 they stay apart."""
 
     def query(m: int, n: int) -> StatisticsQuery:
         return StatisticsQuery(m=m, k=768, n=n, dtype="bf16", kind="layer", vectors=("bf16", "bf16"))
