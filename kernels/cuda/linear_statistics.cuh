@@ -1,7 +1,7 @@
-// Statistics of rows in parts (qcompiler/plan/row_statistics.py): a linear of many rows writes them for the rows that it
-// stores, and another one normalises its rows by them.
+// Statistics of rows in parts (qcompiler/plan/row_statistics.py): a linear of many rows writes those of the rows that
+// it stores, and another one normalises its rows by them.
 //
-//     qc_write_parts      after the last store of a block: the groups of 32 columns that it has stored, by two lanes each
+//     qc_write_parts      after the last store of a block: the groups of 32 columns that it has stored, two lanes each
 //     qc_join_parts       the mean and the scale of a block's rows, by eight lanes each
 //     qm_normed_x         a ring of x (linear_mma.cuh) whose threads normalise the pieces that they have copied
 //     qc_normed_step      the same for a step of linear_fma.cuh's tiles
