@@ -25,7 +25,7 @@ from qcompiler.kernels.select import FLOATS
 from qcompiler.passes.lowering.kinds import TEMPLATES
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.kinds import KINDS
-from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
 from qcompiler.plan.kinds.loop import AffineAccess
 from qcompiler.plan.kinds.parts import Part
 from qcompiler.plan.kinds.recurrent import GATES
@@ -372,11 +372,49 @@ def launches_of_parts() -> Iterator[KernelSpec]:
         yield make("parts", ends, parts=parts)
 
 
+def launches_of_linears() -> Iterator[KernelSpec]:
+    """Every format beside the next one, with bias, epilogue and norm; two plain ones; rows of int8; classes and weights
+    that a launch of several does not take."""
+    norm = RowNorm(kind="rms", eps=1e-5, has_weight=True, has_bias=False)
+    for dtype in ("f32", "bf16", "f16"):
+        every = [w for w in weights(24, dtype) if w.layout == TARGET_LAYOUT]
+        pairs = [*itertools.pairwise(every), (every[-1], every[-1])]
+        for m, (first, second) in zip(itertools.cycle((1, 3, 8)), pairs, strict=False):
+            x, out = plain("x", dtype, (m, 256)), plain("out", dtype, (m, 24), "w")
+            extra, scale = plain("extra0", dtype, (m, 24)), plain("norm_weight", dtype, (256,))
+            one = few_rows(m, has_bias=True)
+            other = msgspec.structs.replace(few_rows(m), epilogue=epilogue(dtype), norm=norm)
+            yield beside((one, [x, first, plain("bias", dtype, (24,)), out]), (other, [x, second, extra, scale, out]))
+    packed = next(w for w in weights(24, "f32") if w.format is not None and w.format.name == "int8")
+    x, out = plain("x", "f32", (3, 256)), plain("out", "f32", (3, 24), "w")
+    made = msgspec.structs.replace(few_rows(3), codes=True, rows=RowCodes(kind="token"))
+    yield beside((made, [x, packed, out]), (few_rows(3), [x, packed, out]))
+    for m, m_class, w in (
+        (9, "2-8", packed),
+        (3, "1", packed),
+        (3, "9-64", packed),
+        (3, "2-8", plain("w", "f32", (24, 256))),
+    ):
+        ends = [plain("x", "f32", (m, 256)), w, plain("out", "f32", (m, 24), "w")]
+        body = msgspec.structs.replace(few_rows(m), m_class=m_class)
+        yield beside((body, ends), (body, ends))
+
+
+def few_rows(m: int, *, has_bias: bool = False) -> LinearKernel:
+    return LinearKernel(m=m, n=24, k=256, m_class="1" if m == 1 else "2-8", has_bias=has_bias)
+
+
+def beside(*given: tuple[LinearKernel, Sequence[Operand]]) -> KernelSpec:
+    """The launch of several linears."""
+    ends = [msgspec.structs.replace(o, name=f"{o.name}_{i}") for i, (_, own) in enumerate(given) for o in own]
+    return make("linears", ends, linears=tuple(body for body, _ in given))
+
+
 SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls,
     "dequantize_cache": read_cache_rows, "embedding": embeddings, "gather": gathers, "grouped_linear": grouped_linears,
-    "index_update": index_updates, "linear": linears, "loop": loops, "norm": norms, "order": orders,
-    "parts": launches_of_parts, "quantize_cache": made_cache_rows, "quantize_rows": quantized_rows,
+    "index_update": index_updates, "linear": linears, "linears": launches_of_linears, "loop": loops, "norm": norms,
+    "order": orders, "parts": launches_of_parts, "quantize_cache": made_cache_rows, "quantize_rows": quantized_rows,
     "recurrent": recurrents, "route": routes, "sample": samples, "scan": scans, "scatter": scatters,
     "softmax": softmaxes, "top_p": top_ps,
 }  # fmt: skip
@@ -407,7 +445,7 @@ def refusal(spec: KernelSpec, target: str) -> str | None:
 
 def test_both_targets_have_every_template() -> None:
     assert set(cpu.TEMPLATES) == set(cuda.TEMPLATES) == set(BODIES) == set(SPECS)
-    assert set(TEMPLATES.values()) | {"loop", "parts"} == set(BODIES)
+    assert set(TEMPLATES.values()) | {"linears", "loop", "parts"} == set(BODIES)
 
 
 @pytest.mark.parametrize("template", sorted(BODIES))

@@ -22,6 +22,7 @@ from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
+from qcompiler.plan.kinds.linears import LinearsKernel
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.order import OrderKernel
 from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
@@ -190,6 +191,24 @@ def linear_made(kind: str) -> ProgramImage:
                         rows=RowCodes(kind="tensor", value=2.5))  # fmt: skip
     operands = (operand("x", (3, 96)), w, operand("norm_weight", (96,)), *written)
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
+def linears(kind: str) -> ProgramImage:
+    """Two formats on the same rows: one linear with a norm whose rows it keeps, one with a bias and rows of int8."""
+    first, kept = packed(kind, "w_0", 24, 96)
+    second, stored = packed(kind, "w_1", 20, 96, "q8_0")
+    norm = RowNorm(kind="rms", eps=1e-5, has_weight=True, has_bias=False, keeps=True)
+    bodies = (
+        LinearKernel(m=3, n=24, k=96, m_class="2-8", has_bias=False, norm=norm),
+        LinearKernel(m=3, n=20, k=96, m_class="2-8", has_bias=True, codes=True, rows=RowCodes(kind="token")),
+    )
+    operands = (
+        operand("x_0", (3, 96)), first, operand("norm_weight_0", (96,)), operand("rows_0", (3, 96), "w"),
+        operand("out_0", (3, 24), "w"), operand("x_1", (3, 96)), second, operand("bias_1", (20,)),
+        operand("out_1", (3, 20), "w"),
+    )  # fmt: skip
+    made = spec("linears", LinearsKernel(linears=bodies), operands)
+    return Maker({}, kind).kernel(made, {"w_0": kept, "w_1": stored}).image(ARCHS[kind])
 
 
 def linear_plain(kind: str) -> ProgramImage:
@@ -538,7 +557,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
-        linear_added, linear_made, norm_added,
+        linear_added, linear_made, linears, norm_added,
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
         recurrent, batch_matmul, attention, attention_decode, attention_cache, cache_values, norm,
         norm_heads,
