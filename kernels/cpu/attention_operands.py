@@ -19,8 +19,9 @@ def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
         head = "kv_h" if name in ("k", "v") else "h"
         stride_b, stride_h = (c_dim(s) for s in operand.strides[:2])
         begin = f"{name} + b * {stride_b} + {head} * {stride_h}"
-        if element_type(spec, name) == "qc_code":
-            begin = f"(const qc_code*)({begin})"
+        kind = element_type(spec, name)
+        if kind.startswith("qc_code_"):
+            begin = f"(const {kind}*)({begin})"
         lines.append(f"const auto {name}_head = {begin};")
     return lines
 
@@ -30,7 +31,7 @@ def element_type(spec: KernelSpec, name: str) -> str:
     body = spec.body
     assert isinstance(body, AttentionKernel)
     if body.cache is not None and name in ("k", "v"):
-        return "qc_code"
+        return f"qc_code_{body.cache}"
     return STORAGE_TYPES[operand(spec, name).dtype]
 
 

@@ -31,7 +31,8 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "for (int64_t row = qc_share(rows, task, tasks); row < qc_share(rows, task + 1, tasks); row++) {",
         *indent(unravel("row", names, sizes)),
         *indent([f"(void){name};" for name in names]),
-        f"    qc_quantise_cache_row(x + {offset(x, [*names, '0'])}, {body.cols}, out + {offset(out, [*names, '0'])});",
+        f"    qc_quantise_cache_row<qc_code_{body.kind}>(x + {offset(x, [*names, '0'])}, {body.cols},",
+        f"        out + {offset(out, [*names, '0'])});",
         "}",
     ]
     launch = [f"qc_run(ctx, op, sym, qc_tasks({rows}, {2 * body.cols}), qk_{spec.name}_task);"]

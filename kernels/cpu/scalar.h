@@ -48,6 +48,13 @@ template <class T, class F> QC_INLINE T qc_ftoi(F x) {
     return (T)x;
 }
 
+// The float that a code of 8 bits is, e4m3: exponents count from 7, the smallest number is 2^-9, and 0x7f is the NaN.
+QC_INLINE float qc_of_e4m3(int8_t code) {
+    const uint32_t magnitude = code & 0x7f, sign = (uint32_t)(code & 0x80) << 24;
+    const float v = magnitude < 8 ? (float)magnitude * 0x1p-9f : qc_from_bits((magnitude << 20) + (120u << 23));
+    return magnitude == 0x7f ? qc_from_bits(0x7fc00000u) : qc_from_bits(qc_bits(v) | sign);
+}
+
 template <class F> QC_INLINE F qc_maximum(F a, F b) {  // NaN if either is NaN, -0 < +0
     return a != a ? a : b != b ? b : a == b ? (signbit(a) ? b : a) : a > b ? a : b;
 }

@@ -190,7 +190,7 @@ def _read(spec: KernelSpec, role: str, to: str, row: str, there: str) -> str:
     body = body_of(spec)
     columns = body.head_dim if role == "k" else body.value_dim
     if body.cache is not None:
-        return f"qc_read_codes<{columns}>({to}, {row}, c, {there});"
+        return f"qc_read_codes<qc_code_{body.cache}, {columns}>({to}, {row}, c, {there});"
     return f"qc_read_columns<{columns}>({to}, {row}, c, {there}, {role}_aligned);"
 
 

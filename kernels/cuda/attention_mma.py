@@ -110,7 +110,9 @@ def _stage(spec: KernelSpec, tile: MmaAttentionTile, role: str, start: str) -> l
     step = stride(spec, role)
     if tile.body.cache is not None:
         rows = f"{role}_head + ({start}) * {step}, {step}, (int)qc_min({_KEYS}, seen - ({start}))"
-        return [f"qc_stage_cache<{size}, {_KEYS}, {row}, {tile.threads}>({role}_tile, {rows});"]
+        return [
+            f"qc_stage_cache<qc_code_{tile.body.cache}, {size}, {_KEYS}, {row}, {tile.threads}>({role}_tile, {rows});"
+        ]
     return [
         f"qc_stage_tile<{_KEYS}, {size}, {row}, {tile.threads}>({role}_tile, {role}_head + ({start}) * {step}, {step}, "
         f"(int)qc_min({_KEYS}, seen - ({start})), {role}_aligned);",

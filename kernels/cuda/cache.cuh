@@ -1,6 +1,7 @@
 // Rows of a cache in 8 bits (qcompiler/formats/cache_rows.py): codes, then their scale. Rows begin at multiples of 16
 // bytes.
 #pragma once
+#include "decode.cuh"
 #include "tile.cuh"
 
 // Where a row of `cols` columns has its scale, and how many bytes it has.
@@ -9,14 +10,35 @@ QC_DEVICE constexpr int qc_row_bytes(int cols) { return (qc_scale_at(cols) + 4 +
 
 template <int COLS> QC_DEVICE float qc_row_scale(const int8_t* row) { return *(const float*)(row + qc_scale_at(COLS)); }
 
+// A code of each kind: the float that a byte is, and the byte of the code nearest to a number that is at most `most`.
+struct qc_code_int8 {
+    static constexpr float most = 127.0f;
+    static QC_DEVICE float value(uint32_t byte) { return (float)(int8_t)byte; }
+    static QC_DEVICE uint32_t nearest(float x) { return (uint32_t)(int)rintf(x) & 255u; }
+};
+// e4m3: exponents count from 7, and the smallest number is 2^-9.
+struct qc_code_fp8 {
+    static constexpr float most = 448.0f;
+    static QC_DEVICE float value(uint32_t byte) { return qc_minifloat<3>(byte); }
+    static QC_DEVICE uint32_t nearest(float x) {
+        const float size = fabsf(x);
+        const uint32_t bits = __float_as_uint(size), sign = __float_as_uint(x) >> 24 & 128u;
+        const uint32_t code = (bits + 0x7ffffu + (bits >> 20 & 1u) >> 20) - (120u << 3);
+        return (size < 0x1p-6f ? (uint32_t)(int)rintf(size * 0x1p9f) : code) | sign;
+    }
+};
+
+// What kernels that are printed for every target call it.
+QC_DEVICE float qc_of_e4m3(int8_t code) { return qc_minifloat<3>((uint8_t)code); }
+
 // Four codes as floats.
-QC_DEVICE void qc_unpack_codes(float* value, uint32_t word) {
+template <class CODE> QC_DEVICE void qc_unpack_codes(float* value, uint32_t word) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) value[i] = (float)(int8_t)(word >> 8 * i & 0xffu);
+    for (int i = 0; i < 4; i++) value[i] = CODE::value(word >> 8 * i & 0xffu);
 }
 
 // WIDTH codes (8 or 16) of a row of COLS columns from column c on, zeros behind its end or where it is not there.
-template <int COLS, int WIDTH>
+template <class CODE, int COLS, int WIDTH>
 QC_DEVICE void qc_read_codes(float (&value)[WIDTH], const int8_t* row, int c, bool there) {
     uint32_t word[WIDTH / 4] = {};
     if (there && c < COLS) {
@@ -29,7 +51,7 @@ QC_DEVICE void qc_read_codes(float (&value)[WIDTH], const int8_t* row, int c, bo
         }
     }
 #pragma unroll
-    for (int i = 0; i < WIDTH / 4; i++) qc_unpack_codes(value + 4 * i, word[i]);
+    for (int i = 0; i < WIDTH / 4; i++) qc_unpack_codes<CODE>(value + 4 * i, word[i]);
     if (COLS % WIDTH != 0 && c + WIDTH > COLS) {  // the scale stands behind the last code
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) value[i] = c + i < COLS ? value[i] : 0.0f;
@@ -38,7 +60,7 @@ QC_DEVICE void qc_read_codes(float (&value)[WIDTH], const int8_t* row, int c, bo
 
 // tile[r * STRIDE + c] = value c0 + c of row r, in fp32, for ROWS x WIDTH (a multiple of 4) elements of rows of COLS
 // columns; zeros from row `live` and from the last column on.
-template <int COLS, int ROWS, int WIDTH, int STRIDE, int THREADS>
+template <class CODE, int COLS, int ROWS, int WIDTH, int STRIDE, int THREADS>
 QC_DEVICE void qc_stage_cache(float* tile, const int8_t* rows, int64_t row_stride, int c0, int live) {
     constexpr int WORDS = WIDTH / 4;
 #pragma unroll 2
@@ -47,7 +69,7 @@ QC_DEVICE void qc_stage_cache(float* tile, const int8_t* rows, int64_t row_strid
         const bool there = r < live && c0 + c < COLS;
         const int8_t* const row = rows + r * row_stride;
         float value[4];
-        qc_unpack_codes(value, there ? *(const uint32_t*)(row + c0 + c) : 0u);
+        qc_unpack_codes<CODE>(value, there ? *(const uint32_t*)(row + c0 + c) : 0u);
         const float scale = there ? qc_row_scale<COLS>(row) : 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) tile[r * STRIDE + c + i] = value[i] * scale;
@@ -55,7 +77,7 @@ QC_DEVICE void qc_stage_cache(float* tile, const int8_t* rows, int64_t row_strid
 }
 
 // The same as 16-bit numbers, rounded once, for COLS (a multiple of 8) columns.
-template <int COLS, int ROWS, int STRIDE, int THREADS, class T>
+template <class CODE, int COLS, int ROWS, int STRIDE, int THREADS, class T>
 QC_DEVICE void qc_stage_cache(T* tile, const int8_t* rows, int64_t row_stride, int live) {
     constexpr int CHUNKS = COLS / 8;
 #pragma unroll 2
@@ -63,7 +85,7 @@ QC_DEVICE void qc_stage_cache(T* tile, const int8_t* rows, int64_t row_stride, i
         const int r = e / CHUNKS, c = e % CHUNKS * 8;
         const int8_t* const row = rows + r * row_stride;
         float value[8];
-        qc_read_codes<COLS>(value, row, c, r < live);
+        qc_read_codes<CODE, COLS>(value, row, c, r < live);
         const float scale = r < live ? qc_row_scale<COLS>(row) : 0.0f;
         uint32_t pair[4];
 #pragma unroll
@@ -73,12 +95,12 @@ QC_DEVICE void qc_stage_cache(T* tile, const int8_t* rows, int64_t row_stride, i
 }
 
 // One row of COLS elements by a warp.
-template <int COLS, class T> QC_DEVICE void qc_quantise_cache_row(const T* x, int8_t* row, int lane) {
+template <class CODE, int COLS, class T> QC_DEVICE void qc_quantise_cache_row(const T* x, int8_t* row, int lane) {
     int top = 0;  // magnitudes as integers: a NaN is above infinity, which is above all others
     for (int k = lane; k < COLS; k += 32) top = max(top, (int)__float_as_uint(fabsf(qc_load(x + k))));
     for (int step = 16; step > 0; step >>= 1) top = max(top, __shfl_xor_sync(QC_ALL_LANES, top, step));
     const bool finite = top < 0x7f800000;
-    float scale = __uint_as_float((uint32_t)top) / 127.0f;
+    float scale = __uint_as_float((uint32_t)top) / CODE::most;
     if (!(scale > 0.0f)) scale = 1.0f;
     for (int k = 4 * lane; k < qc_row_bytes(COLS); k += 128) {
         uint32_t word = 0;
@@ -86,8 +108,8 @@ template <int COLS, class T> QC_DEVICE void qc_quantise_cache_row(const T* x, in
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (finite && k + i < COLS) {
-                const int code = (int)fmaxf(fminf(rintf(qc_load(x + k + i) / scale), 127.0f), -127.0f);
-                word |= (uint32_t)(code & 255) << 8 * i;
+                const float part = fmaxf(fminf(qc_load(x + k + i) / scale, CODE::most), -CODE::most);
+                word |= CODE::nearest(part) << 8 * i;
             }
         }
         *(uint32_t*)(row + k) = word;

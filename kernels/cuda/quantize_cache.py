@@ -31,7 +31,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"if (number >= {c_dim(rows)}) return;",
         *unravel("number", names, sizes),
         *(f"(void){name};" for name in names),
-        f"qc_quantise_cache_row<{body.cols}>(",
+        f"qc_quantise_cache_row<qc_code_{body.kind}, {body.cols}>(",
         f"    {identifier(x.name)} + {offset(x, at)}, {identifier(out.name)} + {offset(out, at)}, lane);",
     ]
     note = f"rows of {body.kind} with their scales; a warp per row"

@@ -15,6 +15,8 @@ def form(spec: KernelSpec) -> Items:
     assert isinstance(body, DequantizeCacheKernel)
     rows, out = spec.operands
     at = ("o", "m", "i", "c")
+    code = f"rows[{offset(rows, at)}]"
+    value = f"(float){code}" if body.kind == "int8" else f"qc_of_e4m3({code})"
     scale = offset(rows, ("o", "m", "i", str(cache_rows.scale_at(body.cols))))
     return Items(
         note=f"the values of rows of {body.kind}",
@@ -23,7 +25,7 @@ def form(spec: KernelSpec) -> Items:
         block=256,
         step=(
             f"const float scale = *(const float*)(rows + {scale});",
-            f"qc_store(out + {offset(out, at)}, (float)rows[{offset(rows, at)}] * scale);",
+            f"qc_store(out + {offset(out, at)}, {value} * scale);",
         ),
         cost=1,
     )

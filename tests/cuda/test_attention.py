@@ -44,7 +44,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     last: tuple[int, int] | None = None  # (first, step): query i of batch b counts as first + step * i + 2 * b
-    cache: Literal["int8"] | None = None
+    cache: cache_rows.Kind | None = None
     misaligned: bool = False  # views that begin one element into their buffers
     slow: bool = False
 
@@ -157,6 +157,10 @@ CASES = [
     few("three_last", 3, 100, last=(50, 1), heads=6, kv_heads=2),
     few("three_last_falls", 3, 100, last=(1, -1), window=2),
     Case("cache", 21, 70, last=(50, 1), cache="int8", dim=20, value_dim=27, heads=4, kv_heads=2, batch=2),
+    Case("cache_fp8", 21, 70, last=(50, 1), cache="fp8", dim=20, value_dim=27, heads=4, kv_heads=2, batch=2),
+    mma("cache_fp8_mma", 40, 200, last=(130, 1), cache="fp8", dim=64, value_dim=128, window=90, batch=2),
+    few("cache_fp8_decode", 1, 300, last=(99, 0), cache="fp8", heads=6, kv_heads=2, batch=2, dim=64, value_dim=64),
+    few("cache_fp8_wide", 1, 200, cache="fp8", heads=8, kv_heads=1, dim=128, value_dim=128, dtype="bf16"),
     Case("cache_pieces", 20, 40, cache="int8", dim=200, value_dim=300, mask="bool"),
     mma("cache_mma", 40, 200, last=(130, 1), cache="int8", dim=64, value_dim=128, window=90, batch=2),
     mma("cache_mma_f16", 17, 70, dtype="f16", cache="int8", softcap=2.0),
@@ -173,7 +177,18 @@ CASES = [
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 QUICK = [case for case in CASES if not case.slow]
-FEW = ["causal", "mma_causal", "mma_float", "decode_bf16", "pieces", "cache_pieces", "cache_mma", "cache_decode_wide"]
+FEW = [
+    "causal",
+    "mma_causal",
+    "mma_float",
+    "decode_bf16",
+    "pieces",
+    "cache_pieces",
+    "cache_mma",
+    "cache_decode_wide",
+    "cache_fp8_mma",
+    "cache_fp8_decode",
+]
 """What NVRTC compiles for every architecture in the quick suite: each form, in its largest size."""
 MOST = [case.name for case in QUICK if case.name not in FEW]
 PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
@@ -226,7 +241,7 @@ def inputs(case: Case) -> list[Array]:
               (case.kv, case.kv_heads, case.value_dim))  # fmt: skip
     arrays = [heads_first(place(case, rng.normal(size=(case.batch, *shape)).astype(kept))) for shape in shapes]
     if case.cache is not None:
-        arrays[1:] = [heads_first(cache_rows.quantise(heads_first(a))) for a in arrays[1:]]
+        arrays[1:] = [heads_first(cache_rows.quantise(heads_first(a), case.cache)) for a in arrays[1:]]
     if case.mask != "none":
         sizes = [
             n if axis in case.mask_axes else 1 for axis, n in zip("bqk", (case.batch, case.q, case.kv), strict=True)
@@ -249,7 +264,9 @@ def last_keys(case: Case) -> Array:
 def reference(case: Case, arrays: list[Array]) -> Array:
     read = list(arrays[:3])
     if case.cache is not None:
-        read[1:] = [cache_rows.dequantise(a, d) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)]
+        read[1:] = [
+            cache_rows.dequantise(a, d, case.cache) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)
+        ]
     q, k, v = (a.astype(np.float64) for a in read)
     k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5

@@ -37,7 +37,7 @@ class Case:
     batch: int = 2
     window: int | None = None
     softcap: float | None = None
-    cache: Literal["int8"] | None = None
+    cache: cache_rows.Kind | None = None
 
     @property
     def spec(self) -> KernelSpec:
@@ -128,6 +128,10 @@ CASES = [
          last=(8990, 0)),
     Case("decode_many_heads", 1, 600, decode=True, heads=37, kv_heads=1, batch=1, dtype="f16"),
     Case("cache", 37, 45, cache="int8", heads=4, kv_heads=2),
+    Case("cache_fp8", 19, 70, cache="fp8", dim=20, value_dim=27, heads=4, kv_heads=2, last=(50, 1)),
+    Case("cache_fp8_decode", 1, 130, cache="fp8", decode=True, heads=8, kv_heads=2, dim=128, value_dim=64,
+         last=(99, 0), dtype="bf16"),
+    Case("cache_fp8_decode_odd", 1, 65, cache="fp8", decode=True, dim=20, value_dim=27, mask="float"),
     Case("cache_odd_dims", 19, 270, cache="int8", dim=20, value_dim=27, last=(250, 1), dtype="bf16"),
     Case("cache_wide_window", 64, 512, cache="int8", dim=128, value_dim=128, last=(448, 1), window=70, batch=1),
     Case("cache_softcap_mask", 21, 40, cache="int8", softcap=1.5, mask="bool", mask_axes="bk", dtype="f16"),
@@ -152,7 +156,7 @@ def inputs(case: Case) -> list[np.ndarray]:
     q = (rng.normal(size=(case.batch, case.q, case.heads, case.dim)) * 2).astype(kept)
     k = rng.normal(size=(case.batch, case.kv, case.kv_heads, case.dim)).astype(kept)
     v = rng.normal(size=(case.batch, case.kv, case.kv_heads, case.value_dim)).astype(kept)
-    arrays = [q, *((k, v) if case.cache is None else map(cache_rows.quantise, (k, v)))]
+    arrays = [q, *((k, v) if case.cache is None else (cache_rows.quantise(each, case.cache) for each in (k, v)))]
     if case.mask != "none":
         shape = [case.batch if "b" in case.mask_axes else 1, case.q if "q" in case.mask_axes else 1]
         shape.append(case.kv if "k" in case.mask_axes else 1)
@@ -178,7 +182,9 @@ def last_keys(case: Case) -> np.ndarray:
 def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
     read = list(arrays[:3])
     if case.cache is not None:
-        read[1:] = [cache_rows.dequantise(a, d) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)]
+        read[1:] = [
+            cache_rows.dequantise(a, d, case.cache) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)
+        ]
     q, k, v = (a.astype(np.float64).transpose(0, 2, 1, 3) for a in read)
     k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5

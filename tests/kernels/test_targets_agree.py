@@ -16,6 +16,7 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import cache_rows
 from qcompiler.formats.cache_rows import row_bytes as cache_row_bytes
 from qcompiler.formats.int8_rows import row_bytes
 from qcompiler.kernels.cpu import emit as cpu
@@ -241,15 +242,15 @@ def attentions() -> Iterator[KernelSpec]:
 
 
 def made_cache_rows() -> Iterator[KernelSpec]:
-    for dtype, last in itertools.product(DTYPES, (1, 3)):
+    for kind, dtype, last in itertools.product(cache_rows.KINDS, DTYPES, (1, 3)):
         ends = [plain("x", dtype, (2, 3, 5, 64), last=last), plain("out", "i8", (2, 3, 5, cache_row_bytes(64)), "w")]
-        yield make("quantize_cache", ends, outer=2, middle=3, inner=5, cols=64)
+        yield make("quantize_cache", ends, outer=2, middle=3, inner=5, cols=64, kind=kind)
 
 
 def read_cache_rows() -> Iterator[KernelSpec]:
-    for dtype, last in itertools.product(DTYPES, (1, 3)):
+    for kind, dtype, last in itertools.product(cache_rows.KINDS, DTYPES, (1, 3)):
         ends = [plain("rows", "i8", (2, 3, 5, cache_row_bytes(64))), plain("out", dtype, (2, 3, 5, 64), "w", last=last)]
-        yield make("dequantize_cache", ends, outer=2, middle=3, inner=5, cols=64)
+        yield make("dequantize_cache", ends, outer=2, middle=3, inner=5, cols=64, kind=kind)
 
 
 def norms() -> Iterator[KernelSpec]:

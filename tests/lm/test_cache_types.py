@@ -1,4 +1,4 @@
-"""Caches in fp16, bf16 and int8: read as they are, never widened as a whole, and equal to the oracle."""
+"""Caches in fp16, bf16, int8 and fp8: read as they are, never widened as a whole, and equal to the oracle."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def compiled(kv_cache: Any, batch: int, device: str) -> qc.CausalLM:
     return qc.compile_causal_lm(model(), max_seq_len=48, chunk=16, kv_cache=kv_cache, max_batch=batch, device=device)
 
 
-SHORT = (("fp16", 3, "cpu"), ("int8", 1, "cpu"), ("int8", 3, "sim:0"))
+SHORT = (("fp16", 3, "cpu"), ("int8", 1, "cpu"), ("int8", 3, "sim:0"), ("fp8", 3, "cpu"), ("fp8", 1, "sim:0"))
 CASES = [
     pytest.param(dtype, batch, device, marks=() if (dtype, batch, device) in SHORT else pytest.mark.slow)
-    for dtype in ("fp16", "bf16", "fp32", "int8") for batch in (1, 2, 3) for device in ("cpu", "sim:0")
+    for dtype in ("fp16", "bf16", "fp32", "int8", "fp8") for batch in (1, 2, 3) for device in ("cpu", "sim:0")
 ]  # fmt: skip
-STORED = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "int8": "i8"}
+STORED = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "int8": "i8", "fp8": "i8"}
 
 
 @pytest.mark.parametrize(("kv_cache", "batch", "device"), CASES)
@@ -48,7 +48,7 @@ def test_a_narrow_cache_is_read_as_it_is(kv_cache: Any, batch: int, device: str)
     stored = STORED[kv_cache]
     kernels = {kernel.name: kernel for kernel in program.plan.kernels}
     attentions = [kernel for kernel in kernels.values() if isinstance(kernel.body, AttentionKernel)]
-    if kv_cache == "int8":  # one launch makes the rows of keys and of values
+    if stored == "i8":  # one launch makes the rows of keys and of values
         steps = next(entry for entry in program.plan.entries if entry.name == "decode").steps
         made = [kernels[s.kernel].body for s in steps if isinstance(s, Launch)]
         assert sum(isinstance(body, QuantizeCacheKernel) for body in made) == LAYERS
@@ -70,10 +70,11 @@ def test_a_narrow_cache_is_read_as_it_is(kv_cache: Any, batch: int, device: str)
 def test_what_a_narrow_cache_costs() -> None:
     wide = compiled("fp32", 1, "cpu").conversation().read(PROMPTS[0])[0]
     errors = {}
-    for kind in ("fp16", "bf16", "int8"):
+    for kind in ("fp16", "bf16", "int8", "fp8"):
         narrow = compiled(kind, 1, "cpu").conversation().read(PROMPTS[0])[0]
         errors[kind] = float(np.linalg.norm(narrow - wide) / np.linalg.norm(wide))
     assert 0 < errors["fp16"] < 2e-3 and 0 < errors["bf16"] < 2e-2 and 0 < errors["int8"] < 2e-2
+    assert errors["int8"] < errors["fp8"] < 1e-1
 
 
 HEADS, DIM, LAYERS, LENGTH = 2, 16, 2, 48

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from qcompiler.formats import cache_rows
 from qcompiler.plan.dims import Dim
@@ -19,7 +18,7 @@ class DequantizeCacheKernel(RoleKernel, frozen=True, tag="dequantize_cache"):
     middle: Dim
     inner: Dim
     cols: int
-    kind: Literal["int8"] = "int8"
+    kind: cache_rows.Kind = "int8"
 
     def contract(self, operands: int) -> Contract:
         rows = (self.outer, self.middle, self.inner)

@@ -64,7 +64,7 @@
 
 // -----
 
-// CHECK: cache is one of int8
+// CHECK: cache is one of int8, fp8
 %q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x16xi8>)
 %0 = qc.attention %q, %k, %k {scale = 1.0, cache = "int3"} : tensor<1x4x5x8xf32>
 

@@ -14,7 +14,7 @@ from torch import fx
 from xdsl.ir import SSAValue
 
 from qcompiler.errors import ArgumentError
-from qcompiler.formats.cache_rows import KINDS, row_bytes, scale_at
+from qcompiler.formats.cache_rows import KINDS, MOST, Kind, row_bytes, scale_at
 from qcompiler.frontends.torch.aten.scope import Scope
 from qcompiler.ir import qc, types
 
@@ -24,18 +24,19 @@ Tensor = torch.Tensor
 @torch.library.custom_op("qc::quantize_cache", mutates_args=())
 def quantize_cache(x: Tensor, kind: str) -> Tensor:
     """Rows of a cache of x (…, K). ArgumentError for an unknown kind."""
-    _check(kind)
     x = x.detach().to(torch.float32)
     one = torch.ones((), dtype=torch.float32, device=x.device)  # a tensor: operators take shortcuts for Python numbers
     largest = x.abs().amax(-1, keepdim=True)
-    scale = largest / (127 * one)
+    most = MOST[_kind(kind)] * one
+    scale = largest / most
     scale = torch.where(scale > 0, scale, one)
     finite = torch.isfinite(largest)
-    codes = torch.where(finite, torch.round(x / scale).clamp(-127, 127), 0 * one)
+    parts = torch.where(finite, (x / scale).clamp(-most, most), 0 * one)
+    codes = torch.round(parts).to(torch.int8) if kind == "int8" else parts.to(torch.float8_e4m3fn).view(torch.int8)
     cols = x.shape[-1]
     at = scale_at(cols)
     rows = torch.zeros((*x.shape[:-1], row_bytes(cols)), dtype=torch.int8, device=x.device)
-    rows[..., :cols] = codes.to(torch.int8)
+    rows[..., :cols] = codes
     rows[..., at : at + 4] = torch.where(finite, scale, torch.nan * one).contiguous().view(torch.int8)
     return rows
 
@@ -52,7 +53,9 @@ def dequantize_cache(rows: Tensor, kind: str, cols: int, dtype: torch.dtype) -> 
     _check(kind)
     at = scale_at(cols)
     scale = rows[..., at : at + 4].contiguous().view(torch.float32)
-    return (rows[..., :cols].to(torch.float32) * scale).to(dtype)
+    codes = rows[..., :cols].contiguous()
+    numbers = codes if kind == "int8" else codes.view(torch.float8_e4m3fn)
+    return (numbers.to(torch.float32) * scale).to(dtype)
 
 
 @dequantize_cache.register_fake
@@ -62,8 +65,14 @@ def _(rows: Tensor, kind: str, cols: int, dtype: torch.dtype) -> Tensor:
 
 
 def _check(kind: str) -> None:
-    if kind not in KINDS:
-        raise ArgumentError(f"a cache has rows of {', '.join(KINDS)}, not of {kind!r}")
+    _kind(kind)
+
+
+def _kind(kind: str) -> Kind:
+    for each in KINDS:
+        if each == kind:
+            return each
+    raise ArgumentError(f"a cache has rows of {', '.join(KINDS)}, not of {kind!r}")
 
 
 def import_quantize_cache(s: Scope, node: fx.Node) -> SSAValue:
