@@ -27,6 +27,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from qcompiler.errors import ArgumentError
+
 Kind = Literal["int8", "fp8"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -38,6 +40,14 @@ ALIGNMENT = 16
 
 Rows = npt.NDArray[np.int8]
 Float32 = npt.NDArray[np.float32]
+
+
+def kind_of(text: str) -> Kind:
+    """The kind of that name. ArgumentError if there is none."""
+    for kind in KINDS:
+        if kind == text:
+            return kind
+    raise ArgumentError(f"a cache has rows of {', '.join(KINDS)}, not of {text!r}")
 
 
 def scale_at(cols: int) -> int:
@@ -82,7 +92,8 @@ def steps_of(rows: Rows, cols: int, kind: Kind) -> Float32:
         return scales
     size = np.maximum(np.abs(_codes(rows, cols, kind)), np.float32(2**-6))  # below, neighbours are 2^-9 apart
     _, exponent = np.frexp(np.nan_to_num(size, nan=MOST[kind]))
-    return np.ldexp(np.float32(1), exponent - 4) * scales
+    steps: Float32 = np.ldexp(np.float32(1), exponent - 4) * scales
+    return steps
 
 
 def dequantise(rows: Rows, cols: int, kind: Kind) -> Float32:

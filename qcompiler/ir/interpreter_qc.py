@@ -113,12 +113,12 @@ def _dequantize_rows(op: qc.DequantizeRowsOp, operands: Sequence[Array], frame: 
 
 @rule(qc.QuantizeCacheOp)
 def _quantize_cache(op: qc.QuantizeCacheOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
-    return [cache_rows.quantise(operands[0], op.kind.data)]
+    return [cache_rows.quantise(operands[0], cache_rows.kind_of(op.kind.data))]
 
 
 @rule(qc.DequantizeCacheOp)
 def _dequantize_cache(op: qc.DequantizeCacheOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    values = cache_rows.dequantise(operands[0], frame.shape(op.result.type)[-1], op.kind.data)
+    values = cache_rows.dequantise(operands[0], frame.shape(op.result.type)[-1], cache_rows.kind_of(op.kind.data))
     return [round_to(values, tensor_dtype(op.result.type))]
 
 
@@ -280,7 +280,7 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
     read = list(operands[:3])
     if op.rows_of is not None:
         dims = (operands[0].shape[-1], frame.shape(op.result.type)[-1])
-        kind = op.rows_of
+        kind = cache_rows.kind_of(op.rows_of)
         read[1:] = [cache_rows.dequantise(rows, cols, kind) for rows, cols in zip(read[1:], dims, strict=True)]
     acc = accumulator(*read)
     q, k, v = (x.astype(acc, copy=False) for x in read)

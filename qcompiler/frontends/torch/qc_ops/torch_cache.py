@@ -13,8 +13,7 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from qcompiler.errors import ArgumentError
-from qcompiler.formats.cache_rows import KINDS, MOST, Kind, row_bytes, scale_at
+from qcompiler.formats.cache_rows import MOST, kind_of, row_bytes, scale_at
 from qcompiler.frontends.torch.aten.scope import Scope
 from qcompiler.ir import qc, types
 
@@ -27,7 +26,7 @@ def quantize_cache(x: Tensor, kind: str) -> Tensor:
     x = x.detach().to(torch.float32)
     one = torch.ones((), dtype=torch.float32, device=x.device)  # a tensor: operators take shortcuts for Python numbers
     largest = x.abs().amax(-1, keepdim=True)
-    most = MOST[_kind(kind)] * one
+    most = MOST[kind_of(kind)] * one
     scale = largest / most
     scale = torch.where(scale > 0, scale, one)
     finite = torch.isfinite(largest)
@@ -43,14 +42,14 @@ def quantize_cache(x: Tensor, kind: str) -> Tensor:
 
 @quantize_cache.register_fake
 def _(x: Tensor, kind: str) -> Tensor:
-    _check(kind)
+    kind_of(kind)
     return x.new_empty((*x.shape[:-1], row_bytes(int(x.shape[-1]))), dtype=torch.int8)
 
 
 @torch.library.custom_op("qc::dequantize_cache", mutates_args=())
 def dequantize_cache(rows: Tensor, kind: str, cols: int, dtype: torch.dtype) -> Tensor:
     """The values of rows of a cache, (…, cols). ArgumentError for an unknown kind."""
-    _check(kind)
+    kind_of(kind)
     at = scale_at(cols)
     scale = rows[..., at : at + 4].contiguous().view(torch.float32)
     codes = rows[..., :cols].contiguous()
@@ -60,19 +59,8 @@ def dequantize_cache(rows: Tensor, kind: str, cols: int, dtype: torch.dtype) -> 
 
 @dequantize_cache.register_fake
 def _(rows: Tensor, kind: str, cols: int, dtype: torch.dtype) -> Tensor:
-    _check(kind)
+    kind_of(kind)
     return rows.new_empty((*rows.shape[:-1], cols), dtype=dtype)
-
-
-def _check(kind: str) -> None:
-    _kind(kind)
-
-
-def _kind(kind: str) -> Kind:
-    for each in KINDS:
-        if each == kind:
-            return each
-    raise ArgumentError(f"a cache has rows of {', '.join(KINDS)}, not of {kind!r}")
 
 
 def import_quantize_cache(s: Scope, node: fx.Node) -> SSAValue:
