@@ -20,6 +20,7 @@ from qcompiler.kernels.cpu.attention_operands import (
     operand_names,
     score_lines,
     seen_keys,
+    skips,
 )
 from qcompiler.kernels.cpu.attention_tiles import (
     LANES,
@@ -158,6 +159,7 @@ def _task(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> list[str]:
         f"memset(sums, 0, sizeof(float) * {geometry.query_block * geometry.value_columns});",
         *seen_keys(spec, "q0", "q_count"),
         f"for (int64_t k0 = first; k0 < seen; k0 += {geometry.key_block}) {{",
+        *indent(skips(spec, str(geometry.key_block))),
         *indent(_key_block(spec, geometry)),
         "}",
         *_finish(spec, geometry),

@@ -22,6 +22,7 @@ from qcompiler.kernels.cpu.attention_operands import (
     operand_names,
     score_lines,
     seen_keys,
+    skips,
 )
 from qcompiler.kernels.cpu.attention_tiles import (
     LANES,
@@ -240,6 +241,7 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         *indent([*query, copy]),
         "}",
         f"for (int64_t k0 = begin; k0 < end; k0 += {BLOCK}) {{",
+        *indent(skips(spec, str(BLOCK))),
         f"    const int64_t count = qc_min({BLOCK}, end - k0);",
         *([f"    {pack}"] if sizes.packs else []),
         *indent(_pack_scales(spec, sizes)),

@@ -65,6 +65,11 @@ def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:
         first = "0" if body.window is None else f"qc_max(0, {start} + 1 - {body.window})"
         seen = f"qc_min(kv_len, {start} + {count})" if body.causal else "kv_len"
         return [f"const int64_t first = {first}, seen = {seen};"]
+    if body.ring:
+        return [
+            *positions(spec, start, count),
+            "const int64_t first = 0, seen = qc_max(0, qc_min(kv_len, highest + 1));",
+        ]
     lines = [f"const int64_t number = {number_of(spec, f'{start} + each')};"]
     if body.window is not None:
         lines.append(f"first = qc_min(first, qc_max(0, number + 1 - {body.window}));")
@@ -75,6 +80,48 @@ def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:
         *indent(lines),
         "}",
     ]
+
+
+def positions(spec: KernelSpec, start: str, count: str) -> list[str]:
+    """Declares `lowest` and `highest`, of the positions of queries `start` to `start + count - 1`."""
+    begin = f"int64_t lowest = {number_of(spec, start)}, highest = lowest;"
+    if count == "1":
+        return [begin]
+    return [
+        begin,
+        f"for (int64_t each = 1; each < {count}; each++) {{",
+        f"    const int64_t number = {number_of(spec, f'{start} + each')};",
+        "    lowest = qc_min(lowest, number);",
+        "    highest = qc_max(highest, number);",
+        "}",
+    ]
+
+
+def ring_lines(spec: KernelSpec, query: str, key: str) -> list[str]:
+    """Hides the scores of rows of a ring outside the window. Row `key` is at or before the query's position.
+
+    `back` is how many positions row `key` lies behind the query. It falls from lane to lane, and starts again at
+    kv_len - 1 behind the row of the query.
+    """
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    return [
+        f"const int64_t back = ({number_of(spec, query)} - ({key})) % kv_len;",
+        f"const int old = (int)qc_max(0, qc_min(16, back + 1 - {body.window}));  // SIMD lanes before the window",
+        "const int own = (int)qc_min(16, back + 1);  // up to the query's row",
+        f"const int far = (int)qc_min(16, back + 1 + kv_len - {body.window});  // behind it, and before the window",
+        "s = vsel(vfirst(old), vset(-INFINITY), vsel(vfirst(own), s, vsel(vfirst(far), vset(-INFINITY), s)));",
+    ]
+
+
+def skips(spec: KernelSpec, block: str) -> list[str]:
+    """Ends the turn of a loop over blocks of `block` keys if no query of the task sees a row from `k0` on."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    if not body.ring:
+        return []
+    span = f"highest - lowest + {body.window} + {block} - 1"
+    return [f"if ((highest - k0) % kv_len >= {span}) continue;  // the ring's rows outside the window"]
 
 
 def score_lines(spec: KernelSpec, address: str, query: str, key: str, scales: str | None = None) -> list[str]:
@@ -90,7 +137,9 @@ def score_lines(spec: KernelSpec, address: str, query: str, key: str, scales: st
     if body.softcap is not None:
         cap = f"vset({float_literal(body.softcap, 'f32')})"
         lines.append(f"s = {cap} * vtanh(s / {cap});")
-    if body.window is not None:
+    if body.ring:
+        lines += ring_lines(spec, query, key)
+    elif body.window is not None:
         far = f"{number_of(spec, query)} + 1 - {body.window} - ({key})"  # SIMD lanes whose key is before the window
         lines.append(f"s = vsel(vfirst((int)qc_max(0, qc_min(16, {far}))), vset(-INFINITY), s);")
     if body.mask == "none":

@@ -16,6 +16,7 @@ from qcompiler.kernels.cuda.attention_operands import (
     head_pointers,
     hidden,
     masked,
+    next_keys,
     number_of,
     operand,
     rows_aligned,
@@ -115,11 +116,14 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"{share.rows} (head, query) rows share a block of {share.warps} warps; a warp takes {_STRIP} keys at a time, "
         f"{32 // share.value_lanes} value rows at once"
     )
+    turn = _STRIP * share.warps
+    begin = next_keys(spec, f"first_key + {_STRIP} * warp", _STRIP, turn)
+    after = next_keys(spec, f"k0 + {turn}", _STRIP, turn)
     lines = [
         *memory.declarations(),
         *_place(spec, share),
         *_stage_queries(spec, share),
-        f"for (int64_t k0 = first_key + {_STRIP} * warp; k0 < seen; k0 += {_STRIP * share.warps}) {{",
+        f"for (int64_t k0 = {begin}; k0 < seen; k0 = {after}) {{",
         *indent([*_scores(spec, share), *_softmax(spec, share), *_values(spec, share)]),
         "}",
         *_publish(share),

@@ -297,7 +297,9 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
         rows = operands[-1].astype(np.int64)[:, None, :, None]
     if op.causal is not None or op.last is not None:
         scores = np.where(columns <= rows, scores, -np.inf)
-    if op.keys_back is not None:
+    if op.ring is not None:
+        scores = np.where((rows - columns) % k.shape[2] < op.keys_back, scores, -np.inf)
+    elif op.keys_back is not None:
         scores = np.where(columns > rows - op.keys_back, scores, -np.inf)
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isneginf(peak), 0, peak)).astype(acc, copy=False)

@@ -433,6 +433,9 @@ class AttentionOp(QCOp):
     With it, attention over a partly filled cache only does work for the filled part. `softcap`: scaled scores x become
     softcap * tanh(x / softcap), before any mask. A row that sees no key gives zeros.
 
+    `ring`, with `last` and `window` and without a mask: k and v are a ring of T >= window + S - 1 rows. Row r holds the
+    key of the latest position p <= last[b, i] with p % T == r, if p >= 0; the window counts positions.
+
     `cache`: k and v are rows of that kind (`qc.quantize_cache`), i8 (B, Hkv, T, row_bytes(D)) and (…, row_bytes(Dv)).
     """
 
@@ -446,6 +449,7 @@ class AttentionOp(QCOp):
     causal = opt_prop_def(UnitAttr)
     window = opt_prop_def(IntegerAttr)
     softcap = opt_prop_def(FloatAttr)
+    ring = opt_prop_def(UnitAttr)
     cache = opt_prop_def(StringAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -464,6 +468,7 @@ class AttentionOp(QCOp):
         window: int | None = None,
         softcap: float | None = None,
         last: SSAValue | Operation | None = None,
+        ring: bool = False,
         cache: str | None = None,
     ) -> None:
         super().__init__(
@@ -473,6 +478,7 @@ class AttentionOp(QCOp):
                 "causal": UnitAttr() if causal else None,
                 "window": None if window is None else IntegerAttr(window, i64),
                 "softcap": None if softcap is None else FloatAttr(softcap, f64),
+                "ring": UnitAttr() if ring else None,
                 "cache": None if cache is None else StringAttr(cache),
             },
             result_types=[type_],
@@ -505,6 +511,12 @@ class AttentionOp(QCOp):
             self.expect(self.causal is None, "causal and last exclude each other: last says which keys are seen")
         self.expect(self.keys_back is None or self.keys_back >= 1, "a window shows at least one key")
         self.expect(self.cap is None or self.cap > 0, "softcap must be positive")
+        if self.ring is not None:
+            is_whole = self.last is not None and self.keys_back is not None and self.mask is None
+            self.expect(is_whole, "a ring needs last and a window, and takes no mask")
+            if isinstance(k[2], int) and isinstance(q[2], int):
+                least = (self.keys_back or 1) + q[2] - 1
+                self.expect(k[2] >= least, f"a ring of {k[2]} rows is shorter than window + queries - 1 = {least}")
 
     def rebuilt(
         self,
@@ -527,6 +539,7 @@ class AttentionOp(QCOp):
             window=self.keys_back,
             softcap=self.cap,
             last=last,
+            ring=self.ring is not None,
             cache=self.rows_of,
         )
 
@@ -544,9 +557,6 @@ class AttentionOp(QCOp):
     def cap(self) -> float | None:
         """`softcap` as a number."""
         return None if self.softcap is None else self.softcap.value.data
-
-
-# --- norms -----------------------------------------------------------------------------------------------------------
 
 
 # --- terminator -------------------------------------------------------------------------------------------

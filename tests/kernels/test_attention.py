@@ -37,6 +37,7 @@ class Case:
     batch: int = 2
     window: int | None = None
     softcap: float | None = None
+    ring: bool = False  # of `kv` rows
     cache: cache_rows.Kind | None = None
 
     @property
@@ -77,7 +78,8 @@ class Case:
         body = AttentionKernel(
             batch=self.batch, heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
-            window=self.window, softcap=self.softcap, last=self.last is not None, cache=self.cache,
+            window=self.window, softcap=self.softcap, last=self.last is not None, ring=self.ring,
+            cache=self.cache,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("s", "t"), operands=tuple(operands), body=body)
 
@@ -117,6 +119,22 @@ CASES = [
     Case("last_one_for_all", 9, 70, last=(30, 0), last_axes="b", dtype="bf16"),
     Case("last_window", 200, 600, last=(380, 1), window=130, batch=1),
     Case("last_window_falls", 40, 600, last=(599, -13), window=3, softcap=2.0),
+    Case("ring", 17, 40, last=(100, 1), window=8, ring=True, heads=4, kv_heads=2),
+    Case("ring_begins", 17, 40, last=(0, 1), window=24, ring=True),
+    Case("ring_fits", 9, 16, last=(1000, 1), window=8, ring=True, dtype="bf16", dim=20, value_dim=27),
+    Case("ring_of_one", 1, 1, last=(5, 0), window=1, ring=True),
+    Case("ring_long", 150, 700, last=(690, 1), window=400, ring=True, batch=1, dtype="f16"),
+    Case("ring_far", 130, 1100, last=(2**40, 1), window=40, ring=True, batch=1, softcap=1.5),
+    Case("ring_none_seen", 9, 40, last=(-20, 3), window=5, ring=True),
+    Case("ring_falls", 40, 600, last=(1599, -13), window=3, ring=True, softcap=2.0),
+    Case("ring_cache", 21, 300, last=(777, 1), window=200, ring=True, cache="int8", dim=20, value_dim=27),
+    Case("decode_ring", 1, 300, decode=True, last=(1201, 0), window=70, ring=True, heads=6, kv_heads=2),
+    Case("decode_ring_begins", 1, 300, decode=True, last=(20, 0), window=16, ring=True, batch=3, dtype="bf16"),
+    Case("decode_ring_wraps", 1, 128, decode=True, last=(1285, 0), window=100, ring=True, heads=2, kv_heads=2),
+    Case("decode_ring_pieces", 1, 1300, decode=True, heads=8, kv_heads=1, last=(3900, 0), window=1100, ring=True),
+    Case("decode_ring_none", 1, 30, decode=True, last=(-(2**60), 0), window=4, ring=True, batch=1),
+    Case("decode_ring_cache", 1, 130, decode=True, cache="int8", heads=8, kv_heads=2, last=(1000, 0), window=64,
+         ring=True, dim=64, value_dim=64),
     Case("decode_last", 1, 300, decode=True, last=(99, 0), heads=6, kv_heads=2),
     Case("decode_last_none", 1, 30, decode=True, last=(-1, 0), batch=1),
     Case("decode_last_past", 1, 65, decode=True, last=(70, 0), dtype="bf16", mask="bool", mask_axes="bk"),
@@ -200,7 +218,10 @@ def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
     rows, columns = rows[:, None, :, None], np.arange(case.kv)
     if case.causal or case.last is not None:
         scores = np.where(columns <= rows, scores, -np.inf)
-    if case.window is not None:
+    if case.ring:
+        held = rows - (rows - columns) % case.kv  # the position whose key the row holds
+        scores = np.where(held > rows - case.window, scores, -np.inf)
+    elif case.window is not None:
         scores = np.where(columns > rows - case.window, scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))

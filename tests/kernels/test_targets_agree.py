@@ -221,22 +221,24 @@ def attentions() -> Iterator[KernelSpec]:
         (next(options(BODIES["attention"])), dtypes) for dtypes in types(*[FLOATS] * 4)
     ]
     kinds += [
-        ({**kinds[0][0], "cache": "int8", "last": last}, (q, "i8", "i8", out))
-        for last in (False, True) for q, out in types(FLOATS, FLOATS)
+        ({**kinds[0][0], "cache": "int8", "last": last, "ring": ring}, (q, "i8", "i8", out))
+        for last, ring in ((False, False), (True, False), (True, True)) for q, out in types(FLOATS, FLOATS)
     ]  # fmt: skip
     for (choice, dtypes), (queries, size, window, cap) in itertools.product(kinds, SIZES):
-        stored = cache_row_bytes(size) if "cache" in choice else size
-        rows = (("q", 8, queries), ("k", 2, 33), ("v", 2, 33), ("out", 8, queries))
+        if choice["ring"] and (window is None or not choice["last"] or choice["mask"] != "none"):
+            continue  # the contract refuses these
+        stored, keys = cache_row_bytes(size) if "cache" in choice else size, 49 if choice["ring"] else 33
+        rows = (("q", 8, queries), ("k", 2, keys), ("v", 2, keys), ("out", 8, queries))
         q, k, v, out = (
             plain(name, dtype, (2, heads, length, stored if name in "kv" else size), "w" if name == "out" else "r")
             for dtype, (name, heads, length) in zip(dtypes, rows, strict=True)
         )
-        shape, masks = (2, 8, queries, 33), []
+        shape, masks = (2, 8, queries, keys), []
         if choice["mask"] != "none":
             masks = [plain("mask", "i1" if choice["mask"] == "bool" else "f32", shape)]
         last = [plain("last", "i64", (2, queries))] if choice["last"] else []
         yield make(
-            "attention", [q, k, v, *masks, *last, out], batch=2, heads=8, kv_heads=2, q_len=queries, kv_len=33,
+            "attention", [q, k, v, *masks, *last, out], batch=2, heads=8, kv_heads=2, q_len=queries, kv_len=keys,
             head_dim=size, value_dim=size, scale=0.1, window=window, softcap=cap, **choice,
         )  # fmt: skip
 

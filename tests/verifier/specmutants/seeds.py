@@ -312,6 +312,16 @@ def attention_decode(kind: str) -> ProgramImage:
     return Maker({"b": (1, 3)}, kind).kernel(spec("decode", body, operands, "b")).image(ARCHS[kind])
 
 
+def attention_ring(kind: str) -> ProgramImage:
+    """A ring of as few rows as the window and the queries of one launch allow."""
+    q, kv = ("b", 4, "s", 8), ("b", 2, 12, 8)
+    operands = (operand("q", q), operand("k", kv), operand("v", kv), operand("last", ("b", "s"), dtype="i64"),
+                operand("out", q, "w"))  # fmt: skip
+    body = AttentionKernel(batch="b", heads=4, kv_heads=2, q_len="s", kv_len=12, head_dim=8, value_dim=8, scale=0.5,
+                           causal=False, mask="none", last=True, ring=True, window=13 - S[1])  # fmt: skip
+    return Maker({"b": (1, 2), "s": S}, kind).kernel(spec("ring", body, operands, "b", "s")).image(ARCHS[kind])
+
+
 def attention_cache(kind: str) -> ProgramImage:
     """Keys become the rows of a cache, which attention reads as keys and as values."""
     maker, rows = Maker({"b": (1, 3)}, kind), ("b", 2, 12)
@@ -559,7 +569,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
         linear_added, linear_made, linears, norm_added,
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
-        recurrent, batch_matmul, attention, attention_decode, attention_cache, cache_values, norm,
+        recurrent, batch_matmul, attention, attention_decode, attention_ring, attention_cache, cache_values, norm,
         norm_heads,
         softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm,
         parts_norm_wide, scatter, scan,
