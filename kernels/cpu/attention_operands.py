@@ -26,11 +26,21 @@ def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
     return lines
 
 
+def unpacks(body: AttentionKernel) -> bool:
+    """Whether blocks of keys and values are made floats in scratch: their codes have a step for each 32 columns."""
+    return body.cache == "int4"
+
+
+def has_scales(body: AttentionKernel) -> bool:
+    """Whether keys and values are codes with a scale for each row."""
+    return body.cache is not None and not unpacks(body)
+
+
 def element_type(spec: KernelSpec, name: str) -> str:
     """The C++ type of an operand's elements: the codes of a cache have one of their own (cache.h)."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
-    if body.cache is not None and name in ("k", "v"):
+    if body.cache is not None and not unpacks(body) and name in ("k", "v"):
         return f"qc_code_{body.cache}"
     return STORAGE_TYPES[operand(spec, name).dtype]
 

@@ -55,6 +55,16 @@ QC_INLINE float qc_of_e4m3(int8_t code) {
     return magnitude == 0x7f ? qc_from_bits(0x7fc00000u) : qc_from_bits(qc_bits(v) | sign);
 }
 
+// Rows of a cache in 4 bits (qcompiler/formats/cache_rows.py): where a row of `cols` columns has its scales, and what
+// column c of it means.
+constexpr int64_t qc_group_scales_at(int64_t cols) { return (cols + 31) / 32 * 16; }
+QC_INLINE float qc_of_int4(const int8_t* row, int64_t cols, int64_t c) {
+    uint16_t scales[2];  // the step and the least number, in bf16
+    memcpy(scales, row + qc_group_scales_at(cols) + c / 32 * 4, sizeof scales);
+    const int code = (uint8_t)row[c / 2] >> c % 2 * 4 & 15;
+    return (float)code * qc_from_bits((uint32_t)scales[0] << 16) + qc_from_bits((uint32_t)scales[1] << 16);
+}
+
 template <class F> QC_INLINE F qc_maximum(F a, F b) {  // NaN if either is NaN, -0 < +0
     return a != a ? a : b != b ? b : a == b ? (signbit(a) ? b : a) : a > b ? a : b;
 }

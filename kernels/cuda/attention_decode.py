@@ -253,7 +253,7 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
     reads_row = body.causal or body.last or body.window is not None
     needs_row = reads_row or body.mask != "none"
     unseen = hidden(spec, "number" if body.last else "i", "k0 + lane", "lane >= count")
-    codes = body.cache is not None
+    codes = body.cache is not None and body.cache != "int4"  # whose values are whole
     score = f"mine[r * {_STRIP} + lane] * {float_literal(body.scale, 'f32')}{' * key_scale' if codes else ''}"
     rule = masked(spec, "i", "(k0 + lane)")
     lines = [
@@ -298,7 +298,7 @@ def _row_scales(spec: KernelSpec) -> list[str]:
     body = body_of(spec)
     return [
         f"const float {name}_scale = lane < count ? "
-        f"qc_row_scale<{columns}>({role}_head + (k0 + lane) * {stride(spec, role)}) : 0.0f;"
+        f"qc_row_scale<qc_code_{body.cache}, {columns}>({role}_head + (k0 + lane) * {stride(spec, role)}) : 0.0f;"
         for name, role, columns in (("key", "k", body.head_dim), ("value", "v", body.value_dim))
     ]
 

@@ -436,7 +436,8 @@ class AttentionOp(QCOp):
     `ring`, with `last` and `window` and without a mask: k and v are a ring of T >= window + S - 1 rows. Row r holds the
     key of the latest position p <= last[b, i] with p % T == r, if p >= 0; the window counts positions.
 
-    `cache`: k and v are rows of that kind (`qc.quantize_cache`), i8 (B, Hkv, T, row_bytes(D)) and (…, row_bytes(Dv)).
+    `cache`: k and v are rows of that kind (`qc.quantize_cache`), i8 (B, Hkv, T, row_bytes(D, cache)) and
+    (…, row_bytes(Dv, cache)).
     """
 
     name = "qc.attention"
@@ -494,10 +495,11 @@ class AttentionOp(QCOp):
             self.expect(out == (*q[:3], v[3]), f"the result must have shape {(*q[:3], v[3])}, not {out}")
         else:
             self.expect(self.rows_of in cache_rows.KINDS, f"cache is one of {', '.join(cache_rows.KINDS)}")
+            kind = cache_rows.kind_of(self.rows_of)
             self.expect(len(out) == 4 and out[:3] == q[:3], f"the result has the dims {q[:3]} and that of a value")
             for name, stored, size in (("k", self.k, q[3]), ("v", self.v, out[3])):
                 self.expect(tensor_dtype(stored.type) == "i8", f"{name} holds the rows of a cache, i8")
-                self.expect_shape(stored, (*shape_of(stored.type)[:3], cache_rows.row_bytes(int(size))), name)
+                self.expect_shape(stored, (*shape_of(stored.type)[:3], cache_rows.row_bytes(int(size), kind)), name)
         self.expect(int(q[1]) % int(k[1]) == 0, f"{q[1]} heads are not a multiple of {k[1]} kv heads")
         if self.mask is not None:
             mask, full = shape_of(self.mask.type), (q[0], q[1], q[2], k[2])

@@ -29,10 +29,10 @@ from qcompiler.runtime.progress import OnStep, note
 if TYPE_CHECKING:
     from qcompiler.lm.step import DecoderStep
 
-CacheType = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
+CacheType = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"]
 CACHE_TYPES: dict[str, torch.dtype | cache_rows.Kind | None] = {
     "auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": "int8",
-    "fp8": "fp8",
+    "fp8": "fp8", "int4": "int4",
 }  # fmt: skip
 
 CHUNK = 512
@@ -69,8 +69,8 @@ def compile_causal_lm(
     `max_seq_len` is the number of tokens, prompt included, that a sequence may have (default: the model's own, at most
     4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
     2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", "int8" or
-    "fp8" (each head of each token with its own scale: 144 bytes for 128 numbers), or "auto", the model's type.  A
-    prompt is read in pieces of at most `chunk` tokens (default 512).
+    "fp8" (each head of each token with its own scale: 144 bytes for 128 numbers), "int4" (a step for each 32 numbers:
+    80 bytes for 128), or "auto", the model's type.  A prompt is read in pieces of at most `chunk` tokens (default 512).
 
     `adapter` is a folder of PEFT with a LoRA or a DoRA.  It is merged into the weights before they are quantised, or
     with `merge=False` kept beside them as two small products per linear (LoRA), whatever the weights are stored as.

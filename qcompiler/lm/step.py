@@ -89,7 +89,7 @@ class DecoderStep(nn.Module):
             for name, dim in (("keys", layer.key_dim), ("values", layer.value_dim)):
                 row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else layer.dtype)
                 if self.kind is not None:
-                    row = torch.zeros(cache_rows.row_bytes(dim), dtype=torch.int8)
+                    row = torch.zeros(cache_rows.row_bytes(dim, self.kind), dtype=torch.int8)
                 self.register_buffer(f"{name}_{number}", row.repeat(layer.heads, batch * rows, 1))
             self.layers += 1
         slots = mark_slots(batch)

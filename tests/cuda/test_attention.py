@@ -61,8 +61,8 @@ class Case:
 
         operands = [
             tensor("q", self.heads, q_len, self.dim),
-            tensor("k", self.kv_heads, "s", row_bytes(self.dim) if self.cache else self.dim),
-            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim) if self.cache else self.value_dim),
+            tensor("k", self.kv_heads, "s", row_bytes(self.dim, self.cache) if self.cache else self.dim),
+            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim, self.cache) if self.cache else self.value_dim),
         ]
         if self.mask != "none":
             down = "s" if "k" in self.mask_axes else 1
@@ -177,6 +177,13 @@ CASES = [
     mma("cache_fp8_mma", 40, 200, last=(130, 1), cache="fp8", dim=64, value_dim=128, window=90, batch=2),
     few("cache_fp8_decode", 1, 300, last=(99, 0), cache="fp8", heads=6, kv_heads=2, batch=2, dim=64, value_dim=64),
     few("cache_fp8_wide", 1, 200, cache="fp8", heads=8, kv_heads=1, dim=128, value_dim=128, dtype="bf16"),
+    Case("cache_int4", 21, 70, last=(50, 1), cache="int4", dim=20, value_dim=27, heads=4, kv_heads=2, batch=2),
+    Case("cache_int4_pieces", 20, 40, cache="int4", dim=200, value_dim=300, mask="bool"),
+    mma("cache_int4_mma", 40, 200, last=(130, 1), cache="int4", dim=64, value_dim=128, window=90, batch=2),
+    mma("cache_int4_mma_f16", 17, 70, dtype="f16", cache="int4", dim=80, value_dim=80),
+    few("cache_int4_decode", 1, 300, last=(99, 0), cache="int4", heads=6, kv_heads=2, batch=2, dim=64, value_dim=64),
+    few("cache_int4_odd", 1, 65, cache="int4", dim=20, value_dim=47, mask="float"),
+    few("cache_int4_wide", 1, 200, cache="int4", heads=8, kv_heads=1, dim=128, value_dim=128, dtype="bf16"),
     Case("cache_pieces", 20, 40, cache="int8", dim=200, value_dim=300, mask="bool"),
     mma("cache_mma", 40, 200, last=(130, 1), cache="int8", dim=64, value_dim=128, window=90, batch=2),
     mma("cache_mma_f16", 17, 70, dtype="f16", cache="int8", softcap=2.0),
@@ -205,6 +212,10 @@ FEW = [
     "cache_decode_wide",
     "cache_fp8_mma",
     "cache_fp8_decode",
+    "cache_int4_mma",
+    "cache_int4_decode",
+    "cache_int4_wide",
+    "cache_int4_pieces",
 ]
 """What NVRTC compiles for every architecture in the quick suite: each form, in its largest size."""
 MOST = [case.name for case in QUICK if case.name not in FEW]

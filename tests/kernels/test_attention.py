@@ -52,8 +52,8 @@ class Case:
 
         operands = [
             tensor("q", self.heads, q_len, self.dim),
-            tensor("k", self.kv_heads, "s", row_bytes(self.dim) if self.cache else self.dim),
-            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim) if self.cache else self.value_dim),
+            tensor("k", self.kv_heads, "s", row_bytes(self.dim, self.cache) if self.cache else self.dim),
+            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim, self.cache) if self.cache else self.value_dim),
         ]
         if self.mask != "none":
             kept = "i1" if self.mask == "bool" else "f32"
@@ -150,6 +150,15 @@ CASES = [
     Case("cache_fp8_decode", 1, 130, cache="fp8", decode=True, heads=8, kv_heads=2, dim=128, value_dim=64,
          last=(99, 0), dtype="bf16"),
     Case("cache_fp8_decode_odd", 1, 65, cache="fp8", decode=True, dim=20, value_dim=27, mask="float"),
+    Case("cache_int4", 37, 270, cache="int4", heads=4, kv_heads=2, last=(233, 1)),
+    Case("cache_int4_odd", 19, 70, cache="int4", dim=20, value_dim=47, heads=4, kv_heads=2, last=(50, 1), mask="bool"),
+    Case("cache_int4_window", 33, 140, cache="int4", dim=128, value_dim=128, last=(101, 1), window=70, dtype="bf16"),
+    Case("cache_int4_decode", 1, 130, cache="int4", decode=True, heads=8, kv_heads=2, dim=128, value_dim=64,
+         last=(99, 0), dtype="bf16"),
+    Case("cache_int4_decode_alone", 1, 64, cache="int4", decode=True, last=(63, 0), dim=64, value_dim=64, batch=1),
+    Case("cache_int4_decode_odd", 1, 65, cache="int4", decode=True, dim=20, value_dim=47, mask="float"),
+    Case("cache_int4_decode_pieces", 1, 1100, cache="int4", decode=True, heads=3, kv_heads=1, batch=1, dim=48,
+         value_dim=33),
     Case("cache_odd_dims", 19, 270, cache="int8", dim=20, value_dim=27, last=(250, 1), dtype="bf16"),
     Case("cache_wide_window", 64, 512, cache="int8", dim=128, value_dim=128, last=(448, 1), window=70, batch=1),
     Case("cache_softcap_mask", 21, 40, cache="int8", softcap=1.5, mask="bool", mask_axes="bk", dtype="f16"),

@@ -221,13 +221,18 @@ def attentions() -> Iterator[KernelSpec]:
         (next(options(BODIES["attention"])), dtypes) for dtypes in types(*[FLOATS] * 4)
     ]
     kinds += [
-        ({**kinds[0][0], "cache": "int8", "last": last, "ring": ring}, (q, "i8", "i8", out))
-        for last, ring in ((False, False), (True, False), (True, True)) for q, out in types(FLOATS, FLOATS)
+        ({**kinds[0][0], "cache": kind, "last": last, "ring": ring}, (q, "i8", "i8", out))
+        for kind, last, ring in (
+            ("int8", False, False), ("int8", True, False), ("int8", True, True), ("int4", True, False)
+        ) for q, out in types(FLOATS, FLOATS)
     ]  # fmt: skip
     for (choice, dtypes), (queries, size, window, cap) in itertools.product(kinds, SIZES):
         if choice["ring"] and (window is None or not choice["last"] or choice["mask"] != "none"):
             continue  # the contract refuses these
-        stored, keys = cache_row_bytes(size) if "cache" in choice else size, 49 if choice["ring"] else 33
+        stored, keys = (
+            cache_row_bytes(size, choice["cache"]) if "cache" in choice else size,
+            49 if choice["ring"] else 33,
+        )
         rows = (("q", 8, queries), ("k", 2, keys), ("v", 2, keys), ("out", 8, queries))
         q, k, v, out = (
             plain(name, dtype, (2, heads, length, stored if name in "kv" else size), "w" if name == "out" else "r")
@@ -245,13 +250,19 @@ def attentions() -> Iterator[KernelSpec]:
 
 def made_cache_rows() -> Iterator[KernelSpec]:
     for kind, dtype, last in itertools.product(cache_rows.KINDS, DTYPES, (1, 3)):
-        ends = [plain("x", dtype, (2, 3, 5, 64), last=last), plain("out", "i8", (2, 3, 5, cache_row_bytes(64)), "w")]
+        ends = [
+            plain("x", dtype, (2, 3, 5, 64), last=last),
+            plain("out", "i8", (2, 3, 5, cache_row_bytes(64, kind)), "w"),
+        ]
         yield make("quantize_cache", ends, outer=2, middle=3, inner=5, cols=64, kind=kind)
 
 
 def read_cache_rows() -> Iterator[KernelSpec]:
     for kind, dtype, last in itertools.product(cache_rows.KINDS, DTYPES, (1, 3)):
-        ends = [plain("rows", "i8", (2, 3, 5, cache_row_bytes(64))), plain("out", dtype, (2, 3, 5, 64), "w", last=last)]
+        ends = [
+            plain("rows", "i8", (2, 3, 5, cache_row_bytes(64, kind))),
+            plain("out", dtype, (2, 3, 5, 64), "w", last=last),
+        ]
         yield make("dequantize_cache", ends, outer=2, middle=3, inner=5, cols=64, kind=kind)
 
 

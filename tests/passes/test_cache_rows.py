@@ -35,7 +35,7 @@ class Attends(nn.Module):
         self.dim, self.rows, self.reads, self.written_out, self.kind = dim, rows, reads, written_out, kind
         self.linears = nn.ModuleList(nn.Linear(8, HEADS * dim) for _ in "qkv")
         for name, quantised in zip(("keys", "values"), rows, strict=True):
-            width, dtype = (row_bytes(dim), torch.int8) if quantised else (dim, torch.float32)
+            width, dtype = (row_bytes(dim, kind), torch.int8) if quantised else (dim, torch.float32)
             self.register_buffer(name, torch.zeros(1, HEADS, LENGTH, width, dtype=dtype))
 
     def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
@@ -77,6 +77,8 @@ def caches(program: qc.Program) -> set[str | None]:
     [
         (20, "cpu", False, "int8"),
         (20, "cpu", False, "fp8"),
+        (64, "cpu", False, "int4"),
+        (20, "sim:0", False, "int4"),
         (64, "sim:0", False, "int8"),
         (64, "sim:0", False, "fp8"),
         (64, "cpu", True, "int8"),
@@ -101,7 +103,15 @@ def test_attention_reads_the_rows(dim: int, device: str, written_out: bool, kind
 
 
 @pytest.mark.parametrize(
-    "how", [{"rows": (True, False)}, {"rows": (False, True)}, {"reads": True}, {"reads": True, "kind": "fp8"}], ids=str
+    "how",
+    [
+        {"rows": (True, False)},
+        {"rows": (False, True)},
+        {"reads": True},
+        {"reads": True, "kind": "fp8"},
+        {"reads": True, "kind": "int4"},
+    ],
+    ids=str,
 )
 def test_other_readers_get_the_values(how: dict[str, Any]) -> None:
     """Attention that has rows of keys alone, and a second reader."""

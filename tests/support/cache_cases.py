@@ -20,7 +20,7 @@ def maker(cols: int, dtype: DType, kind: cache_rows.Kind) -> KernelSpec:
     x = Operand(
         name="x", dtype=dtype, access="r", shape=(1, HEADS, "t", cols), strides=(0, cols, HEADS * cols, 1)
     )  # fmt: skip
-    width = cache_rows.row_bytes(cols)
+    width = cache_rows.row_bytes(cols, kind)
     out = Operand(
         name="out", dtype="i8", access="w", shape=(1, HEADS, "t", width), strides=(0, f"t*{width}", width, 1)
     )  # fmt: skip
@@ -30,7 +30,7 @@ def maker(cols: int, dtype: DType, kind: cache_rows.Kind) -> KernelSpec:
 
 def reader(cols: int, dtype: DType, kind: cache_rows.Kind) -> KernelSpec:
     """The other way round."""
-    width = cache_rows.row_bytes(cols)
+    width = cache_rows.row_bytes(cols, kind)
     rows = Operand(
         name="rows", dtype="i8", access="r", shape=(1, HEADS, "t", width), strides=(0, f"t*{width}", width, 1)
     )  # fmt: skip

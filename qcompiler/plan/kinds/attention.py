@@ -38,8 +38,8 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
       last[b, i] with p % kv_len == r, and `window` counts positions. Rows without such a position are not seen. All
       queries of a launch find their windows in one ring: q_len + window - 1 <= kv_len.
     - `softcap`: a scaled score x becomes softcap * tanh(x / softcap), before any mask.
-    - `cache`: k and v are rows of that kind (qcompiler/formats/cache_rows.py), with row_bytes(head_dim) and
-      row_bytes(value_dim) columns of i8.
+    - `cache`: k and v are rows of that kind (qcompiler/formats/cache_rows.py), with row_bytes(head_dim, cache)
+      and row_bytes(value_dim, cache) columns of i8.
 
     A query that sees no key gives zeros.
     """
@@ -103,7 +103,8 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
         rows = (self.batch, self.kv_heads, self.kv_len)
         if self.cache is None:
             return Role(name, (*rows, cols), unit=True)
-        return Role(name, (*rows, cache_rows.row_bytes(cols)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
+        stored = (*rows, cache_rows.row_bytes(cols, self.cache))
+        return Role(name, stored, dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
         pairs = volume([self.batch, self.heads, self.q_len, self.kv_len], symbols)

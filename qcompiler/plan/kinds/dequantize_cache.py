@@ -11,7 +11,7 @@ from qcompiler.plan.operands import Operand
 
 
 class DequantizeCacheKernel(RoleKernel, frozen=True, tag="dequantize_cache"):
-    """code * scale of rows (qcompiler/formats/cache_rows.py). Operands: rows (outer, middle, inner, row_bytes(cols)),
+    """What rows mean (qcompiler/formats/cache_rows.py). Operands: rows (outer, middle, inner, row_bytes(cols, kind)),
     i8, out (outer, middle, inner, cols)."""
 
     outer: Dim
@@ -22,7 +22,7 @@ class DequantizeCacheKernel(RoleKernel, frozen=True, tag="dequantize_cache"):
 
     def contract(self, operands: int) -> Contract:
         rows = (self.outer, self.middle, self.inner)
-        stored = (*rows, cache_rows.row_bytes(self.cols))
+        stored = (*rows, cache_rows.row_bytes(self.cols, self.kind))
         return Contract(
             (
                 Role("rows", stored, dtypes=("i8",), unit=True, align=ROW_ALIGNMENT),

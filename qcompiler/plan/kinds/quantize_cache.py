@@ -1,4 +1,4 @@
-"""quantize_cache: keys or values as rows of a cache in 8 bits."""
+"""quantize_cache: keys or values as rows of a cache in 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qcompiler.plan.operands import Operand
 
 class QuantizeCacheKernel(RoleKernel, frozen=True, tag="quantize_cache"):
     """The rows of x (qcompiler/formats/cache_rows.py). Operands: x (outer, middle, inner, cols), out (outer, middle,
-    inner, row_bytes(cols)), i8."""
+    inner, row_bytes(cols, kind)), i8."""
 
     outer: Dim
     middle: Dim
@@ -30,7 +30,7 @@ class QuantizeCacheKernel(RoleKernel, frozen=True, tag="quantize_cache"):
 
     def contract(self, operands: int) -> Contract:
         rows = (self.outer, self.middle, self.inner)
-        out = (*rows, cache_rows.row_bytes(self.cols))
+        out = (*rows, cache_rows.row_bytes(self.cols, self.kind))
         return Contract(
             (
                 Role("x", (*rows, self.cols), unit=True),

@@ -325,7 +325,7 @@ def attention_ring(kind: str) -> ProgramImage:
 def attention_cache(kind: str) -> ProgramImage:
     """Keys become the rows of a cache, which attention reads as keys and as values."""
     maker, rows = Maker({"b": (1, 3)}, kind), ("b", 2, 12)
-    width = cache_rows.row_bytes(20)
+    width = cache_rows.row_bytes(20, "int8")
     x, made = operand("x", (*rows, 20)), operand("made", (*rows, width), "w", "i8")
     keys, values = (operand(name, (*rows, width), dtype="i8") for name in "kv")
     q, out = operand("q", ("b", 4, 3, 20)), operand("out", ("b", 4, 3, 20), "w")
@@ -346,14 +346,14 @@ def attention_cache(kind: str) -> ProgramImage:
 
 
 def cache_values(kind: str) -> ProgramImage:
-    """Rows of a cache, and what they mean."""
-    maker, rows = Maker({"s": S}, kind), (1, 3, "s")
-    x, made = operand("x", (*rows, 20)), operand("made", (*rows, cache_rows.row_bytes(20)), "w", "i8")
+    """Rows of a cache of 4 bits, and what they mean."""
+    maker, rows, width = Maker({"s": S}, kind), (1, 3, "s"), cache_rows.row_bytes(20, "int4")
+    x, made = operand("x", (*rows, 20)), operand("made", (*rows, width), "w", "i8")
     read, out = replace(made, name="rows", access="r"), operand("out", (*rows, 20), "w")
     maker.input("x", x.shape)
-    maker.activation("rows", 3 * S[1] * cache_rows.row_bytes(20))
+    maker.activation("rows", 3 * S[1] * width)
     maker.output("out", out.shape)
-    sizes = {"outer": 1, "middle": 3, "inner": "s", "cols": 20}
+    sizes = {"outer": 1, "middle": 3, "inner": "s", "cols": 20, "kind": "int4"}
     maker.launch(spec("make", QuantizeCacheKernel(**sizes), (x, made), "s"), (view_of(x, "x"), view_of(made, "rows")))
     maker.launch(
         spec("read", DequantizeCacheKernel(**sizes), (read, out), "s"), (view_of(read, "rows"), view_of(out, "out"))
