@@ -85,11 +85,14 @@ class FuseNormProloguePass(ModulePass):
                 if isinstance(chosen, str):
                     said[path, f"{what}: a kernel of its own", chosen] = None
                     continue
-                others = rows_read(maker.result).beside(chosen)
+                others = rows_read(maker.result).beside(*chosen)
                 readers = ", ".join(dict.fromkeys(map(_named, others)))
                 why = f"its rows are kept for {readers}" if others else "nothing else reads the result"
-                said[path, f"{what}: the prologue of '{path_of(chosen)}'", why] = None
-                _fuse(maker, chosen, keeps=bool(others))
+                said[path, f"{what}: the prologue of {' and of '.join(map(_named, chosen))}", why] = None
+                first, *more = chosen
+                for linear in more:
+                    _fuse(maker, linear, keeps=False)
+                _fuse(maker, first, keeps=bool(others))
         for path, what, why in said:
             context.report.add(self.name, path, what, why)
 
@@ -120,8 +123,12 @@ def _named(op: Operation) -> str:
     return f"'{path_of(op)}'" if path_of(op) else op.name
 
 
-def _choice(norm: Maker, context: QCContext) -> qc.LinearOp | str:
-    """The first linear that takes the norm, or why none does: the reason against the first."""
+def _choice(norm: Maker, context: QCContext) -> list[qc.LinearOp] | str:
+    """The linears that take the norm, or why none does: the reason against the first.
+
+    On a CPU it is the first that can. On a GPU all that can take it: each of their blocks makes the rows in any case,
+    and they may then share a launch (merge-launches).
+    """
     readers = rows_read(norm.result)
     if not readers.linears:
         (reader, *more) = readers.others or (norm,)
@@ -130,15 +137,19 @@ def _choice(norm: Maker, context: QCContext) -> qc.LinearOp | str:
         if isinstance(reader, qc.LinearOp):
             return f"'{path_of(reader)}' reads it, but does not multiply its rows"
         return f"{reader.name} reads it"
-    if isinstance(norm, qc.QuantizeRowsOp) and (len(readers.linears) > 1 or readers.others):
+    every = context.target.kind == "cuda"
+    if isinstance(norm, qc.QuantizeRowsOp) and ((len(readers.linears) > 1 and not every) or readers.others):
         return "several ops read it"
-    reasons = []
+    found, reasons = list[qc.LinearOp](), list[str]()
     for linear in readers.linears:
         why = _obstacle(norm, linear, context)
-        if why is None:
-            return linear
-        reasons.append(why)
-    return reasons[0]
+        if why is not None:
+            reasons.append(why)
+        elif every or not found:
+            found.append(linear)
+    if isinstance(norm, qc.QuantizeRowsOp) and len(found) < len(readers.linears):
+        return reasons[0] if reasons else "several ops read it"
+    return found or reasons[0]
 
 
 def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | None:

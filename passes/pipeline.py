@@ -250,8 +250,8 @@ class _NumericsCheck:
             first, meant, steps = len(results) - len(self._states), list(results), {}
             for number, key in enumerate(sorted(self._states), first):
                 if key in self._columns:
-                    meant[number] = cache_rows.dequantise(results[number], self._columns[key])
-                    steps[number] = cache_rows.scales_of(results[number], self._columns[key])
+                    meant[number] = cache_rows.dequantise(results[number], *self._columns[key])
+                    steps[number] = cache_rows.steps_of(results[number], *self._columns[key])
             values[entry] = (meant, steps)
         return values
 

@@ -252,6 +252,7 @@ def pass_options(
             "merge-linears",
             "fuse-norm-prologue",
             "fuse-row-statistics",
+            "merge-launches",
         )
         options.update({name: {"separate": separate} for name in names})
     return options

@@ -170,6 +170,10 @@ class Program:
         """Seconds of each stage."""
         return self._dumps.timing()
 
+    def decided(self, choices: Sequence[Choice]) -> None:
+        """Adds decisions that were taken before the compiler saw the model to the report."""
+        self._choices += tuple(choices)
+
     def report(self) -> ProgramReport:
         """The program's contents, and the compiler's decisions with reasons."""
         title = f"qcompiler program for {self.image.target.kind} ({self.image.target.isa})"

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 
 from qcompiler.kernels.cpu import attention_decode
 from qcompiler.kernels.cpu.attention_operands import (
+    has_scales,
     head_pointers,
     number_of,
     operand,
     operand_names,
     score_lines,
     seen_keys,
+    skips,
+    unpacks,
 )
 from qcompiler.kernels.cpu.attention_tiles import (
     LANES,
@@ -66,6 +69,10 @@ class ScratchSizes:
         return 256 if self.body.head_dim <= 96 else 128
 
     @property
+    def key_columns(self) -> int:
+        return -(-self.body.head_dim // LANES) * LANES
+
+    @property
     def value_columns(self) -> int:
         return -(-self.body.value_dim // LANES) * LANES
 
@@ -74,7 +81,8 @@ class ScratchSizes:
         return {
             "keys": self.key_block * self.body.head_dim,
             "values": self.key_block * self.value_columns if self.packs_values else 0,
-            "scales": self.key_block if self.body.cache is not None else 0,
+            "scales": self.key_block if has_scales(self.body) else 0,
+            "rows": self.key_block * self.key_columns if unpacks(self.body) else 0,
             "queries": -(-self.tile.rows * self.body.head_dim // LANES) * LANES,
             "scores": self.tile.rows * self.key_block,
             "sums": self.query_block * self.value_columns,
@@ -158,6 +166,7 @@ def _task(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> list[str]:
         f"memset(sums, 0, sizeof(float) * {geometry.query_block * geometry.value_columns});",
         *seen_keys(spec, "q0", "q_count"),
         f"for (int64_t k0 = first; k0 < seen; k0 += {geometry.key_block}) {{",
+        *indent(skips(spec, str(geometry.key_block))),
         *indent(_key_block(spec, geometry)),
         "}",
         *_finish(spec, geometry),
@@ -167,19 +176,22 @@ def _task(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> list[str]:
 def _key_block(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
     tile, body = geometry.tile, geometry.body
     stride_k, stride_v, stride_q = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v", "q"))
-    lines = [
-        f"const int64_t count = qc_min({geometry.key_block}, seen - k0);",
-        f"qc_pack_keys(k_head + k0 * {stride_k}, {stride_k}, count, {body.head_dim}, {tile.width}, keys);",
-    ]
-    if body.cache is not None:
+    keys, columns = f"k_head + k0 * {stride_k}, {stride_k}", geometry.key_columns
+    lines = [f"const int64_t count = qc_min({geometry.key_block}, seen - k0);"]
+    if unpacks(body):
+        lines.append(f"qc_unpack_int4({keys}, count, {body.head_dim}, {columns}, rows);")
+        keys = f"rows, {columns}"
+    lines.append(f"qc_pack_keys({keys}, count, {body.head_dim}, {tile.width}, keys);")
+    if has_scales(body):
         lines += [
             f"qc_pack_scales(k_head + k0 * {stride_k}, {stride_k}, count, {body.head_dim}, scales);",
             f"qc_scale_keys(keys, scales, count, {body.head_dim}, {tile.width});",
         ]
     values, stride = f"v_head + k0 * {stride_v}", stride_v
     if geometry.packs_values:
-        lines.append(f"qc_pack_values({values}, {stride}, count, {body.value_dim}, {geometry.value_columns}, values);")
-        if body.cache is not None:
+        pack = "qc_unpack_int4" if unpacks(body) else "qc_pack_values"
+        lines.append(f"{pack}({values}, {stride}, count, {body.value_dim}, {geometry.value_columns}, values);")
+        if has_scales(body):
             lines += [
                 f"qc_pack_scales({values}, {stride}, count, {body.value_dim}, scales);",
                 f"qc_scale_values(values, scales, count, {geometry.value_columns});",

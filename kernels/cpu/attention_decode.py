@@ -17,11 +17,14 @@ from dataclasses import dataclass
 
 from qcompiler.kernels.cpu.attention_operands import (
     element_type,
+    has_scales,
     head_pointers,
     operand,
     operand_names,
     score_lines,
     seen_keys,
+    skips,
+    unpacks,
 )
 from qcompiler.kernels.cpu.attention_tiles import (
     LANES,
@@ -100,6 +103,10 @@ class Sizes:
         return self.tiles * self.tile.rows
 
     @property
+    def key_columns(self) -> int:
+        return -(-self.body.head_dim // LANES) * LANES
+
+    @property
     def columns(self) -> int:
         return -(-self.body.value_dim // LANES) * LANES
 
@@ -115,8 +122,10 @@ class Sizes:
             "keys": BLOCK * self.body.head_dim if self.packs else 0,
             "queries": -(-self.rows * self.body.head_dim // LANES) * LANES,
             "scores": self.tile.rows * BLOCK,
-            "key_scales": BLOCK if self.body.cache is not None else 0,
-            "value_scales": BLOCK if self.body.cache is not None else 0,
+            "key_scales": BLOCK if has_scales(self.body) else 0,
+            "value_scales": BLOCK if has_scales(self.body) else 0,
+            "key_rows": BLOCK * self.key_columns if unpacks(self.body) else 0,
+            "value_rows": BLOCK * self.columns if unpacks(self.body) else 0,
             "whole": self.state,
             "part": self.state,
         }
@@ -152,8 +161,11 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "};",
         "",
     ]
-    body, (keys, values) = sizes.body, (element_type(spec, name) for name in ("k", "v"))
-    later, next_keys = Ahead(values, body.value_dim), Ahead(keys, body.head_dim)
+    body, values = sizes.body, "float" if unpacks(sizes.body) else element_type(spec, "v")
+    later, next_keys = (
+        None if unpacks(body) else Ahead(element_type(spec, name), columns)
+        for name, columns in (("v", body.value_dim), ("k", body.head_dim))
+    )
     return "\n".join(
         [
             head,
@@ -195,7 +207,7 @@ def _state(sizes: Sizes) -> list[str]:
 def _piece(spec: KernelSpec, sizes: Sizes) -> str:
     """The function that computes one piece into `state`; false if the unit has fewer pieces."""
     body, tile = sizes.body, sizes.tile
-    stride_k, stride_v = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v"))
+    stride_k = c_dim(operand(spec, "k").strides[2])
     sections, offset = [], 0
     for name, size in sizes.sections.items():
         if size and name not in ("whole", "part"):
@@ -216,14 +228,14 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         *weigh_values(
             spec.name, tile, body.value_dim,
             Weighing(
-                f"v_head + k0 * {stride_v}", stride_v, "count", f"state + i * {sizes.columns}",
-                (f"k_head + (k0 + {BLOCK}) * {stride_k}", stride_k),
+                *_block(spec, sizes, "v"), "count", f"state + i * {sizes.columns}",
+                None if unpacks(body) else (f"k_head + (k0 + {BLOCK}) * {stride_k}", stride_k),
             ),
         ),
     ]  # fmt: skip
     query = ["const int64_t h = h0 + g;", *head_pointers(spec, ("q",))]
     copy = f"qc_pack_queries(q_head, {body.head_dim}, 1, 1, {body.head_dim}, queries + g * {body.head_dim});"
-    pack = f"qc_pack_keys(k_head + k0 * {stride_k}, {stride_k}, count, {body.head_dim}, {tile.width}, keys);"
+    pack = f"qc_pack_keys({', '.join(_block(spec, sizes, 'k'))}, count, {body.head_dim}, {tile.width}, keys);"
     lines = [
         f"const int64_t kv_len = {c_dim(body.kv_len)};",
         *seen_keys(spec, "0", "1"),
@@ -240,7 +252,9 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         *indent([*query, copy]),
         "}",
         f"for (int64_t k0 = begin; k0 < end; k0 += {BLOCK}) {{",
+        *indent(skips(spec, str(BLOCK))),
         f"    const int64_t count = qc_min({BLOCK}, end - k0);",
+        *indent(_unpack(spec, sizes)),
         *([f"    {pack}"] if sizes.packs else []),
         *indent(_pack_scales(spec, sizes)),
         f"    for (int64_t i = 0; i < {sizes.rows}; i += {tile.rows}) {{",
@@ -255,9 +269,28 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
     return _unit_function(spec, sizes, signature, lines)
 
 
+def _block(spec: KernelSpec, sizes: Sizes, name: str) -> tuple[str, str]:
+    """The first row of a block of keys or values, and the stride of its rows."""
+    if unpacks(sizes.body):
+        return ("key_rows", str(sizes.key_columns)) if name == "k" else ("value_rows", str(sizes.columns))
+    stride = c_dim(operand(spec, name).strides[2])
+    return f"{name}_head + k0 * {stride}", stride
+
+
+def _unpack(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    """Makes the rows of a block floats, if they have codes with a step for each group of columns."""
+    if not unpacks(sizes.body):
+        return []
+    found = []
+    for name, cols in (("k", sizes.body.head_dim), ("v", sizes.body.value_dim)):
+        (rows, columns), stride = _block(spec, sizes, name), c_dim(operand(spec, name).strides[2])
+        found.append(f"qc_unpack_int4({name}_head + k0 * {stride}, {stride}, count, {cols}, {columns}, {rows});")
+    return found
+
+
 def _pack_scales(spec: KernelSpec, sizes: Sizes) -> list[str]:
     """The scales of a block's rows, if keys and values are codes: they scale the scores and the weights."""
-    if sizes.body.cache is None:
+    if not has_scales(sizes.body):
         return []
     found = []
     for name, section, cols in (("k", "key", sizes.body.head_dim), ("v", "value", sizes.body.value_dim)):
@@ -269,16 +302,19 @@ def _pack_scales(spec: KernelSpec, sizes: Sizes) -> list[str]:
 
 def _scores(spec: KernelSpec, sizes: Sizes) -> list[str]:
     """The products of the tile's queries, from row `i` on, with the keys of the block. Meanwhile its values come."""
-    stride_k, stride_v = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v"))
     depth = sizes.body.head_dim
     if sizes.packs:
+        stride = c_dim(operand(spec, "v").strides[2])
+        ahead = "" if unpacks(sizes.body) else f", v_head + (k0 + j) * {stride}, {stride}"
         return [
             f"for (int64_t j = 0; j < count; j += {sizes.tile.width})",
-            f"    qk_{spec.name}_scores(queries + i * {depth}, keys + j * {depth}, scores + j,",
-            f"        v_head + (k0 + j) * {stride_v}, {stride_v});",
+            f"    qk_{spec.name}_scores(queries + i * {depth}, keys + j * {depth}, scores + j{ahead});",
         ]
+    key = f"k_head + (k0 + j) * {c_dim(operand(spec, 'k').strides[2])}"
+    if unpacks(sizes.body):
+        key = f"key_rows + j * {sizes.key_columns}"
     dot = [
-        f"const auto key = k_head + (k0 + j) * {stride_k};",
+        f"const auto key = {key};",
         f"scores[r * {BLOCK} + j] = qc_sum_columns({depth}, [&](int64_t d, int n) QC_BODY {{",
         f"    return vload_upto(queries + (i + r) * {depth} + d, n) * vload_upto(key + d, n);",
         "});",
@@ -294,7 +330,7 @@ def _scores(spec: KernelSpec, sizes: Sizes) -> list[str]:
 def _softmax(spec: KernelSpec, columns: int) -> list[str]:
     """Turns the scores of head `g` into weights, updates its maximum and total, and rescales its earlier sums."""
     assert isinstance(spec.body, AttentionKernel)
-    codes = spec.body.cache is not None
+    codes = has_scales(spec.body)
     return [
         "vf best = vset(-INFINITY);",
         "qc_columns(count, [&](int64_t j, int n) QC_BODY {",

@@ -19,18 +19,29 @@ def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
         head = "kv_h" if name in ("k", "v") else "h"
         stride_b, stride_h = (c_dim(s) for s in operand.strides[:2])
         begin = f"{name} + b * {stride_b} + {head} * {stride_h}"
-        if element_type(spec, name) == "qc_code":
-            begin = f"(const qc_code*)({begin})"
+        kind = element_type(spec, name)
+        if kind.startswith("qc_code_"):
+            begin = f"(const {kind}*)({begin})"
         lines.append(f"const auto {name}_head = {begin};")
     return lines
+
+
+def unpacks(body: AttentionKernel) -> bool:
+    """Whether blocks of keys and values are made floats in scratch: their codes have a step for each 32 columns."""
+    return body.cache == "int4"
+
+
+def has_scales(body: AttentionKernel) -> bool:
+    """Whether keys and values are codes with a scale for each row."""
+    return body.cache is not None and not unpacks(body)
 
 
 def element_type(spec: KernelSpec, name: str) -> str:
     """The C++ type of an operand's elements: the codes of a cache have one of their own (cache.h)."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
-    if body.cache is not None and name in ("k", "v"):
-        return "qc_code"
+    if body.cache is not None and not unpacks(body) and name in ("k", "v"):
+        return f"qc_code_{body.cache}"
     return STORAGE_TYPES[operand(spec, name).dtype]
 
 
@@ -64,6 +75,11 @@ def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:
         first = "0" if body.window is None else f"qc_max(0, {start} + 1 - {body.window})"
         seen = f"qc_min(kv_len, {start} + {count})" if body.causal else "kv_len"
         return [f"const int64_t first = {first}, seen = {seen};"]
+    if body.ring:
+        return [
+            *positions(spec, start, count),
+            "const int64_t first = 0, seen = qc_max(0, qc_min(kv_len, highest + 1));",
+        ]
     lines = [f"const int64_t number = {number_of(spec, f'{start} + each')};"]
     if body.window is not None:
         lines.append(f"first = qc_min(first, qc_max(0, number + 1 - {body.window}));")
@@ -74,6 +90,48 @@ def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:
         *indent(lines),
         "}",
     ]
+
+
+def positions(spec: KernelSpec, start: str, count: str) -> list[str]:
+    """Declares `lowest` and `highest`, of the positions of queries `start` to `start + count - 1`."""
+    begin = f"int64_t lowest = {number_of(spec, start)}, highest = lowest;"
+    if count == "1":
+        return [begin]
+    return [
+        begin,
+        f"for (int64_t each = 1; each < {count}; each++) {{",
+        f"    const int64_t number = {number_of(spec, f'{start} + each')};",
+        "    lowest = qc_min(lowest, number);",
+        "    highest = qc_max(highest, number);",
+        "}",
+    ]
+
+
+def ring_lines(spec: KernelSpec, query: str, key: str) -> list[str]:
+    """Hides the scores of rows of a ring outside the window. Row `key` is at or before the query's position.
+
+    `back` is how many positions row `key` lies behind the query. It falls from lane to lane, and starts again at
+    kv_len - 1 behind the row of the query.
+    """
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    return [
+        f"const int64_t back = ({number_of(spec, query)} - ({key})) % kv_len;",
+        f"const int old = (int)qc_max(0, qc_min(16, back + 1 - {body.window}));  // SIMD lanes before the window",
+        "const int own = (int)qc_min(16, back + 1);  // up to the query's row",
+        f"const int far = (int)qc_min(16, back + 1 + kv_len - {body.window});  // behind it, and before the window",
+        "s = vsel(vfirst(old), vset(-INFINITY), vsel(vfirst(own), s, vsel(vfirst(far), vset(-INFINITY), s)));",
+    ]
+
+
+def skips(spec: KernelSpec, block: str) -> list[str]:
+    """Ends the turn of a loop over blocks of `block` keys if no query of the task sees a row from `k0` on."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    if not body.ring:
+        return []
+    span = f"highest - lowest + {body.window} + {block} - 1"
+    return [f"if ((highest - k0) % kv_len >= {span}) continue;  // the ring's rows outside the window"]
 
 
 def score_lines(spec: KernelSpec, address: str, query: str, key: str, scales: str | None = None) -> list[str]:
@@ -89,7 +147,9 @@ def score_lines(spec: KernelSpec, address: str, query: str, key: str, scales: st
     if body.softcap is not None:
         cap = f"vset({float_literal(body.softcap, 'f32')})"
         lines.append(f"s = {cap} * vtanh(s / {cap});")
-    if body.window is not None:
+    if body.ring:
+        lines += ring_lines(spec, query, key)
+    elif body.window is not None:
         far = f"{number_of(spec, query)} + 1 - {body.window} - ({key})"  # SIMD lanes whose key is before the window
         lines.append(f"s = vsel(vfirst((int)qc_max(0, qc_min(16, {far}))), vset(-INFINITY), s);")
     if body.mask == "none":

@@ -44,7 +44,7 @@ class Ahead:
         return -(-self.columns // self.line)
 
 
-ELEMENT_BYTES = {"float": 4, "qc_f16": 2, "qc_bf16": 2, "qc_code": 1}
+ELEMENT_BYTES = {"float": 4, "qc_f16": 2, "qc_bf16": 2, "qc_code_int8": 1, "qc_code_fp8": 1}
 
 
 def scores_function(kernel: str, tile: RegisterTile, depth: int, key_block: int, ahead: Ahead | None = None) -> str:

@@ -24,6 +24,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     assert isinstance(body, QuantizeCacheKernel)
     names, sizes = ["o", "m", "i"], [body.outer, body.middle, body.inner]
     rows = c_dim(product(sizes))
+    one = "qc_quantise_int4_row" if body.kind == "int4" else f"qc_quantise_cache_row<qc_code_{body.kind}>"
     task = [
         pointer(x, 0, "x", "call->op"),
         pointer(out, 1, "out", "call->op"),
@@ -31,7 +32,8 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "for (int64_t row = qc_share(rows, task, tasks); row < qc_share(rows, task + 1, tasks); row++) {",
         *indent(unravel("row", names, sizes)),
         *indent([f"(void){name};" for name in names]),
-        f"    qc_quantise_cache_row(x + {offset(x, [*names, '0'])}, {body.cols}, out + {offset(out, [*names, '0'])});",
+        f"    {one}(x + {offset(x, [*names, '0'])}, {body.cols},",
+        f"        out + {offset(out, [*names, '0'])});",
         "}",
     ]
     launch = [f"qc_run(ctx, op, sym, qc_tasks({rows}, {2 * body.cols}), qk_{spec.name}_task);"]

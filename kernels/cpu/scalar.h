@@ -48,6 +48,23 @@ template <class T, class F> QC_INLINE T qc_ftoi(F x) {
     return (T)x;
 }
 
+// The float that a code of 8 bits is, e4m3: exponents count from 7, the smallest number is 2^-9, and 0x7f is the NaN.
+QC_INLINE float qc_of_e4m3(int8_t code) {
+    const uint32_t magnitude = code & 0x7f, sign = (uint32_t)(code & 0x80) << 24;
+    const float v = magnitude < 8 ? (float)magnitude * 0x1p-9f : qc_from_bits((magnitude << 20) + (120u << 23));
+    return magnitude == 0x7f ? qc_from_bits(0x7fc00000u) : qc_from_bits(qc_bits(v) | sign);
+}
+
+// Rows of a cache in 4 bits (qcompiler/formats/cache_rows.py): where a row of `cols` columns has its scales, and what
+// column c of it means.
+constexpr int64_t qc_group_scales_at(int64_t cols) { return (cols + 31) / 32 * 16; }
+QC_INLINE float qc_of_int4(const int8_t* row, int64_t cols, int64_t c) {
+    uint16_t scales[2];  // the step and the least number, in bf16
+    memcpy(scales, row + qc_group_scales_at(cols) + c / 32 * 4, sizeof scales);
+    const int code = (uint8_t)row[c / 2] >> c % 2 * 4 & 15;
+    return (float)code * qc_from_bits((uint32_t)scales[0] << 16) + qc_from_bits((uint32_t)scales[1] << 16);
+}
+
 template <class F> QC_INLINE F qc_maximum(F a, F b) {  // NaN if either is NaN, -0 < +0
     return a != a ? a : b != b ? b : a == b ? (signbit(a) ? b : a) : a > b ? a : b;
 }

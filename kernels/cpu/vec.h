@@ -367,6 +367,22 @@ QC_INLINE void vstore(int32_t* p, vi x) { for (int k = 0; k < QC_REGS; k++) q_st
 QC_INLINE void vstore(int16_t* p, vi x) {
     for (int k = 0; k < QC_REGS; k++) q_store_h(p + k * QC_W, __builtin_convertvector((qu)x.r[k], qh));
 }
+// 16 numbers of 4 bits in 8 bytes, the first in the low bits.
+QC_INLINE vi vnibbles(const void* p) {
+    uint64_t bits;
+    memcpy(&bits, p, sizeof bits);
+#if QC_REGS == 1
+    const qi low = q_seti((int32_t)bits), high = q_seti((int32_t)(bits >> 32));
+    const qi words = q_sel(q_first(8), low, high), shifts = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+    return {(qi)((qu)words >> (qu)shifts) & 15};
+#elif QC_REGS == 2
+    const qi shifts = {0, 4, 8, 12, 16, 20, 24, 28};
+    return QC_EACH(vi, (qi)((qu)q_seti((int32_t)(bits >> 32 * i)) >> (qu)shifts) & 15);
+#else
+    const qi shifts = {0, 4, 8, 12};
+    return QC_EACH(vi, (qi)((qu)q_seti((int32_t)(bits >> 16 * i)) >> (qu)shifts) & 15);
+#endif
+}
 QC_INLINE void vstore(int8_t* p, vi x) {
     for (int k = 0; k < QC_REGS; k++) {
         const qb b = __builtin_convertvector(x.r[k], qb);

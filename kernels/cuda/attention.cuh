@@ -5,6 +5,18 @@
 // A position from the caller, so far within 64 bits that sizes can be added to it: 2^53 is past any sequence's end.
 QC_DEVICE int64_t qc_position(int64_t n) { return qc_max(-((int64_t)1 << 53), qc_min((int64_t)1 << 53, n)); }
 
+// The first of start, start + step, … that is not below `seen`, or from which on a query at most `span` positions back
+// from `highest` sees a row of a ring: `ring` rows, of which row r holds the latest position congruent to r.
+QC_DEVICE int64_t qc_ring_keys(int64_t start, int64_t step, int64_t seen, int64_t highest, int64_t span, int64_t ring) {
+    while (start < seen && (highest - start) % ring >= span) start += step;
+    return start;
+}
+
+// Whether a query sees all `rows` rows of a ring from one on that lies `back` rows before the query's position.
+QC_DEVICE bool qc_ring_tile(int64_t back, int64_t rows, int64_t window, int64_t ring) {
+    return back % ring >= rows - 1 && back % ring < window;
+}
+
 // Whether every row of a matrix with unit stride in its last dim starts at a multiple of 16 bytes.
 template <class T> QC_DEVICE bool qc_rows_aligned(const T* first, int64_t row_stride) {
     return (uint64_t)first % 16 == 0 && row_stride * (int64_t)sizeof(T) % 16 == 0;

@@ -22,6 +22,7 @@ from qcompiler.kernels.cuda.attention_operands import (
     head_pointers,
     hidden,
     masked,
+    next_keys,
     number_of,
     operand,
     roles,
@@ -139,7 +140,7 @@ def _emit(spec: KernelSpec, number: int, refusal: str) -> CudaKernel:
         *memory.declarations(),
         *_place(spec, tile),
         *_stage_queries(spec, tile, when=tile.pieces == 1),
-        f"for (int64_t k0 = first_key; k0 < seen; k0 += {tile.keys}) {{",
+        f"for (int64_t k0 = first_key; k0 < seen; k0 = {next_keys(spec, f'k0 + {tile.keys}', tile.keys)}) {{",
         *indent(_keys(spec, tile)),
         "}",
         *_finish(spec, tile),
@@ -226,7 +227,7 @@ def _stage_keys(spec: KernelSpec, tile: AttentionTile) -> str:
     """Keys k0 and after, from column d0 on, as fp32."""
     body, one, step = tile.body, tile.pieces == 1, stride(spec, "k")
     if body.cache is not None:
-        sizes = f"{body.head_dim}, {tile.keys}, {tile.depth}, {tile.row}, {tile.threads}"
+        sizes = f"qc_code_{body.cache}, {body.head_dim}, {tile.keys}, {tile.depth}, {tile.row}, {tile.threads}"
         return f"qc_stage_cache<{sizes}>(kv_tile, k_head + k0 * {step}, {step}, {'0' if one else 'd0'}, count);"
     columns = _columns(body.head_dim, "d0", tile.depth, one=one)
     return (
@@ -239,7 +240,7 @@ def _stage_values(spec: KernelSpec, tile: AttentionTile) -> str:
     """Values k0 and after, from column c0 on, as fp32."""
     body, one, step, width = tile.body, tile.value_blocks == 1, stride(spec, "v"), 64 * tile.value_groups
     if body.cache is not None:
-        sizes = f"{body.value_dim}, {tile.keys}, {width}, {width}, {tile.threads}"
+        sizes = f"qc_code_{body.cache}, {body.value_dim}, {tile.keys}, {width}, {width}, {tile.threads}"
         return f"qc_stage_cache<{sizes}>(kv_tile, v_head + k0 * {step}, {step}, {'0' if one else 'c0'}, count);"
     columns = _columns(body.value_dim, "c0", 256, one=one)
     return (

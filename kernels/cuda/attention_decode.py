@@ -16,6 +16,7 @@ from qcompiler.kernels.cuda.attention_operands import (
     head_pointers,
     hidden,
     masked,
+    next_keys,
     number_of,
     operand,
     rows_aligned,
@@ -115,11 +116,14 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"{share.rows} (head, query) rows share a block of {share.warps} warps; a warp takes {_STRIP} keys at a time, "
         f"{32 // share.value_lanes} value rows at once"
     )
+    turn = _STRIP * share.warps
+    begin = next_keys(spec, f"first_key + {_STRIP} * warp", _STRIP, turn)
+    after = next_keys(spec, f"k0 + {turn}", _STRIP, turn)
     lines = [
         *memory.declarations(),
         *_place(spec, share),
         *_stage_queries(spec, share),
-        f"for (int64_t k0 = first_key + {_STRIP} * warp; k0 < seen; k0 += {_STRIP * share.warps}) {{",
+        f"for (int64_t k0 = {begin}; k0 < seen; k0 = {after}) {{",
         *indent([*_scores(spec, share), *_softmax(spec, share), *_values(spec, share)]),
         "}",
         *_publish(share),
@@ -190,7 +194,7 @@ def _read(spec: KernelSpec, role: str, to: str, row: str, there: str) -> str:
     body = body_of(spec)
     columns = body.head_dim if role == "k" else body.value_dim
     if body.cache is not None:
-        return f"qc_read_codes<{columns}>({to}, {row}, c, {there});"
+        return f"qc_read_codes<qc_code_{body.cache}, {columns}>({to}, {row}, c, {there});"
     return f"qc_read_columns<{columns}>({to}, {row}, c, {there}, {role}_aligned);"
 
 
@@ -249,7 +253,7 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
     reads_row = body.causal or body.last or body.window is not None
     needs_row = reads_row or body.mask != "none"
     unseen = hidden(spec, "number" if body.last else "i", "k0 + lane", "lane >= count")
-    codes = body.cache is not None
+    codes = body.cache is not None and body.cache != "int4"  # whose values are whole
     score = f"mine[r * {_STRIP} + lane] * {float_literal(body.scale, 'f32')}{' * key_scale' if codes else ''}"
     rule = masked(spec, "i", "(k0 + lane)")
     lines = [
@@ -294,7 +298,7 @@ def _row_scales(spec: KernelSpec) -> list[str]:
     body = body_of(spec)
     return [
         f"const float {name}_scale = lane < count ? "
-        f"qc_row_scale<{columns}>({role}_head + (k0 + lane) * {stride(spec, role)}) : 0.0f;"
+        f"qc_row_scale<qc_code_{body.cache}, {columns}>({role}_head + (k0 + lane) * {stride(spec, role)}) : 0.0f;"
         for name, role, columns in (("key", "k", body.head_dim), ("value", "v", body.value_dim))
     ]
 

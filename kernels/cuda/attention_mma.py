@@ -17,6 +17,7 @@ from qcompiler.kernels.cuda.attention_operands import (
     head_pointers,
     hidden,
     masked,
+    next_keys,
     number_of,
     operand,
     roles,
@@ -93,7 +94,9 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     lines = [
         *memory.declarations(),
         *_place(spec, tile),
-        f"for (int64_t k0 = first_key; k0 < seen; k0 += {_KEYS}) {{",
+        "for (int64_t k0 = first_key, next; k0 < seen; k0 = next) {"
+        if body.ring
+        else f"for (int64_t k0 = first_key; k0 < seen; k0 += {_KEYS}) {{",
         *indent(_keys(spec, tile)),
         "}",
         *_finish(spec, tile),
@@ -110,7 +113,9 @@ def _stage(spec: KernelSpec, tile: MmaAttentionTile, role: str, start: str) -> l
     step = stride(spec, role)
     if tile.body.cache is not None:
         rows = f"{role}_head + ({start}) * {step}, {step}, (int)qc_min({_KEYS}, seen - ({start}))"
-        return [f"qc_stage_cache<{size}, {_KEYS}, {row}, {tile.threads}>({role}_tile, {rows});"]
+        return [
+            f"qc_stage_cache<qc_code_{tile.body.cache}, {size}, {_KEYS}, {row}, {tile.threads}>({role}_tile, {rows});"
+        ]
     return [
         f"qc_stage_tile<{_KEYS}, {size}, {row}, {tile.threads}>({role}_tile, {role}_head + ({start}) * {step}, {step}, "
         f"(int)qc_min({_KEYS}, seen - ({start})), {role}_aligned);",
@@ -145,7 +150,9 @@ def _place(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
 
 def _keys(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
     body = tile.body
+    following = f"k0 + {_KEYS}"
     return [
+        *([f"next = {next_keys(spec, following, _KEYS)};"] if body.ring else []),
         f"float score[{_KEYS // 8}][4] = {{}};",
         "qc_cp_async_wait<0>();",
         "__syncthreads();  // the keys are there, the last values are used",
@@ -158,8 +165,8 @@ def _keys(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
         "}",
         "qc_cp_async_wait<0>();",
         "__syncthreads();  // the values are there, the keys are used",
-        f"if (k0 + {_KEYS} < seen) {{",
-        *indent(_stage(spec, tile, "k", f"k0 + {_KEYS}")),
+        f"if ({'next' if body.ring else following} < seen) {{",
+        *indent(_stage(spec, tile, "k", "next" if body.ring else following)),
         "}",
         f"qc_weigh_mma<{_KEYS // 8}, {body.value_dim // 8}, {tile.v_row}>(sum, score, v_tile, lane);",
     ]
@@ -196,6 +203,9 @@ def _scale(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
     if body.last:  # decided per thread: no collective operation is inside
         limit = "qc_min(seen, qc_min(number[0], number[1]) + 1)"
         behind = "" if body.window is None else f" || k0 <= qc_max(number[0], number[1]) - {body.window}"
+    if body.ring:
+        whole = f"qc_ring_tile({{}} - k0, {_KEYS}, {body.window}, {c_dim(body.kv_len)})"
+        behind = f" || !{whole.format('number[0]')} || !{whole.format('number[1]')}"
     return [
         *_fragments([f"score[n][e] = {scaled};"]),
         f"if (k0 + {_KEYS} > {limit}{behind}) {{",

@@ -81,6 +81,17 @@ def seen_keys(spec: KernelSpec, start: str, count: str, tile: int) -> list[str]:
         seen = f"qc_min({kv_len}, {start} + {count})" if body.causal else kv_len
         return [f"const int64_t first_key = {first}, seen = {seen};"]
     lines = [f"const int64_t number = {number_of(spec, f'{start} + each')};"]
+    if body.ring:
+        return [
+            f"int64_t lowest = {number_of(spec, start)}, highest = lowest;",
+            f"for (int64_t each = 1; each < {count}; each++) {{",
+            *("    " + line for line in lines),
+            "    lowest = qc_min(lowest, number);",
+            "    highest = qc_max(highest, number);",
+            "}",
+            f"const int64_t seen = qc_max(0, qc_min({kv_len}, highest + 1));",
+            f"const int64_t first_key = {next_keys(spec, '0', tile)};",
+        ]
     if body.window is not None:
         lines.append(f"first_key = qc_min(first_key, qc_max(0, number + 1 - {body.window}) / {tile} * {tile});")
     lines.append(f"seen = qc_max(seen, qc_min({kv_len}, number + 1));")
@@ -92,6 +103,16 @@ def seen_keys(spec: KernelSpec, start: str, count: str, tile: int) -> list[str]:
     ]
 
 
+def next_keys(spec: KernelSpec, start: str, tile: int, step: int | None = None) -> str:
+    """The first key of the next tile of `tile` keys, from `start` on. In a ring, tiles that no query of the block sees
+    are skipped: `step` is the distance between the tiles of a warp."""
+    body = body_of(spec)
+    if not body.ring:
+        return start
+    span = f"highest - lowest + {body.window} + {tile - 1}"
+    return f"qc_ring_keys({start}, {tile if step is None else step}, seen, highest, {span}, {c_dim(body.kv_len)})"
+
+
 def hidden(spec: KernelSpec, query: str, key: str, beyond: str) -> str:
     """The condition under which the query at position `query` does not see a key, apart from masks. `beyond` is the
     condition that the key is past the last one."""
@@ -99,7 +120,9 @@ def hidden(spec: KernelSpec, query: str, key: str, beyond: str) -> str:
     terms = [beyond]
     if body.causal or body.last:
         terms.append(f"{key} > {query}")
-    if body.window is not None:
+    if body.ring:
+        terms.append(f"({query} - ({key})) % {c_dim(body.kv_len)} >= {body.window}")
+    elif body.window is not None:
         terms.append(f"{key} <= {query} - {body.window}")
     return " || ".join(terms)
 

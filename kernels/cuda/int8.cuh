@@ -50,11 +50,12 @@ template <class W> struct qi_codes {
 // --- x in shared memory ----------------------------------------------------------------------------------------------
 
 // SEGMENTS of 32 columns from `first` on, of TOKENS rows of which `live` exist, PITCH words apart; zeros outside. With
-// RUNS also the sums of the codes of each segment, which the rows bring along.
+// RUNS also the sums of the codes of each segment, which the rows bring along. There are 16 threads for each segment.
 template <class W, int TOKENS, int SEGMENTS, int PITCH, bool RUNS>
 QC_DEVICE void qi_stage(const int8_t* x, int64_t x_row, int live, int64_t first, uint32_t* staged, int* runs) {
     constexpr int64_t padded = (W::cols + 63) / 64 * 64;
-    for (int i = threadIdx.x; i < TOKENS * SEGMENTS * 2; i += blockDim.x) {
+    constexpr int threads = 16 * SEGMENTS;
+    for (int i = threadIdx.x; i < TOKENS * SEGMENTS * 2; i += threads) {
         const int token = i / (SEGMENTS * 2), piece = i % (SEGMENTS * 2);
         const int64_t column = first * 32 + piece * 16;
         uint4 read = make_uint4(0, 0, 0, 0), to;
@@ -66,7 +67,7 @@ QC_DEVICE void qi_stage(const int8_t* x, int64_t x_row, int live, int64_t first,
         *(uint4*)(staged + token * PITCH + piece * 4) = to;
     }
     if constexpr (RUNS) {
-        for (int i = threadIdx.x; i < TOKENS * SEGMENTS; i += blockDim.x) {
+        for (int i = threadIdx.x; i < TOKENS * SEGMENTS; i += threads) {
             const int token = i / SEGMENTS;
             const int64_t segment = first + i % SEGMENTS;
             const bool there = token < live && segment * 32 < padded;
@@ -156,15 +157,17 @@ struct qi_made_before {
 
 // 8 tokens. Each warp takes two segments of a round; sums go through shared memory to the thread that owns an element,
 // as integers: of all columns at the end where a row is one group, else of each segment (or two, where groups hold
-// them) in every round. `make` makes the rows of x, in shared memory, while the first codes of w are under way.
+// them) in every round. There are four warps at least. `make` makes the rows of x, in shared memory, while the first
+// codes of w are under way.
 template <class P, int ENGINE, int WARPS, class Finish, class Make = qi_made_before>
-QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, uint32_t* staged, int* runs,
-                             int* sums_of, Finish finish, Make make = Make()) {
+QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, int64_t panel,
+                             uint32_t* staged, int* runs, int* sums_of, Finish finish, Make make = Make()) {
     typedef typename P::weight W;
+    static_assert(WARPS >= 4, "a thread for each of 16 rows of w times 8 tokens");
     constexpr int SEGMENTS = 2 * WARPS, PITCH = SEGMENTS * 8 + 4, FLUSH = P::group % 64 == 0 ? 2 : 1;
     constexpr bool ONE = qi_shape<P>::one, RUNS = qi_shape<P>::runs;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = threadIdx.x / 8, token = threadIdx.x % 8;
-    const int64_t panel = blockIdx.x, m0 = (int64_t)blockIdx.y * 8;
+    const int64_t m0 = (int64_t)blockIdx.y * 8;
     const int live = (int)qc_min(8, m - m0);
     const int8_t* const rows = x + m0 * x_row;
     qi_codes<W> ahead[2];

@@ -15,6 +15,7 @@ from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, lin
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, OneOf, Shared
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.linear_finish import linear_body
+from qcompiler.kernels.cuda.panel_text import Launch, PanelText
 from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.kernels.cuda.weights import LAYOUT, Weight, weight_of
 from qcompiler.kernels.paired import in_panels
@@ -57,18 +58,27 @@ def engine_of(spec: KernelSpec, arch: str) -> Literal["fma", "mma"]:
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry of one linear on `arch`. KernelSelectionError for operands without a kernel."""
     spec = in_panels(spec)
+    few = few_rows(spec, arch)
+    if few is not None:
+        return few.kernel(spec)
     if linear_body(spec).codes:
-        return linear_int8.emit(spec, arch)
-    check(spec)
+        return linear_int8.emit_many(spec, arch)
     engine = decision_of(spec, arch).key
     linear_norm.check(spec, engine)
-    match engine:
-        case "mma":
-            return linear_mma.emit(spec, arch)
-        case "few_mma" | "few_fma":
-            return linear_fma.emit_few(spec, arch, mma=engine == "few_mma")
+    return linear_mma.emit(spec, arch) if engine == "mma" else linear_fma.emit_tiled(spec)
+
+
+def few_rows(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText | None:
+    """The text of a linear with an engine for few rows, perhaps in a `launch` of several. None for other engines. The
+    spec is `in_panels`."""
+    if linear_body(spec).codes:
+        return linear_int8.few(spec, arch, launch) if linear_body(spec).m_class in ("1", "2-8") else None
+    check(spec)
+    match decision_of(spec, arch).key:
+        case "few_mma" | "few_fma" as engine:
+            return linear_fma.few(spec, arch, mma=engine == "few_mma", launch=launch)
         case _:
-            return linear_fma.emit_tiled(spec)
+            return None
 
 
 def check(spec: KernelSpec) -> None:

@@ -203,14 +203,14 @@ template <class S> struct qc_x_piece {
             prologue.add(row, k, v);
             qc_round_piece(v, X());
             if constexpr (P::keeps)
-                if (keeps && (uint32_t)k / 16 % P::blocks == blockIdx.x)
+                if (keeps && (uint32_t)k / 16 % P::blocks == prologue.panel)
                     qc_write_piece(v, prologue.rows + row * prologue.rows_row, k, cols);
         }
     }
     // Writes what `prepare` made of row `row` for other readers, if these columns are this block's share.
     template <class P> QC_DEVICE void keep(const P& prologue, int row, int64_t k, int64_t cols) const {
         if constexpr (P::keeps && !P::adds) {
-            if ((uint32_t)k / 16 % P::blocks != blockIdx.x) return;
+            if ((uint32_t)k / 16 % P::blocks != prologue.panel) return;
             X* const to = prologue.rows + row * prologue.rows_row;
             if constexpr (S::mma) qc_write_pairs(pairs, to, k, cols);
             else qc_write_floats(values, to, k, cols);

@@ -17,6 +17,7 @@ from qcompiler.kernels.cuda import linear_norm, linear_statistics
 from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.im2col import PLACE_BYTES, declaration
 from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body, row_offset
+from qcompiler.kernels.cuda.panel_text import Launch, PanelText
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import LAYOUT, Weight, weight_of
 from qcompiler.kernels.layouts.panels import planes
@@ -63,15 +64,16 @@ class Few:
     mma: bool
 
 
-def few_shape(spec: KernelSpec, weight: Weight, *, mma: bool) -> Few:
-    """The shape of a linear's kernel."""
+def few_shape(spec: KernelSpec, weight: Weight, *, mma: bool, launch: Launch | None = None) -> Few:
+    """The shape of a linear's kernel, or of its blocks in a launch of several."""
     body = linear_body(spec)
     most = FEW_ROWS if isinstance(body.m, str) else min(FEW_ROWS, max(body.m, 1))
     rows = 1 if body.m_class == "1" else most
-    return shape_for(rows, weight, weight.panels, mma=mma)
+    launch = launch or Launch(weight.panels)
+    return shape_for(rows, weight, launch.blocks, mma=mma, warps=launch.warps)
 
 
-def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool, groups: int = 1) -> Few:
+def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool, groups: int = 1, warps: int | None = None) -> Few:
     """Enough warps that each keeps its ring of tiles busy, and more if there are few `blocks` to fill a GPU.
 
     With several `groups` of warps in a block (grouped_combined.py), the shape is that of one, and they share what a
@@ -81,11 +83,11 @@ def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool, groups: int 
     if weight.scattered:  # each piece loads its own entries and needs the registers for them
         depth = 1
     row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # bytes of x for one round of a warp's ring
-    most_warps = (16 if blocks <= 128 or groups > 4 else 8) // groups
     room = X_BYTES // groups
-    warps = 1
-    while 2 * warps <= min(most_warps, weight.tiles // RING, room // row_bytes):
-        warps *= 2
+    if warps is None:
+        warps, most_warps = 1, (16 if blocks <= 128 or groups > 4 else 8) // groups
+        while 2 * warps <= min(most_warps, weight.tiles // RING, room // row_bytes):
+            warps *= 2
     rounds = min(room // (row_bytes * warps), -(-weight.tiles // (depth * warps)))
     return Few(rows, warps, depth, depth * max(rounds, 1), mma)
 
@@ -95,10 +97,10 @@ CROWDED_ARCH = 100
 loop over rows of x: it gets the registers of one block per multiprocessor, and spills none."""
 
 
-def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
+def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None) -> PanelText:
     """A linear of few rows, on tensor cores if `mma`. KernelSelectionError for weights that no kernel decodes."""
     weight = weight_of(spec.name, spec.operands[1])
-    body, finish, shape = linear_body(spec), finish_of(spec), few_shape(spec, weight, mma=mma)
+    body, finish, shape = linear_body(spec), finish_of(spec), few_shape(spec, weight, mma=mma, launch=launch)
     x, threads = spec.operands[0], 32 * shape.warps
     x_type = STORAGE_TYPES[x.dtype]
     shared = SharedMemory()
@@ -119,7 +121,7 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
         f"qc_linear_few<{weight.struct}, {kind}>(",
         f"        {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)} + {row_offset(x, m0)}, "
         f"{c_dim(x.strides[0])},",
-        f"        {live}, blockIdx.x, x_tile, {table},",
+        f"        {live}, panel, x_tile, {table},",
         f"        {first}, {'threadIdx.x' if one_pass else 'thread'}, partial{', norm' if body.norms else ''});",
         "__syncthreads();",
         *(_paired_stores if finish.pairs else _stores)(finish, shape, m0),
@@ -142,12 +144,15 @@ def emit_few(spec: KernelSpec, arch: str, *, mma: bool) -> CudaKernel:
         f"{engine}: {shape.warps} warps share K ({weight.tiles} tiles of {weight.tile} columns), {shape.rows} rows of "
         f"x at a time; {shared.nbytes} bytes of shared memory"
     )
-    if not body.norms:
-        return _kernel(spec, weight, finish, geometry, lines, (note,), engine, arch_number(arch))
-    before = linear_norm.definition(spec, shape.warps, shape.rows, weight.panels)
-    notes = (f"after a norm of the rows of x: {note_of(spec)}", note)
-    finish = replace(finish, definition=before + finish.definition)
-    return _kernel(spec, weight, finish, geometry, lines, notes, engine, arch_number(arch))
+    definitions, notes = _definitions(weight, finish), [note]
+    if body.norms:
+        before = linear_norm.definition(spec, shape.warps, shape.rows, weight.panels)
+        definitions = weight.definitions + before + finish.definition
+        notes = [f"after a norm of the rows of x: {note_of(spec)}", note]
+    blocks = resident(geometry, weight, one_row=shape.mma and body.m_class == "1", one_pass=body.m == 1)
+    if finish.pairs and weight.lookup and body.m != 1 and arch_number(arch) >= CROWDED_ARCH:
+        blocks = 1
+    return PanelText(definitions, tuple(lines), geometry, (f"M class {body.m_class}", *notes), engine, blocks)
 
 
 def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:
@@ -156,7 +161,7 @@ def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:
         f"for (int i = threadIdx.x; i < {16 * shape.rows}; i += {32 * shape.warps}) {{",
         "    float sum = 0.0f;",
         f"    for (int warp = 0; warp < {shape.warps}; warp++) sum += partial[warp * {16 * shape.rows} + i];",
-        "    " + finish.call(("sum",), f"{m0} + i / 16", "(int64_t)blockIdx.x * 16 + i % 16"),
+        "    " + finish.call(("sum",), f"{m0} + i / 16", "(int64_t)panel * 16 + i % 16"),
         "}",
     ]
 
@@ -171,7 +176,7 @@ def _paired_stores(finish: Finish, shape: Few, m0: str) -> list[str]:
         f"        sum += from[warp * {16 * shape.rows}];",
         f"        other += from[warp * {16 * shape.rows} + {HALF}];",
         "    }",
-        "    " + finish.call(("sum", "other"), f"{m0} + i / {HALF}", f"(int64_t)blockIdx.x * {HALF} + i % {HALF}"),
+        "    " + finish.call(("sum", "other"), f"{m0} + i / {HALF}", f"(int64_t)panel * {HALF} + i % {HALF}"),
         "}",
     ]
 
@@ -203,13 +208,9 @@ def _kernel(
     lines: Sequence[str],
     notes: tuple[str, ...],
     engine: str,
-    arch: int = 0,
 ) -> CudaKernel:
     head = [header_comment(spec, f"M class {linear_body(spec).m_class}", *notes), _definitions(weight, finish)]
-    m, m_class = linear_body(spec).m, linear_body(spec).m_class
-    blocks = resident(geometry, weight, one_row=engine == "mma" and m_class == "1", one_pass=m == 1)
-    if finish.pairs and weight.lookup and m != 1 and arch >= CROWDED_ARCH:
-        blocks = 1
+    blocks = resident(geometry, weight, one_row=False, one_pass=linear_body(spec).m == 1)
     text = "\n".join([*head, signature(spec, geometry.threads, blocks), *indent(lines), "}\n"])
     return CudaKernel(text, geometry, engine, notes)
 

@@ -21,6 +21,7 @@ from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels.cuda import linear_norm
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory, check_extent
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
+from qcompiler.kernels.cuda.panel_text import Launch, PanelText
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import AS_THEY_ARE, LAYOUT, Weight, block, weight_of
 from qcompiler.kernels.norm_prologue import note_of
@@ -38,6 +39,9 @@ SEGMENTS = 8
 WARPS = 4
 """Panels per block of `qi_linear_many`."""
 
+LEAST_WARPS = 4
+"""Of a block of `qi_linear_few`: a thread owns one of 16 rows of w times 8 rows of x."""
+
 FEW_ROWS = 8
 """The most rows of x in a block of `qi_linear_few`."""
 
@@ -49,62 +53,96 @@ def passed_over(arch: str) -> list[tuple[str, str]]:
     return [("mma", f"int8 tensor cores: sm_{TENSOR_CORES}")]
 
 
-def emit(spec: KernelSpec, arch: str) -> CudaKernel:
-    """Text and geometry of one linear. KernelSelectionError for unsupported operands."""
-    body, x, product = linear_body(spec), spec.operands[0], _product(spec)
-    weight, finish = weight_of(spec.name, spec.operands[1]), finish_of(spec)
-    engine = "mma" if arch_number(arch) >= TENSOR_CORES else "dp4a"
-    shared, few = SharedMemory(), body.m_class in ("1", "2-8")
-    name = identifier(spec.operands[1].name)
-    struct, kind = f"qk_{spec.name}_p", f"QI_{engine.upper()}"
-    rows = f"{identifier(x.name)}, {c_dim(x.strides[0])}"
-    made = _Made.of(spec, weight, few=few)
+def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
+    """One linear of the M classes "1" and "2-8". KernelSelectionError for unsupported operands."""
+    body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), _engine(arch)
+    shared, product = SharedMemory(), _product(spec)
+    warps = (launch.warps if launch is not None else None) or (8 if weight.cols >= 2048 else LEAST_WARPS)
+    made = _Made.of(spec, weight, warps)
     if made is not None:
         made.room(shared)
-        rows = f"(const int8_t*)codes, {row_bytes(body.k)}"
-    where = f"(const uint8_t*){name}, {rows}, {c_dim(body.m)}"
-    if few:
-        warps, tokens = _few_warps(weight), FEW_ROWS
-        segments = 2 * warps
-        slots = warps if product.columns(weight.cols) >= weight.cols else segments
-        shared.add("sums_of", "int", slots * 128, 4)
-        given = f"{where}, staged, runs, sums_of, finish{', make' * (made is not None)}"
-        call = f"qi_linear_few<{struct}, {kind}, {warps}>({given});"
-        grid: tuple[Dim, Dim, Dim] = (weight.panels, _blocks(body.m, tokens), 1)
-    else:
-        warps, segments = WARPS, SEGMENTS
-        tokens = 64 if body.m_class == "large" and engine == "mma" else 32
-        call = (
-            f"qi_linear_many<{struct}, {kind}, {tokens // 8}, {warps}>({where}, {weight.panels}, staged, runs, finish);"
-        )
-        grid = (_blocks(body.m, tokens), -(-weight.panels // warps), 1)
-    shared.add("staged", "uint32_t", tokens * (segments * 8 + 4), 4)
-    shared.add("runs", "int", tokens * segments, 4)
+    slots = warps if product.columns(weight.cols) >= weight.cols else 2 * warps
+    shared.add("sums_of", "int", slots * 128, 4)
+    _add_staged(shared, FEW_ROWS, 2 * warps)
+    rows = _rows(spec) if made is None else f"(const int8_t*)codes, {row_bytes(body.k)}"
+    given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish"
     lines = [
         *shared.declarations(),
-        f"const auto finish = [&](float sum{', float other' * body.pairs}, int64_t m, int64_t n) {{",
-        f"    {finish.call(('sum', 'other') if body.pairs else ('sum',), 'm', 'n')}",
-        "};",
+        *_finish(spec),
         *(made.statements() if made is not None else []),
-        call,
+        f"qi_linear_few<{_struct_name(spec)}, QI_{engine.upper()}, {warps}>({given}{', make' * (made is not None)});",
     ]
-    geometry = Geometry(grid, (32 * warps, 1, 1), shared.nbytes)
     note = (
-        f"M class {body.m_class}, int8 {engine}: {tokens} rows of x, {warps} warps "
-        f"{'share the columns of a panel' if few else 'with a panel each'}; {shared.nbytes} bytes of shared memory"
+        f"M class {body.m_class}, int8 {engine}: {FEW_ROWS} rows of x, {warps} warps share the columns of a panel; "
+        f"{shared.nbytes} bytes of shared memory"
     )
-    definitions = weight.definitions + _struct(struct, weight, product, spec) + finish.definition
-    notes: tuple[str, ...] = (note,)
-    if made is not None:
-        definitions += made.definition()
-        notes = (made.note(), note)
-    head = signature(spec, 32 * warps, 1)
-    text = "\n".join([header_comment(spec, *notes), definitions + head, *indent(lines), "}\n"])
-    return CudaKernel(text, geometry, engine, notes)
+    definitions = _definitions(spec, weight) + (made.definition() if made is not None else "")
+    notes = (note,) if made is None else (made.note(), note)
+    geometry = Geometry((weight.panels, _blocks(body.m, FEW_ROWS), 1), (32 * warps, 1, 1), shared.nbytes)
+    return PanelText(definitions, tuple(lines), geometry, notes, engine, 1, LEAST_WARPS)
 
 
-def _few_warps(weight: Weight) -> int:
-    return 8 if weight.cols >= 2048 else 4
+def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
+    """One linear of the other M classes. KernelSelectionError for unsupported operands."""
+    body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), _engine(arch)
+    if body.rows is not None:
+        raise _too_many(spec)
+    shared, tokens = SharedMemory(), 64 if body.m_class == "large" and engine == "mma" else 32
+    _add_staged(shared, tokens, SEGMENTS)
+    where = f"{_weight(spec)}, {_rows(spec)}, {c_dim(body.m)}, {weight.panels}"
+    sizes = f"{tokens // 8}, {WARPS}"
+    lines = [
+        *shared.declarations(),
+        *_finish(spec),
+        f"qi_linear_many<{_struct_name(spec)}, QI_{engine.upper()}, {sizes}>({where}, staged, runs, finish);",
+    ]
+    note = (
+        f"M class {body.m_class}, int8 {engine}: {tokens} rows of x, {WARPS} warps with a panel each; "
+        f"{shared.nbytes} bytes of shared memory"
+    )
+    geometry = Geometry((_blocks(body.m, tokens), -(-weight.panels // WARPS), 1), (32 * WARPS, 1, 1), shared.nbytes)
+    head = header_comment(spec, note)
+    definitions = _definitions(spec, weight) + signature(spec, 32 * WARPS, 1)
+    return CudaKernel("\n".join([head, definitions, *indent(lines), "}\n"]), geometry, engine, (note,))
+
+
+def _engine(arch: str) -> str:
+    return "mma" if arch_number(arch) >= TENSOR_CORES else "dp4a"
+
+
+def _add_staged(shared: SharedMemory, tokens: int, segments: int) -> None:
+    """Adds the room for a round of x."""
+    shared.add("staged", "uint32_t", tokens * (segments * 8 + 4), 4)
+    shared.add("runs", "int", tokens * segments, 4)
+
+
+def _rows(spec: KernelSpec) -> str:
+    """The arguments that say where rows of int8 are in memory."""
+    x = spec.operands[0]
+    return f"{identifier(x.name)}, {c_dim(x.strides[0])}"
+
+
+def _weight(spec: KernelSpec) -> str:
+    return f"(const uint8_t*){identifier(spec.operands[1].name)}"
+
+
+def _finish(spec: KernelSpec) -> list[str]:
+    """The statements that declare `finish`."""
+    pairs, finish = linear_body(spec).pairs, finish_of(spec)
+    return [
+        f"const auto finish = [&](float sum{', float other' * pairs}, int64_t m, int64_t n) {{",
+        f"    {finish.call(('sum', 'other') if pairs else ('sum',), 'm', 'n')}",
+        "};",
+    ]
+
+
+def _struct_name(spec: KernelSpec) -> str:
+    return f"qk_{spec.name}_p"
+
+
+def _definitions(spec: KernelSpec, weight: Weight) -> str:
+    struct = _struct(_struct_name(spec), weight, _product(spec), spec)
+    return weight.definitions + struct + finish_of(spec).definition
 
 
 @dataclass(frozen=True)
@@ -116,17 +154,14 @@ class _Made:
     panels: int
 
     @classmethod
-    def of(cls, spec: KernelSpec, weight: Weight, *, few: bool) -> _Made | None:
+    def of(cls, spec: KernelSpec, weight: Weight, warps: int) -> _Made | None:
         """None for rows in memory. KernelSelectionError for more rows than a block takes."""
         body = linear_body(spec)
         if body.rows is None:
             return None
-        if not few or not isinstance(body.m, int) or body.m > FEW_ROWS:
-            raise KernelSelectionError(
-                f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA make up to {FEW_ROWS} rows of int8, and read "
-                f"more from memory, where a quantize_rows kernel makes them; there are {body.m}"
-            )
-        return cls(spec, _few_warps(weight), weight.panels)
+        if not isinstance(body.m, int) or body.m > FEW_ROWS:
+            raise _too_many(spec)
+        return cls(spec, warps, weight.panels)
 
     @property
     def rows(self) -> int:
@@ -166,6 +201,13 @@ class _Made:
         assert body.rows is not None
         made = f"rows of int8, {body.rows.kind}"
         return f"{made}, of a norm of the rows of x: {note_of(self.spec)}" if body.norms else f"{made}, of x"
+
+
+def _too_many(spec: KernelSpec) -> KernelSelectionError:
+    return KernelSelectionError(
+        f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA make up to {FEW_ROWS} rows of int8, and read more "
+        f"from memory, where a quantize_rows kernel makes them; there are {linear_body(spec).m}"
+    )
 
 
 def _product(spec: KernelSpec) -> IntegerProduct:

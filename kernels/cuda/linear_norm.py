@@ -56,6 +56,7 @@ def room(shared: SharedMemory, spec: KernelSpec, rows: int) -> None:
 def declaration(spec: KernelSpec, m0: str) -> str:
     """The statement that declares `norm`, in the kernel, for rows from `m0` on."""
     members, rows = list[str](), [kept] if (kept := kept_of(spec)) is not None else []
+    members += ["(uint32_t)panel"] * len(rows)
     for place in (*(place for stage in stages_of(spec) for place in stage.places.values()), *rows):
         operand = spec.operands[place]
         if len(operand.shape) == 1:
@@ -68,7 +69,7 @@ def declaration(spec: KernelSpec, m0: str) -> str:
 def definition(spec: KernelSpec, warps: int, rows: int, blocks: int) -> str:
     """The struct, for `blocks` blocks of `warps` warps and up to `rows` rows at a time."""
     kind, kept, stages = STORAGE_TYPES[spec.operands[0].dtype], kept_of(spec), _printed(spec)
-    members = list[str]()
+    members = list[str]() if kept is None else ["uint32_t panel;"]
     for stage in stages:
         for role, place in stage.of.places.items():
             members.append(f"{pointer_type(spec.operands[place])} {stage.member(role)};")

@@ -25,13 +25,16 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     names, sizes = ["o", "m", "i"], [body.outer, body.middle, body.inner]
     rows, threads = product(sizes), 32 * ROWS
     at = [*names, "0"]
+    one = f"qc_quantise_cache_row<qc_code_{body.kind}, {body.cols}>"
+    if body.kind == "int4":
+        one = f"qc_quantise_int4_row<{body.cols}>"
     lines = [
         "const int lane = (int)threadIdx.x % 32;",
         f"const int64_t number = (int64_t)blockIdx.x * {ROWS} + threadIdx.x / 32;",
         f"if (number >= {c_dim(rows)}) return;",
         *unravel("number", names, sizes),
         *(f"(void){name};" for name in names),
-        f"qc_quantise_cache_row<{body.cols}>(",
+        f"{one}(",
         f"    {identifier(x.name)} + {offset(x, at)}, {identifier(out.name)} + {offset(out, at)}, lane);",
     ]
     note = f"rows of {body.kind} with their scales; a warp per row"

@@ -225,9 +225,8 @@ inline void run_once(QsReport* report) {
     memset(S.read_cache, 0, sizeof S.read_cache), memset(S.write_cache, 0, sizeof S.write_cache);
     S.released.clear();
     for (auto& slot : S.slots) {
-        if (slot->shared_size)
-            for (uint64_t w = 0; w < slot->shared_used / 4 + 1; ++w) slot->shadow.words[w].range = 0;
-        slot->ranges.clear(), slot->shared_used = 0, slot->resident = false;
+        forget_shared(*slot);
+        slot->resident = false;
     }
     S.began = S.progressed = now();
     run_grid();

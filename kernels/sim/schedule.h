@@ -117,6 +117,13 @@ inline bool prepare_slot(Block& b, int threads, uint64_t shared_bytes) {
     return true;
 }
 
+// Shared memory as it is before a block declares ranges of it. Blocks of one launch may declare different ones.
+inline void forget_shared(Block& b) {
+    if (b.shared_size)
+        for (uint64_t w = 0; w < b.shared_used / 4 + 1; ++w) b.shadow.words[w].range = 0;
+    b.ranges.clear(), b.shared_used = 0;
+}
+
 inline void start_block(Block& b, uint64_t number) {
     const uint64_t gx = S.launch.grid[0], gy = S.launch.grid[1];
     b.number = number;
@@ -132,7 +139,7 @@ inline void start_block(Block& b, uint64_t number) {
     b.current_warp = (int)(next_random() % (uint64_t)b.warps);
     b.resident = true;
     b.known.reset();
-    if (b.shared_used) memset(b.shared, 0xff, b.shared_used);  // NaNs, for the build that does not check
+    forget_shared(b);  // each declaration fills its range with NaNs
     for (int w = 0; w < b.warps; ++w) {
         Warp& warp = b.warp[w];
         const int lanes = std::min(WARP, b.threads - w * WARP);

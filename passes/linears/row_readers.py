@@ -27,9 +27,9 @@ class Readers:
     linears: tuple[qc.LinearOp, ...]
     others: tuple[Operation, ...]
 
-    def beside(self, linear: qc.LinearOp) -> tuple[Operation, ...]:
-        """All but `linear`."""
-        return (*(each for each in self.linears if each is not linear), *self.others)
+    def beside(self, *linears: qc.LinearOp) -> tuple[Operation, ...]:
+        """All but `linears`."""
+        return (*(each for each in self.linears if each not in linears), *self.others)
 
 
 def rows_read(value: SSAValue) -> Readers:

@@ -9,6 +9,8 @@ The walk keeps the order that the steps have by then, as a list of places.  A st
 the group's place, or the group down to the step's: nothing between may touch what a moving step writes, or write what
 it touches.  Two views of one buffer are apart where that is proven.
 
+Linears that read the same rows share a launch in the same way (linear_groups.py); a later one moves up to the first.
+
 A norm that one such loop alone reads moves to the loop (head_norms.py), and goes where the loop goes.  A loop that is
 too large to share a launch takes its norm and then writes where its result is copied to, in a launch of its own.
 """
@@ -30,6 +32,7 @@ from qcompiler.ir.rt import EntryOp, LaunchOp, StepOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.lowering.kinds.parts import split_strides
 from qcompiler.passes.schedule.head_norms import HeadNorm, head_norms
+from qcompiler.passes.schedule.linear_groups import FewRows, LinearGroup, few_rows
 from qcompiler.passes.schedule.touched import Touched
 from qcompiler.plan.dims import Dim, Range, contiguous_strides, product
 from qcompiler.plan.plan import View
@@ -128,11 +131,15 @@ class Group:
 class _Place:
     """A step that stays what it is, or a group; `numbers` are the steps that it stands for."""
 
-    item: StepOp | Group
+    item: Item
     numbers: list[int]
 
 
-def grouped(entry: EntryOp, schedule: Schedule, most: int) -> list[StepOp | Group]:
+Item = StepOp | Group | LinearGroup
+"""A step that stays what it is, or several that share a launch."""
+
+
+def grouped(entry: EntryOp, schedule: Schedule, most: int, separate: Sequence[str] = ()) -> list[Item]:
     """The steps in an order that they may have, with groups in place of those that share a launch."""
     steps = list(entry.steps)
     touched = Touched(steps, schedule, entry.ranges)
@@ -146,13 +153,16 @@ def grouped(entry: EntryOp, schedule: Schedule, most: int) -> list[StepOp | Grou
             moved.add(norm.number)
     walk = _Walk(touched, most)
     for number, (step, candidate) in enumerate(zip(steps, candidates, strict=True)):
-        if number not in moved:
+        linear = few_rows(step, number, schedule, separate)
+        if linear is not None:
+            walk.add_linear(linear)
+        elif number not in moved:
             walk.add(step, number, candidate)
     return [_unless_alone(place.item) for place in walk.places]
 
 
-def _unless_alone(item: StepOp | Group) -> StepOp | Group:
-    return item.steps[0] if isinstance(item, Group) and len(item.steps) == 1 else item
+def _unless_alone(item: Item) -> Item:
+    return item.steps[0] if isinstance(item, Group | LinearGroup) and len(item.steps) == 1 else item
 
 
 @dataclass
@@ -173,6 +183,19 @@ class _Walk:
             if isinstance(group, Group) and group.device == candidate.device and self._join(at, group, candidate):
                 return
         self.places.append(_Place(Group(candidate.device, [_alone(candidate)]), candidate.numbers))
+
+    def add_linear(self, new: FewRows) -> None:
+        """The next linear: in the launch of one before it that reads the same rows, or in its own."""
+        between: list[int] = []
+        for place in reversed(self.places[-REACH:]):
+            between += place.numbers
+            if isinstance(place.item, LinearGroup) and place.item.takes(new):
+                if self.touched.conflict([new.number], between):
+                    break
+                place.item.members.append(new)
+                place.numbers.append(new.number)
+                return
+        self.places.append(_Place(LinearGroup([new]), [new.number]))
 
     def _join(self, at: int, group: Group, new: Candidate) -> bool:
         """Adds a step to the group at a place, if both can stand there or behind all places so far."""

@@ -113,12 +113,12 @@ def _dequantize_rows(op: qc.DequantizeRowsOp, operands: Sequence[Array], frame: 
 
 @rule(qc.QuantizeCacheOp)
 def _quantize_cache(op: qc.QuantizeCacheOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
-    return [cache_rows.quantise(operands[0])]
+    return [cache_rows.quantise(operands[0], cache_rows.kind_of(op.kind.data))]
 
 
 @rule(qc.DequantizeCacheOp)
 def _dequantize_cache(op: qc.DequantizeCacheOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    values = cache_rows.dequantise(operands[0], frame.shape(op.result.type)[-1])
+    values = cache_rows.dequantise(operands[0], frame.shape(op.result.type)[-1], cache_rows.kind_of(op.kind.data))
     return [round_to(values, tensor_dtype(op.result.type))]
 
 
@@ -282,7 +282,8 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
     read = list(operands[:3])
     if op.rows_of is not None:
         dims = (operands[0].shape[-1], frame.shape(op.result.type)[-1])
-        read[1:] = [cache_rows.dequantise(rows, cols) for rows, cols in zip(read[1:], dims, strict=True)]
+        kind = cache_rows.kind_of(op.rows_of)
+        read[1:] = [cache_rows.dequantise(rows, cols, kind) for rows, cols in zip(read[1:], dims, strict=True)]
     acc = accumulator(*read)
     q, k, v = (x.astype(acc, copy=False) for x in read)
     repeat = q.shape[1] // k.shape[1]
@@ -298,7 +299,9 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
         rows = operands[-1].astype(np.int64)[:, None, :, None]
     if op.causal is not None or op.last is not None:
         scores = np.where(columns <= rows, scores, -np.inf)
-    if op.keys_back is not None:
+    if op.ring is not None:
+        scores = np.where((rows - columns) % k.shape[2] < op.keys_back, scores, -np.inf)
+    elif op.keys_back is not None:
         scores = np.where(columns > rows - op.keys_back, scores, -np.inf)
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isneginf(peak), 0, peak)).astype(acc, copy=False)

@@ -296,6 +296,11 @@ def _visible(
     """`score`, or `hidden` if the query at position `row` does not see the key."""
     if op.causal is not None or op.last is not None:
         score = i.insert(arith.SelectOp(i.insert(arith.CmpiOp(column, row, "sle")).result, score, hidden)).result
+    if op.ring is not None and op.keys_back is not None:
+        behind = i.insert(arith.SubiOp(row, column)).result  # keys behind the query are hidden already
+        behind = i.insert(arith.RemSIOp(behind, build.index_constant(i, int(shape_of(op.k.type)[2])))).result
+        near = i.insert(arith.CmpiOp(behind, build.index_constant(i, op.keys_back), "slt")).result
+        return i.insert(arith.SelectOp(near, score, hidden)).result
     if op.keys_back is not None:
         ahead = i.insert(arith.AddiOp(column, build.index_constant(i, op.keys_back))).result
         near = i.insert(arith.CmpiOp(ahead, row, "sgt")).result

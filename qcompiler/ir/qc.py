@@ -457,7 +457,11 @@ class AttentionOp(QCOp):
     With it, attention over a partly filled cache only does work for the filled part. `softcap`: scaled scores x become
     softcap * tanh(x / softcap), before any mask. A row that sees no key gives zeros.
 
-    `cache`: k and v are rows of that kind (`qc.quantize_cache`), i8 (B, Hkv, T, row_bytes(D)) and (…, row_bytes(Dv)).
+    `ring`, with `last` and `window` and without a mask: k and v are a ring of T >= window + S - 1 rows. Row r holds the
+    key of the latest position p <= last[b, i] with p % T == r, if p >= 0; the window counts positions.
+
+    `cache`: k and v are rows of that kind (`qc.quantize_cache`), i8 (B, Hkv, T, row_bytes(D, cache)) and
+    (…, row_bytes(Dv, cache)).
     """
 
     name = "qc.attention"
@@ -470,6 +474,7 @@ class AttentionOp(QCOp):
     causal = opt_prop_def(UnitAttr)
     window = opt_prop_def(IntegerAttr)
     softcap = opt_prop_def(FloatAttr)
+    ring = opt_prop_def(UnitAttr)
     cache = opt_prop_def(StringAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -488,6 +493,7 @@ class AttentionOp(QCOp):
         window: int | None = None,
         softcap: float | None = None,
         last: SSAValue | Operation | None = None,
+        ring: bool = False,
         cache: str | None = None,
     ) -> None:
         super().__init__(
@@ -497,6 +503,7 @@ class AttentionOp(QCOp):
                 "causal": UnitAttr() if causal else None,
                 "window": None if window is None else IntegerAttr(window, i64),
                 "softcap": None if softcap is None else FloatAttr(softcap, f64),
+                "ring": UnitAttr() if ring else None,
                 "cache": None if cache is None else StringAttr(cache),
             },
             result_types=[type_],
@@ -512,10 +519,11 @@ class AttentionOp(QCOp):
             self.expect(out == (*q[:3], v[3]), f"the result must have shape {(*q[:3], v[3])}, not {out}")
         else:
             self.expect(self.rows_of in cache_rows.KINDS, f"cache is one of {', '.join(cache_rows.KINDS)}")
+            kind = cache_rows.kind_of(self.rows_of)
             self.expect(len(out) == 4 and out[:3] == q[:3], f"the result has the dims {q[:3]} and that of a value")
             for name, stored, size in (("k", self.k, q[3]), ("v", self.v, out[3])):
                 self.expect(tensor_dtype(stored.type) == "i8", f"{name} holds the rows of a cache, i8")
-                self.expect_shape(stored, (*shape_of(stored.type)[:3], cache_rows.row_bytes(int(size))), name)
+                self.expect_shape(stored, (*shape_of(stored.type)[:3], cache_rows.row_bytes(int(size), kind)), name)
         self.expect(int(q[1]) % int(k[1]) == 0, f"{q[1]} heads are not a multiple of {k[1]} kv heads")
         if self.mask is not None:
             mask, full = shape_of(self.mask.type), (q[0], q[1], q[2], k[2])
@@ -529,6 +537,12 @@ class AttentionOp(QCOp):
             self.expect(self.causal is None, "causal and last exclude each other: last says which keys are seen")
         self.expect(self.keys_back is None or self.keys_back >= 1, "a window shows at least one key")
         self.expect(self.cap is None or self.cap > 0, "softcap must be positive")
+        if self.ring is not None:
+            is_whole = self.last is not None and self.keys_back is not None and self.mask is None
+            self.expect(is_whole, "a ring needs last and a window, and takes no mask")
+            if isinstance(k[2], int) and isinstance(q[2], int):
+                least = (self.keys_back or 1) + q[2] - 1
+                self.expect(k[2] >= least, f"a ring of {k[2]} rows is shorter than window + queries - 1 = {least}")
 
     def rebuilt(
         self,
@@ -551,6 +565,7 @@ class AttentionOp(QCOp):
             window=self.keys_back,
             softcap=self.cap,
             last=last,
+            ring=self.ring is not None,
             cache=self.rows_of,
         )
 
@@ -568,9 +583,6 @@ class AttentionOp(QCOp):
     def cap(self) -> float | None:
         """`softcap` as a number."""
         return None if self.softcap is None else self.softcap.value.data
-
-
-# --- norms -----------------------------------------------------------------------------------------------------------
 
 
 # --- terminator -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`qc.quantize_cache` and `qc.dequantize_cache`: keys and values as rows of 8 bits (formats/cache_rows.py)."""
+"""`qc.quantize_cache` and `qc.dequantize_cache`: keys and values as rows of 8 or 4 bits (formats/cache_rows.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLOATS = ("f32", "bf16", "f16")
 
 @irdl_op_definition
 class QuantizeCacheOp(QCOp):
-    """`x (…, K)` as rows of a cache, i8 `(…, row_bytes(K))`: codes and their scale."""
+    """`x (…, K)` as rows of a cache, i8 `(…, row_bytes(K, kind))`: codes and their scales."""
 
     name = "qc.quantize_cache"
     x = operand_def(TensorType)
@@ -33,12 +33,12 @@ class QuantizeCacheOp(QCOp):
         self.expect(tensor_dtype(self.x.type) in _FLOATS, f"x is one of {', '.join(_FLOATS)}")
         self.expect(self.kind.data in cache_rows.KINDS, f"kind is one of {', '.join(cache_rows.KINDS)}")
         self.expect(tensor_dtype(self.result.type) == "i8", "the result holds i8")
-        self.expect_shape(self.result, (*x[:-1], cache_rows.row_bytes(int(x[-1]))))
+        self.expect_shape(self.result, (*x[:-1], cache_rows.row_bytes(int(x[-1]), cache_rows.kind_of(self.kind.data))))
 
 
 @irdl_op_definition
 class DequantizeCacheOp(QCOp):
-    """The values of rows of a cache: code * scale in fp32, rounded once to the element type."""
+    """The values of rows of a cache, computed in fp32 and rounded once to the element type."""
 
     name = "qc.dequantize_cache"
     rows = operand_def(TensorType)
@@ -55,7 +55,9 @@ class DequantizeCacheOp(QCOp):
         self.expect(tensor_dtype(self.result.type) in _FLOATS, f"the result is one of {', '.join(_FLOATS)}")
         self.expect(self.kind.data in cache_rows.KINDS, f"kind is one of {', '.join(cache_rows.KINDS)}")
         self.expect(len(out) >= 1 and isinstance(out[-1], int), "the result needs a last dim of a known size")
-        self.expect_shape(self.rows, (*out[:-1], cache_rows.row_bytes(int(out[-1]))), "rows")
+        self.expect_shape(
+            self.rows, (*out[:-1], cache_rows.row_bytes(int(out[-1]), cache_rows.kind_of(self.kind.data))), "rows"
+        )
 
 
 __all__ = ["DequantizeCacheOp", "QuantizeCacheOp"]

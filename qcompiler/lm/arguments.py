@@ -53,8 +53,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--kv-cache",
         default="auto",
-        choices=("auto", "fp32", "bf16", "fp16", "int8"),
-        help="for a folder or a .gguf file: auto, fp32, bf16, fp16 or int8",
+        choices=("auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"),
+        help="for a folder or a .gguf file: auto, fp32, bf16, fp16, int8, fp8 or int4",
     )
     adapter = command.add_mutually_exclusive_group()
     adapter.add_argument(

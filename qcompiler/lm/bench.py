@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qcompiler.errors import ArgumentError
+from qcompiler.lm.cache_layers import layer_caches
 from qcompiler.lm.conversation import Conversation
 from qcompiler.lm.draws import Draws
 from qcompiler.lm.model import CausalLM
@@ -37,6 +38,9 @@ class Speed:
     step_seconds: float | None
     not_product: float | None
     device: str
+    cache_bytes: int
+    cache: str
+    """The rows and bytes of the cache, by kind of layer."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,6 +57,7 @@ class Speed:
             )
         if self.not_product is not None:
             lines.append(f"outside of matrix products: {self.not_product:.1%} of a step")
+        lines.append(self.cache)
         return "\n".join(lines)
 
 
@@ -84,6 +89,8 @@ def measure(lm: CausalLM, prompt: int, generate: int, batch: int, rounds: int) -
         step_seconds=median(step for each in steps for step in each) if steps else None,
         not_product=_not_product(lm, prompt, batch) if lm.device == "cpu" else None,
         device=lm.device,
+        cache_bytes=sum(each.nbytes for each in layer_caches(lm.record, lm.run.plan)),
+        cache=lm.cache_report(),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -17,16 +17,22 @@ from qcompiler.formats import cache_rows
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
+from qcompiler.inspect.report import Choice
 from qcompiler.lm.adapter import adapted
 from qcompiler.lm.model import CausalLM
+from qcompiler.lm.probe import ring_rows
 from qcompiler.lm.record import LanguageModel
 from qcompiler.lm.text import Text
 from qcompiler.plan.kinds.sample import WORDS
 from qcompiler.runtime.progress import OnStep, note
 
-CacheType = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+if TYPE_CHECKING:
+    from qcompiler.lm.step import DecoderStep
+
+CacheType = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"]
 CACHE_TYPES: dict[str, torch.dtype | cache_rows.Kind | None] = {
     "auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": "int8",
+    "fp8": "fp8", "int4": "int4",
 }  # fmt: skip
 
 CHUNK = 512
@@ -62,9 +68,9 @@ def compile_causal_lm(
 
     `max_seq_len` is the number of tokens, prompt included, that a sequence may have (default: the model's own, at most
     4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
-    2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", "int8"
-    (each head of each token with its own scale: 144 bytes for 128 numbers), or "auto", the model's type.  A prompt is
-    read in pieces of at most `chunk` tokens (default 512).
+    2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", "int8" or
+    "fp8" (each head of each token with its own scale: 144 bytes for 128 numbers), "int4" (a step for each 32 numbers:
+    80 bytes for 128), or "auto", the model's type.  A prompt is read in pieces of at most `chunk` tokens (default 512).
 
     `adapter` is a folder of PEFT with a LoRA or a DoRA.  It is merged into the weights before they are quantised, or
     with `merge=False` kept beside them as two small products per linear (LoRA), whatever the weights are stored as.
@@ -93,21 +99,43 @@ def compile_causal_lm(
     rows = length if max_batch == 1 else length + chunk
     with (
         adapted(model, weights, adapter, merge) as source,
-        prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length) as step,
+        prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length, chunk) as step,
     ):
         program = qcompile(
             step, (), _example(max_batch, rows, chunk), dynamic_shapes=_dynamic(max_batch, chunk),
             buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
             dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source,
         )  # fmt: skip
+        rings: dict[str, Any] = {}
+        if step.ring is not None:
+            rings = {"window": step.ring.window, "ring": step.ring.rows, "ring_layers": tuple(sorted(step.ring.layers))}
+        program.decided(_cache_choices(step, length, chunk))
         dtype = step.kind or str(step.keys_0.dtype).removeprefix("torch.")
     config = model.config.get_text_config()
     record = LanguageModel(
         vocabulary=int(program.plan.entries[0].outputs[0].shape[1]), max_seq_len=length, max_batch=max_batch, rows=rows,
         chunk=chunk, cache_dtype=dtype, architecture=type(model).__name__, end_ids=end_ids(model),
         start_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None, samples=True,
+        **rings,
     )  # fmt: skip
     return CausalLM(program.run, record, program, text)
+
+
+def _cache_choices(step: DecoderStep, length: int, chunk: int) -> list[Choice]:
+    """The rows of each layer's cache, with the reason."""
+    choices = []
+    for layer in range(step.layers):
+        rows = step.rows_of(layer)
+        what, why = f"{rows} rows for each sequence", step.reasons.get(layer, "")
+        if layer in step.windows:
+            window, least = step.windows[layer], ring_rows(max(step.windows.values()), chunk)
+            why = f"its window is {window} tokens, and a call reads up to {chunk}"
+            if step.ring is None:
+                why += f": a ring would have {least} rows, and max_seq_len is {length}"
+            else:
+                what = f"a ring of {what}"
+        choices.append(Choice("kv-cache", f"layer {layer}", what, why))
+    return choices
 
 
 def in_fp32(path: Path, max_seq_len: int, chunk: int, device: Devices | None = None) -> CausalLM:

@@ -81,6 +81,7 @@ class Conversation:
         self.tokens: list[list[int]] = [[] for _ in range(sequences)]
         self._session = program.session()
         self._graphs: dict[tuple[int, int], CapturedGraph] = {}
+        self._kept = [0] * sequences  # the first position whose key every ring still has
         self._drawn: dict[int, int] = {}  # what the last call drew, and the program keeps: {sequence: token}
         self._lock = threading.RLock()  # a text that is generated holds it over all its calls
 
@@ -156,7 +157,9 @@ class Conversation:
         while any(done[i] < len(ids) for i, ids in enumerate(given)):
             pieces = [ids[done[i] : done[i] + self.record.chunk] for i, ids in enumerate(given)]
             lasts = [done[i] + len(piece) == len(given[i]) for i, piece in enumerate(pieces)]
-            yield self._call(pieces, lasts, every)
+            call = self._call(pieces, lasts, every)
+            self._overwrite(call)
+            yield call
             for i, piece in enumerate(pieces):
                 self.tokens[i].extend(piece.tolist())
                 done[i] += len(piece)
@@ -176,18 +179,18 @@ class Conversation:
 
     def _call(self, pieces: list[Ids], lasts: list[bool], every: bool) -> _Call:
         """The arguments of one call. Sequences with fewer new tokens than others are filled up with tokens that write
-        to the spare rows of their slot and see one key, so that they change nothing."""
+        to the rows behind their own tokens, where the next ones write, and that see one key: they change nothing."""
         record = self.record
         count = max(i + 1 for i, piece in enumerate(pieces) if len(piece))
         longest = max(map(len, pieces))
         ids, positions = np.zeros((count, longest), np.int64), np.zeros((count, longest), np.int64)
-        rows = np.broadcast_to(np.arange(record.max_seq_len, record.max_seq_len + longest), ids.shape).copy()
+        rows = np.array([len(self.tokens[i]) for i in range(count)])[:, None] + np.arange(longest)
         wanted: list[int] = []
         shares: list[tuple[int, int]] = []
         for i, piece in enumerate(pieces[:count]):
             size, begin = len(piece), len(self.tokens[i])
             ids[i, :size] = piece
-            positions[i, :size] = rows[i, :size] = np.arange(begin, begin + size)
+            positions[i, :size] = np.arange(begin, begin + size)
             asked = range(size) if every else range(size - 1, size) if size and lasts[i] else range(0)
             wanted += [i * longest + n for n in asked]
             shares.append((i, len(asked)))
@@ -195,6 +198,14 @@ class Conversation:
         # The program computes logits for at least one token.
         given = {"ids": ids, "positions": positions, "rows": rows, "wanted": np.array(wanted or [0], np.int64)}
         return _Call(given, shares)
+
+    def _overwrite(self, call: _Call) -> None:
+        """Notes which keys the rings lose to the rows that a call writes."""
+        if not self.record.ring:
+            return
+        count, longest = call.given["ids"].shape
+        for i in range(count):
+            self._kept[i] = max(self._kept[i], len(self.tokens[i]) + longest - self.record.ring)
 
     def _run(self, call: _Call, how: Words, *, reads_logits: bool) -> tuple[Any, Any]:
         """Logits and drawn tokens of one call. On a device a call with one token of each sequence is a replay of its
@@ -235,24 +246,35 @@ class Conversation:
     # --- changing what was said ---
 
     def truncate(self, length: int, sequence: int = 0) -> None:
-        """Forgets all tokens of a sequence but the first `length`; what follows is written anew."""
+        """Forgets all tokens of a sequence but the first `length`; what follows is written anew.
+
+        Layers that keep only their window have written over old keys.  If the next token would see one of those, the
+        tokens that remain are read again, from the first: a key depends on all tokens before it.
+        """
         if not 0 <= length <= len(self.tokens[sequence]):
             raise ArgumentError(f"length {length}: sequence {sequence} has {len(self.tokens[sequence])} tokens")
         with self.alone():
-            del self.tokens[sequence][length:]
+            if max(0, length - self.record.window + 1) >= self._kept[sequence] or not self.record.ring:
+                del self.tokens[sequence][length:]
+                return
+            again = np.array(self.tokens[sequence][:length], np.int64)
+            self.tokens[sequence], self._kept[sequence] = [], 0
+            nothing = np.zeros(0, np.int64)
+            self._read([again if i == sequence else nothing for i in range(len(self))], False)
 
     def reset(self) -> None:
         """Forgets all tokens. The cache keeps its memory."""
         with self.alone():
             for tokens in self.tokens:
                 tokens.clear()
+            self._kept = [0] * len(self)
 
     def fork(self) -> Conversation:
         """A conversation of its own with a copy of these tokens and of the cache."""
         other = Conversation(self.program, self.record, len(self))
         with self.alone():
             other._session.set_states(self._session.states())
-            other.tokens = [list(tokens) for tokens in self.tokens]
+            other.tokens, other._kept = [list(tokens) for tokens in self.tokens], list(self._kept)
         return other
 
     def save(self, path: str | Path) -> None:
@@ -260,6 +282,7 @@ class Conversation:
         with self.alone():
             arrays: dict[str, Any] = {f"state:{name}": data for name, data in self._session.states().items()}
             arrays |= {f"tokens:{i}": np.array(tokens, np.int64) for i, tokens in enumerate(self.tokens)}
+            arrays["kept"] = np.array(self._kept, np.int64)
         arrays["program"] = identity(self.program, self.record)
         with Path(path).open("wb") as file:
             np.savez(file, **arrays)
@@ -283,6 +306,9 @@ class Conversation:
             raise CorruptFileError(f"{path} was saved by another program; its cache means nothing to this one")
         if max(map(len, tokens)) > self.record.max_seq_len:
             raise CorruptFileError(f"{path} has more tokens than the cache takes ({self.record.max_seq_len})")
+        kept = arrays.get("kept", np.zeros(0))
+        if kept.shape != (len(self),) or kept.dtype != np.int64:
+            raise CorruptFileError(f"{path} does not say which keys its caches still have")
         states = {name.removeprefix("state:"): data for name, data in arrays.items() if name.startswith("state:")}
         if set(states) != {arena.name for arena in self.program.plan.arenas if arena.kind == "state"}:
             raise CorruptFileError(f"{path} was saved by another program: its caches are {', '.join(sorted(states))}")
@@ -294,7 +320,7 @@ class Conversation:
             except ArgumentError as error:
                 self.tokens = before
                 raise CorruptFileError(f"{path} was saved by another program: {error}") from error
-            self.tokens = tokens
+            self.tokens, self._kept = tokens, kept.tolist()
 
 
 def identity(program: LoadedProgram, record: LanguageModel) -> npt.NDArray[np.uint8]:

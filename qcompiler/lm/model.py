@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qcompiler.errors import ArgumentError, CorruptFileError
+from qcompiler.lm.cache_layers import cache_lines, wrong_cache
 from qcompiler.lm.conversation import DRAWN, MARKS, Conversation, tokens_of
 from qcompiler.lm.draws import Draws
 from qcompiler.lm.record import MEMBER, LanguageModel, mark_slots
@@ -67,6 +68,10 @@ class CausalLM:
     def max_batch(self) -> int:
         """The number of sequences that one conversation may have."""
         return self.record.max_batch
+
+    def cache_report(self) -> str:
+        """The rows and bytes of the cache, by kind of layer."""
+        return "\n".join(cache_lines(self.record, self.run.plan))
 
     def conversation(self, sequences: int = 1) -> Conversation:
         """A new conversation with a cache of its own, for that many sequences."""
@@ -252,11 +257,13 @@ def checked(record: LanguageModel, run: LoadedProgram, path: object) -> Language
         slots = mark_slots(record.max_batch)
         marks = states.pop(MARKS, 0), states.pop(DRAWN, 0)
         fits = fits and marks == (8 * slots * record.vocabulary, 8 * slots)
-    fits = fits and not any(n % (record.max_batch * record.rows) for n in states.values())
     named = names == ("ids", "positions", "rows", "wanted", *(("how",) if record.samples else ()))
     results = len(entry.outputs) == (2 if record.samples else 1)
     if not (fits and named and results and states and len(out) == 2 and str(out[1]) == str(record.vocabulary)):
         raise CorruptFileError(f"{path}: its program takes {names} and is not what {MEMBER} describes")
+    wrong = wrong_cache(record, run.plan)
+    if wrong is not None:
+        raise CorruptFileError(f"{path}: its program is not what {MEMBER} describes: {wrong}")
     return record
 
 

@@ -10,8 +10,9 @@ from qcompiler.errors import CorruptFileError, ForeignFileError, NewerFileError
 from qcompiler.formats.foreign.json_text import shown
 
 MEMBER = "language-model.json"
-VERSION = 2
-"""2: the program samples. A program of version 1 gives logits, and the host samples."""
+VERSION = 3
+"""2: the program samples. A program of version 1 gives logits, and the host samples. 3: layers with a window may keep a
+ring of rows."""
 
 MAX_SIZE = 1 << 40
 """Above every size that a program has; a cache of as many rows does not exist."""
@@ -35,6 +36,9 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     The cache has `max_batch` slots of `rows` rows each; positions 0 to `max_seq_len` - 1 are tokens', the rows behind
     them take what idle sequences write.  A call reads up to `chunk` tokens of each sequence.  `samples`: the program
     takes `how` and gives tokens beside logits.
+
+    The layers in `ring_layers` have slots of `ring` rows: position p lies in row p % ring, and a token sees at most
+    `window` positions in them.  The host names the rows of whole sequences; the program finds those of the rings.
     """
 
     vocabulary: int
@@ -47,6 +51,9 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end_ids: tuple[int, ...] = ()
     start_id: int | None = None
     samples: bool = False
+    window: int = 0
+    ring: int = 0
+    ring_layers: tuple[int, ...] = ()
     version: int = VERSION
     kind: Literal["causal-lm"] = "causal-lm"
 
@@ -73,12 +80,27 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise CorruptFileError(f"{path}: {MEMBER} has sizes or tokens that no language model has: {wrong}")
         return record
 
+    def rows_of(self, layer: int) -> int:
+        """The rows of a slot in a layer of the cache."""
+        return self.ring if layer in self.ring_layers else self.rows
+
     def wrong(self) -> str | None:
         """The first value that no language model has, with its key; None if there is none."""
         spare = self.chunk if self.max_batch > 1 else 0
         tokens = {f"end_ids[{i}]": token for i, token in enumerate(self.end_ids)}
         if self.start_id is not None:
             tokens["start_id"] = self.start_id
+        is_ring = bool(self.ring or self.window or self.ring_layers)
+        if is_ring and not (self.ring_layers and list(self.ring_layers) == sorted(set(self.ring_layers))):
+            return (
+                f"ring_layers is {shown(self.ring_layers)} where ring is {shown(self.ring)} and window is "
+                f"{shown(self.window)}, and it must be some layers, each once, in order"
+            )
+        rings = [
+            ("window", self.window, 1, self.max_seq_len),
+            ("ring", self.ring, self.window + self.chunk - 1, self.max_seq_len - 1),
+            *((f"ring_layers[{i}]", number, 0, MAX_SIZE) for i, number in enumerate(self.ring_layers)),
+        ]
         # key, value, least, most
         ranges = [
             ("version", self.version, 1, VERSION),
@@ -86,6 +108,7 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("chunk", self.chunk, 1, self.max_seq_len),
             ("rows", self.rows, self.max_seq_len + spare, MAX_SIZE),
             *((key, token, 0, self.vocabulary - 1) for key, token in tokens.items()),
+            *(rings if is_ring else []),
         ]
         for key, value, least, most in ranges:
             if not least <= value <= most:

@@ -27,8 +27,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from qcompiler.errors import ExportError
 from qcompiler.formats import cache_rows
-from qcompiler.frontends.torch.capture.expert_weights import as_pairs
-from qcompiler.frontends.torch.qc_ops import torch_cache, torch_sample  # noqa: F401  (they register qc's operators)
+from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
+from qcompiler.lm import probe
 from qcompiler.lm.record import mark_slots
 
 ATTENTION = "qcompiler"
@@ -45,7 +45,8 @@ class DecoderStep(nn.Module):
     """One call of a decoder with a cache for `batch` sequences of `length` tokens each.
 
     Arguments, all int64: `ids` (b, s) are the tokens that each sequence reads; `positions` (b, s) are theirs;
-    `rows` (b, s) are the rows of the cache that get their keys, row `slot * length + position`; `wanted` (k) picks the
+    `rows` (b, s) are the rows of the cache that get their keys, row `slot * length + position`, or in a layer with a
+    ring (lm/probe.py) row `slot * ring.rows + position % ring.rows`; `wanted` (k) picks the
     tokens that get logits, as indices into the b·s tokens; `how` (b, 10) says for each sequence how its next token is
     drawn (plan/kinds/sample.py).  Returns logits (k, vocabulary) and the tokens (b), negative where there is none.
 
@@ -61,7 +62,9 @@ class DecoderStep(nn.Module):
     drawn: torch.Tensor
     marks: torch.Tensor
 
-    def __init__(self, model: nn.Module, batch: int, length: int, cache: CacheKind = None) -> None:
+    def __init__(
+        self, model: nn.Module, batch: int, length: int, tokens: int, chunk: int, cache: CacheKind = None
+    ) -> None:
         super().__init__()
         # The model's parts are parts of this module, under their own names: rules, ledgers and reports show those.
         self._modules.update(model._modules)
@@ -73,19 +76,37 @@ class DecoderStep(nn.Module):
         self.rows: torch.Tensor | None = None
         self.wanted: torch.Tensor | None = None
         self.layers = 0
+        self.caches: list[CacheOfSlots] = []
         self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
         self.kind = cache if isinstance(cache, str) else None
-        layers, self.vocabulary = cache_shapes(model)
-        for number, (heads, key_dim, value_dim, own) in enumerate(layers):
-            for name, dim in (("keys", key_dim), ("values", value_dim)):
-                row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else own)
+        found, self.vocabulary = probe.probe(model)
+        self.windows = found.windows(tokens)
+        self.reasons = found.reasons
+        self.ring = probe.ring_of(self.windows, chunk, tokens)
+        self.ring_rows: torch.Tensor | None = None
+        for number, layer in sorted(found.shapes.items()):
+            rows = self.rows_of(number)
+            for name, dim in (("keys", layer.key_dim), ("values", layer.value_dim)):
+                row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else layer.dtype)
                 if self.kind is not None:
-                    row = torch.zeros(cache_rows.row_bytes(dim), dtype=torch.int8)
-                self.register_buffer(f"{name}_{number}", row.repeat(heads, batch * length, 1))
+                    row = torch.zeros(cache_rows.row_bytes(dim, self.kind), dtype=torch.int8)
+                self.register_buffer(f"{name}_{number}", row.repeat(layer.heads, batch * rows, 1))
             self.layers += 1
         slots = mark_slots(batch)
         self.register_buffer("drawn", torch.zeros(slots, dtype=torch.int64))
         self.register_buffer("marks", torch.zeros(2, slots, self.vocabulary))
+
+    def rows_of(self, layer: int) -> int:
+        """The rows that a sequence has in a layer of the cache."""
+        return self.ring.rows if self.ring is not None and layer in self.ring.layers else self.length
+
+    def _in_ring(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of the rings for `rows` of whole sequences."""
+        assert self.ring is not None
+        if self.batch == 1:
+            return rows % self.ring.rows
+        slots = torch.arange(rows.shape[0])[:, None]
+        return slots * self.ring.rows + (rows - slots * self.length) % self.ring.rows
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor, how: torch.Tensor
@@ -104,11 +125,11 @@ class DecoderStep(nn.Module):
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
         self.positions, self.rows, self.wanted = positions, rows.reshape(-1), wanted
+        self.ring_rows = None if self.ring is None else self._in_ring(rows).reshape(-1)
         _current.step = self
         try:
-            layers: list[Any] = [
-                CacheOfSlots(self, getattr(self, f"keys_{n}"), getattr(self, f"values_{n}")) for n in range(self.layers)
-            ]
+            layers: list[Any] = [CacheOfSlots(self, number) for number in range(self.layers)]
+            self.caches = layers
             more = {"position_ids": positions} if self.told else {}
             # Some models count tokens in this mask; what is seen follows from the positions alone.
             seen = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
@@ -117,7 +138,8 @@ class DecoderStep(nn.Module):
             ).logits
         finally:
             _current.step = None
-            self.positions = self.rows = self.wanted = None
+            self.positions = self.rows = self.wanted = self.ring_rows = None
+            self.caches = []
         return logits
 
     def rows_of_head(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -127,15 +149,23 @@ class DecoderStep(nn.Module):
 
 
 class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part of transformers has no types
-    """The keys and values of one layer: (heads, batch * length, dim), where each sequence has `length` rows."""
+    """The keys and values of one layer: (heads, batch * length, dim), where each sequence has `length` rows.
+
+    `window` is that of a layer that keeps a ring, else None.
+    """
 
     is_compileable = True
 
-    def __init__(self, step: DecoderStep, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, step: DecoderStep, number: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.step = step
-        self.keys: Any = keys
-        self.values: Any = values
+        self.keys: Any = getattr(step, f"keys_{number}")
+        self.values: Any = getattr(step, f"values_{number}")
+        self.length = step.rows_of(number)
+        self.is_sliding = self.length != step.length  # transformers asks a sliding layer for the size of their mask
+        self.window = step.windows[number] if self.is_sliding else None
+        self.read: Any = None
+        """The keys that attention gets, once they are known."""
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -144,8 +174,8 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Writes the call's keys and values to their rows; returns those of each sequence, (b, heads, length, dim)."""
         new, kept = (key_states, value_states), (self.keys, self.values)
-        keys, values = (self._update(*each) for each in zip(kept, new, self._stored(new), strict=True))
-        return keys, values
+        self.read, values = (self._update(*each) for each in zip(kept, new, self._stored(new), strict=True))
+        return self.read, values
 
     def _stored(self, new: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Keys and values as the cache has them."""
@@ -161,19 +191,20 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
     def _update(self, kept: torch.Tensor, new: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Writes rows of the call; returns those of each sequence as numbers."""
         step = self.step
-        assert step.rows is not None
+        places = step.ring_rows if self.is_sliding else step.rows
+        assert places is not None
         b, heads, s, dim = new.shape
-        kept.index_copy_(1, step.rows, rows.transpose(0, 1).reshape(heads, b * s, -1))
+        kept.index_copy_(1, places, rows.transpose(0, 1).reshape(heads, b * s, -1))
         # A cast of a part of the batch would make torch ask how its dims lie, which fixes the size of the batch.
         if step.kind is None:
             read = kept.to(new.dtype)
         else:
             read = torch.ops.qc.dequantize_cache(kept, step.kind, dim, new.dtype)
-        slots = read.view(heads, step.batch, step.length, dim).transpose(0, 1)
+        slots = read.view(heads, step.batch, self.length, dim).transpose(0, 1)
         return slots[:b] if step.batch > 1 else slots
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.step.length, 0
+        return self.length, 0
 
     def get_seq_length(self) -> Any:
         """The position of the first sequence's first token, as a tensor: what models count from without positions."""
@@ -181,20 +212,31 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         return self.step.positions[0, 0]
 
     def get_max_length(self) -> int:
-        return self.step.length
+        return self.length
 
 
 def mask_by_position(
     batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any
 ) -> torch.Tensor:
-    """(b, 1, s, length), true where transformers' rule keeps a key: the rule is asked with each token's position."""
-    positions = _current.step.positions
+    """(b, 1, s, length), true where transformers' rule keeps a key: the rule is asked with each token's position.
+
+    A row of a ring has the latest position up to the token's that lies in it.
+    """
+    seen = probe.current()
+    if seen is not None:
+        return seen.mask(batch_size, q_length, kv_length, mask_function)
+    step = _current.step
+    positions = step.positions
     assert positions is not None
     sequences = torch.arange(batch_size)[:, None, None, None]
     head = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
-    kept: torch.Tensor = mask_function(
-        sequences, head, positions[:, None, :, None], torch.arange(kv_length)[None, None, None, :]
-    )
+    queries, keys = positions[:, None, :, None], torch.arange(kv_length)[None, None, None, :]
+    in_ring = step.ring is not None and kv_length == step.ring.rows
+    if in_ring:
+        keys = queries - (queries - keys) % kv_length
+    kept: torch.Tensor = mask_function(sequences, head, queries, keys)
+    if in_ring:
+        kept = kept & (keys >= 0)
     return kept.expand(batch_size, 1, q_length, kv_length)
 
 
@@ -207,6 +249,13 @@ def attention(
     """
     scale, softcap = how.get("scaling"), how.get("softcap")
     sinks, bias = how.get("s_aux"), how.get("position_bias")
+    seen = probe.current()
+    if seen is not None:
+        seen.attended(key, attention_mask, how.get("sliding_window"))
+    elif sinks is None and bias is None:
+        out = _ring_attention(query, key, value, scale, softcap)
+        if out is not None:
+            return out.transpose(1, 2).contiguous(), None
     if softcap is None and sinks is None and bias is None:
         out = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -227,44 +276,26 @@ def attention(
     return (weights.to(query.dtype) @ value).transpose(1, 2).contiguous(), None
 
 
-def cache_shapes(model: nn.Module) -> tuple[list[tuple[int, int, int, torch.dtype]], int]:
-    """For each layer of the cache: heads, dim of keys, dim of values, and their type; and how many logits there are.
-
-    They are what a call of the model hands to its cache: no configuration describes that for every architecture.  The
-    call computes no values.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
-
-    class Recorder(Cache):
-        def update(
-            self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-        ) -> Any:
-            seen[layer_idx] = (key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype)
-            return key_states, value_states
-
-    recorder = Recorder(layers=[])
-    try:
-        with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True):
-            found = model(input_ids=torch.zeros(1, 3, dtype=torch.int64), past_key_values=recorder, use_cache=True)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError) as error:
-        text = " ".join(str(error).split())[:300]
-        raise ExportError(
-            f"{type(model).__name__} cannot read tokens with a cache ({type(error).__name__}: {text}): check that its "
-            "configuration is that of the weights, and that it is a causal language model"
-        ) from error
-    if not seen or sorted(seen) != list(range(len(seen))):
-        raise ExportError(
-            f"{type(model).__name__} hands no keys and values to a cache (layers found: {sorted(seen)}); a causal "
-            "language model of transformers with `use_cache` is needed"
-        )
-    return [seen[number] for number in range(len(seen))], int(found.logits.shape[-1])
+def _ring_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, softcap: float | None
+) -> torch.Tensor | None:
+    """Attention to the keys of a layer that keeps a ring; None for another one."""
+    step = _current.step
+    layer = next((each for each in step.caches if each.read is key), None)
+    if layer is None or layer.window is None:
+        return None
+    factor = float(scale if scale is not None else query.shape[-1] ** -0.5)
+    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, step.positions, layer.window, factor, softcap)
+    return made
 
 
 @contextlib.contextmanager
-def prepared(model: nn.Module, batch: int, rows: int, cache: CacheKind, length: int) -> Iterator[DecoderStep]:
+def prepared(
+    model: nn.Module, batch: int, rows: int, cache: CacheKind, length: int, chunk: int
+) -> Iterator[DecoderStep]:
     """The step of a model, with `rows` rows of the cache for each sequence, of which `length` may hold tokens.
+
+    A call reads up to `chunk` tokens of each sequence.
 
     The model's own attention, and its settings, are back when the context ends.
     """
@@ -279,8 +310,8 @@ def prepared(model: nn.Module, batch: int, rows: int, cache: CacheKind, length: 
     handle = None
     try:
         with fixed_rotations(model, length):
-            step = DecoderStep(model, batch, rows, cache).eval()
             model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+            step = DecoderStep(model, batch, rows, length, chunk, cache).eval()
             _check_batch(step, config)
             handle = head.register_forward_pre_hook(step.rows_of_head)
             yield step

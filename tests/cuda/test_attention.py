@@ -44,7 +44,8 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     last: tuple[int, int] | None = None  # (first, step): query i of batch b counts as first + step * i + 2 * b
-    cache: Literal["int8"] | None = None
+    ring: bool = False  # of `kv` rows
+    cache: cache_rows.Kind | None = None
     misaligned: bool = False  # views that begin one element into their buffers
     slow: bool = False
 
@@ -60,8 +61,8 @@ class Case:
 
         operands = [
             tensor("q", self.heads, q_len, self.dim),
-            tensor("k", self.kv_heads, "s", row_bytes(self.dim) if self.cache else self.dim),
-            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim) if self.cache else self.value_dim),
+            tensor("k", self.kv_heads, "s", row_bytes(self.dim, self.cache) if self.cache else self.dim),
+            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim, self.cache) if self.cache else self.value_dim),
         ]
         if self.mask != "none":
             down = "s" if "k" in self.mask_axes else 1
@@ -83,7 +84,8 @@ class Case:
         body = AttentionKernel(
             batch="b", heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
-            window=self.window, softcap=self.softcap, last=self.last is not None, cache=self.cache,
+            window=self.window, softcap=self.softcap, last=self.last is not None, ring=self.ring,
+            cache=self.cache,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("b", "s", "t"), operands=tuple(operands), body=body)
 
@@ -156,7 +158,32 @@ CASES = [
     few("decode_last_window", 1, 300, last=(201, 0), window=70, dtype="f16"),
     few("three_last", 3, 100, last=(50, 1), heads=6, kv_heads=2),
     few("three_last_falls", 3, 100, last=(1, -1), window=2),
+    Case("ring", 21, 100, last=(190, 1), window=50, ring=True, heads=4, kv_heads=2, batch=2),
+    Case("ring_begins", 21, 60, last=(0, 1), window=30, ring=True),
+    Case("ring_skips", 40, 400, last=(2**40, 1), window=9, ring=True, softcap=2.0),
+    mma("mma_ring", 70, 300, last=(1180, 1), window=90, ring=True, batch=2),
+    mma("mma_ring_wraps", 40, 128, last=(350, 1), window=80, ring=True, dtype="f16"),
+    mma("mma_ring_whole", 70, 300, last=(530, 1), window=231, ring=True),
+    mma("mma_ring_none", 20, 70, last=(-10, 1), window=40, ring=True),
+    few("decode_ring", 1, 300, last=(1201, 0), window=70, ring=True, heads=6, kv_heads=2, batch=2),
+    few("decode_ring_long", 1, 1100, last=(3000, 0), window=600, ring=True, dtype="f16"),
+    few("three_ring", 3, 100, last=(250, 1), window=98, ring=True, dtype="bf16"),
+    few("decode_ring_none", 1, 40, last=(-1, 0), window=9, ring=True, batch=2),
+    Case("cache_ring", 21, 70, last=(150, 1), window=50, ring=True, cache="int8", dim=20, value_dim=27),
+    mma("cache_mma_ring", 40, 200, last=(430, 1), cache="int8", dim=64, value_dim=128, window=90, ring=True),
+    few("cache_decode_ring", 1, 300, last=(899, 0), cache="int8", dim=64, value_dim=64, window=100, ring=True),
     Case("cache", 21, 70, last=(50, 1), cache="int8", dim=20, value_dim=27, heads=4, kv_heads=2, batch=2),
+    Case("cache_fp8", 21, 70, last=(50, 1), cache="fp8", dim=20, value_dim=27, heads=4, kv_heads=2, batch=2),
+    mma("cache_fp8_mma", 40, 200, last=(130, 1), cache="fp8", dim=64, value_dim=128, window=90, batch=2),
+    few("cache_fp8_decode", 1, 300, last=(99, 0), cache="fp8", heads=6, kv_heads=2, batch=2, dim=64, value_dim=64),
+    few("cache_fp8_wide", 1, 200, cache="fp8", heads=8, kv_heads=1, dim=128, value_dim=128, dtype="bf16"),
+    Case("cache_int4", 21, 70, last=(50, 1), cache="int4", dim=20, value_dim=27, heads=4, kv_heads=2, batch=2),
+    Case("cache_int4_pieces", 20, 40, cache="int4", dim=200, value_dim=300, mask="bool"),
+    mma("cache_int4_mma", 40, 200, last=(130, 1), cache="int4", dim=64, value_dim=128, window=90, batch=2),
+    mma("cache_int4_mma_f16", 17, 70, dtype="f16", cache="int4", dim=80, value_dim=80),
+    few("cache_int4_decode", 1, 300, last=(99, 0), cache="int4", heads=6, kv_heads=2, batch=2, dim=64, value_dim=64),
+    few("cache_int4_odd", 1, 65, cache="int4", dim=20, value_dim=47, mask="float"),
+    few("cache_int4_wide", 1, 200, cache="int4", heads=8, kv_heads=1, dim=128, value_dim=128, dtype="bf16"),
     Case("cache_pieces", 20, 40, cache="int8", dim=200, value_dim=300, mask="bool"),
     mma("cache_mma", 40, 200, last=(130, 1), cache="int8", dim=64, value_dim=128, window=90, batch=2),
     mma("cache_mma_f16", 17, 70, dtype="f16", cache="int8", softcap=2.0),
@@ -173,7 +200,23 @@ CASES = [
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 QUICK = [case for case in CASES if not case.slow]
-FEW = ["causal", "mma_causal", "mma_float", "decode_bf16", "pieces", "cache_pieces", "cache_mma", "cache_decode_wide"]
+FEW = [
+    "causal",
+    "mma_causal",
+    "mma_float",
+    "decode_bf16",
+    "pieces",
+    "cache_pieces",
+    "mma_ring",
+    "cache_mma",
+    "cache_decode_wide",
+    "cache_fp8_mma",
+    "cache_fp8_decode",
+    "cache_int4_mma",
+    "cache_int4_decode",
+    "cache_int4_wide",
+    "cache_int4_pieces",
+]
 """What NVRTC compiles for every architecture in the quick suite: each form, in its largest size."""
 MOST = [case.name for case in QUICK if case.name not in FEW]
 PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
@@ -226,7 +269,7 @@ def inputs(case: Case) -> list[Array]:
               (case.kv, case.kv_heads, case.value_dim))  # fmt: skip
     arrays = [heads_first(place(case, rng.normal(size=(case.batch, *shape)).astype(kept))) for shape in shapes]
     if case.cache is not None:
-        arrays[1:] = [heads_first(cache_rows.quantise(heads_first(a))) for a in arrays[1:]]
+        arrays[1:] = [heads_first(cache_rows.quantise(heads_first(a), case.cache)) for a in arrays[1:]]
     if case.mask != "none":
         sizes = [
             n if axis in case.mask_axes else 1 for axis, n in zip("bqk", (case.batch, case.q, case.kv), strict=True)
@@ -249,7 +292,9 @@ def last_keys(case: Case) -> Array:
 def reference(case: Case, arrays: list[Array]) -> Array:
     read = list(arrays[:3])
     if case.cache is not None:
-        read[1:] = [cache_rows.dequantise(a, d) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)]
+        read[1:] = [
+            cache_rows.dequantise(a, d, case.cache) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)
+        ]
     q, k, v = (a.astype(np.float64) for a in read)
     k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5
@@ -261,7 +306,10 @@ def reference(case: Case, arrays: list[Array]) -> Array:
     rows, columns = rows[:, None, :, None], np.arange(case.kv)
     if case.causal or case.last is not None:
         scores = np.where(columns <= rows, scores, -np.inf)
-    if case.window is not None:
+    if case.ring:
+        held = rows - (rows - columns) % case.kv  # the position whose key the row holds
+        scores = np.where(held > rows - case.window, scores, -np.inf)
+    elif case.window is not None:
         scores = np.where(columns > rows - case.window, scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))

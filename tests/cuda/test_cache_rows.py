@@ -30,28 +30,32 @@ def heads_first(x: np.ndarray) -> np.ndarray:
     return x.transpose(1, 0, 2)[None]
 
 
+@pytest.mark.parametrize("kind", cache_rows.KINDS)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("cols", COLUMNS)
-def test_rows_are_those_of_the_format(kernels: Any, cols: int, dtype: DType) -> None:
+def test_rows_are_those_of_the_format(kernels: Any, cols: int, dtype: DType, kind: cache_rows.Kind) -> None:
     for tokens in (1, 5):
         x = numbers(cols, dtype)[-tokens:]
-        wanted = cache_rows.quantise(heads_first(x))
+        wanted = cache_rows.quantise(heads_first(x), kind)
         for order in (0, 7):
             out = np.full(wanted.shape, 99, np.int8)
-            (rows,) = kernels.run(f"make_{cols}_{dtype}", [heads_first(x), out], [tokens], seed=order)
+            (rows,) = kernels.run(f"make_{kind}_{cols}_{dtype}", [heads_first(x), out], [tokens], seed=order)
             assert rows.tobytes() == wanted.tobytes()
 
 
+@pytest.mark.parametrize("kind", cache_rows.KINDS)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("cols", COLUMNS)
-def test_values_are_codes_times_scales_rounded_once(kernels: Any, cols: int, dtype: DType) -> None:
-    rows = cache_rows.quantise(heads_first(numbers(cols, "f32")))
+def test_values_are_codes_times_scales_rounded_once(
+    kernels: Any, cols: int, dtype: DType, kind: cache_rows.Kind
+) -> None:
+    rows = cache_rows.quantise(heads_first(numbers(cols, "f32")), kind)
     kept, tokens = NUMPY_DTYPES[dtype], rows.shape[2]
     (values,) = kernels.run(
-        f"read_{cols}_{dtype}", [rows, heads_first(np.zeros((tokens, HEADS, cols), kept))], [tokens]
+        f"read_{kind}_{cols}_{dtype}", [rows, heads_first(np.zeros((tokens, HEADS, cols), kept))], [tokens]
     )
     with np.errstate(over="ignore"):
-        wanted = cache_rows.dequantise(rows, cols).astype(kept)
+        wanted = cache_rows.dequantise(rows, cols, kind).astype(kept)
     np.testing.assert_array_equal(values.astype(np.float32), wanted.astype(np.float32))
 
 

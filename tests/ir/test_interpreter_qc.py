@@ -17,6 +17,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler import formats
 from qcompiler.errors import InterpreterError, PlanError
+from qcompiler.frontends.torch.qc_ops.torch_ring import ring_attention
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.interpreter import Interpreter, evaluate_op, run
 from qcompiler.ir.module import set_ranges, set_result_keys
@@ -170,6 +171,28 @@ def test_attention_with_a_window_and_a_softcap(module_of: ModuleOf, rng: np.rand
     weights = scores.masked_fill(~near, -torch.inf)[:, :, :-1].softmax(-1)  # the last query sees key 7 on: none
     np.testing.assert_allclose(got[:, :, :-1], (weights @ torch.from_numpy(v)).numpy(), rtol=1e-5, atol=1e-6)
     assert not got[:, :, -1].any()
+
+
+def test_attention_to_a_ring_is_that_to_all_keys(module_of: ModuleOf, rng: np.random.Generator) -> None:
+    keys, values, q = (rng.standard_normal((2, 2, n, 8)).astype(np.float32) for n in (60, 60, 5))
+    last = np.array([[0, 1, 2, 3, 4], [50, 51, 52, 53, 54]])
+    size, window = 13, 9
+    k, v = np.full((2, 2, size, 8), np.float32(1e3)), np.full((2, 2, size, 8), np.float32(1e3))
+    for b, newest in enumerate(last[:, -1]):  # keys come one by one, each to the row of its position
+        for position in range(newest + 1):
+            k[b, :, position % size], v[b, :, position % size] = keys[b, :, position], values[b, :, position]
+    type_ = T((2, 2, 5, 8), "f32")
+
+    def ring(q: Any, k: Any, v: Any, last: Any) -> qc.AttentionOp:
+        return qc.AttentionOp(q, k, v, None, type_, scale=0.3, window=window, softcap=1.5, last=last, ring=True)
+
+    def whole(q: Any, k: Any, v: Any, last: Any) -> qc.AttentionOp:
+        return qc.AttentionOp(q, k, v, None, type_, scale=0.3, window=window, softcap=1.5, last=last)
+
+    wanted = one(module_of, whole, [q, keys, values, last])
+    np.testing.assert_allclose(one(module_of, ring, [q, k, v, last]), wanted, rtol=1e-5, atol=1e-6)
+    eager = ring_attention(*map(torch.from_numpy, (q, k, v, last)), window, 0.3, 1.5)
+    np.testing.assert_allclose(eager.numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_attention_row_without_keys_gives_zeros(module_of: ModuleOf, rng: np.random.Generator) -> None:

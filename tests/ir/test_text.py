@@ -76,6 +76,8 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         kind = T(("b", 2, "s", 4), "f32")
         heads = b.insert(qc.AttentionOp(heads, heads, heads, mask, kind, scale=0.1)).result
         heads = b.insert(qc.AttentionOp(heads, heads, heads, None, kind, scale=0.5, causal=True)).result
+        at, ring = build.fill(b, 1, ("b", "s"), "i64"), build.fill(b, 0.1, ("b", 2, 512, 4), "f32")
+        heads = b.insert(qc.AttentionOp(heads, ring, ring, None, kind, scale=0.5, window=9, last=at, ring=True)).result
         stored = b.insert(qc.QuantizeCacheOp(heads, T(("b", 2, "s", 16), "i8"), kind="int8")).result
         heads = b.insert(qc.AttentionOp(heads, stored, stored, None, kind, scale=0.5, cache="int8")).result
         heads = b.insert(qc.DequantizeCacheOp(stored, kind, kind="int8")).result

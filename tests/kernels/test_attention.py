@@ -37,7 +37,8 @@ class Case:
     batch: int = 2
     window: int | None = None
     softcap: float | None = None
-    cache: Literal["int8"] | None = None
+    ring: bool = False  # of `kv` rows
+    cache: cache_rows.Kind | None = None
 
     @property
     def spec(self) -> KernelSpec:
@@ -51,8 +52,8 @@ class Case:
 
         operands = [
             tensor("q", self.heads, q_len, self.dim),
-            tensor("k", self.kv_heads, "s", row_bytes(self.dim) if self.cache else self.dim),
-            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim) if self.cache else self.value_dim),
+            tensor("k", self.kv_heads, "s", row_bytes(self.dim, self.cache) if self.cache else self.dim),
+            tensor("v", self.kv_heads, "s", row_bytes(self.value_dim, self.cache) if self.cache else self.value_dim),
         ]
         if self.mask != "none":
             kept = "i1" if self.mask == "bool" else "f32"
@@ -77,7 +78,8 @@ class Case:
         body = AttentionKernel(
             batch=self.batch, heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
-            window=self.window, softcap=self.softcap, last=self.last is not None, cache=self.cache,
+            window=self.window, softcap=self.softcap, last=self.last is not None, ring=self.ring,
+            cache=self.cache,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("s", "t"), operands=tuple(operands), body=body)
 
@@ -117,6 +119,22 @@ CASES = [
     Case("last_one_for_all", 9, 70, last=(30, 0), last_axes="b", dtype="bf16"),
     Case("last_window", 200, 600, last=(380, 1), window=130, batch=1),
     Case("last_window_falls", 40, 600, last=(599, -13), window=3, softcap=2.0),
+    Case("ring", 17, 40, last=(100, 1), window=8, ring=True, heads=4, kv_heads=2),
+    Case("ring_begins", 17, 40, last=(0, 1), window=24, ring=True),
+    Case("ring_fits", 9, 16, last=(1000, 1), window=8, ring=True, dtype="bf16", dim=20, value_dim=27),
+    Case("ring_of_one", 1, 1, last=(5, 0), window=1, ring=True),
+    Case("ring_long", 150, 700, last=(690, 1), window=400, ring=True, batch=1, dtype="f16"),
+    Case("ring_far", 130, 1100, last=(2**40, 1), window=40, ring=True, batch=1, softcap=1.5),
+    Case("ring_none_seen", 9, 40, last=(-20, 3), window=5, ring=True),
+    Case("ring_falls", 40, 600, last=(1599, -13), window=3, ring=True, softcap=2.0),
+    Case("ring_cache", 21, 300, last=(777, 1), window=200, ring=True, cache="int8", dim=20, value_dim=27),
+    Case("decode_ring", 1, 300, decode=True, last=(1201, 0), window=70, ring=True, heads=6, kv_heads=2),
+    Case("decode_ring_begins", 1, 300, decode=True, last=(20, 0), window=16, ring=True, batch=3, dtype="bf16"),
+    Case("decode_ring_wraps", 1, 128, decode=True, last=(1285, 0), window=100, ring=True, heads=2, kv_heads=2),
+    Case("decode_ring_pieces", 1, 1300, decode=True, heads=8, kv_heads=1, last=(3900, 0), window=1100, ring=True),
+    Case("decode_ring_none", 1, 30, decode=True, last=(-(2**60), 0), window=4, ring=True, batch=1),
+    Case("decode_ring_cache", 1, 130, decode=True, cache="int8", heads=8, kv_heads=2, last=(1000, 0), window=64,
+         ring=True, dim=64, value_dim=64),
     Case("decode_last", 1, 300, decode=True, last=(99, 0), heads=6, kv_heads=2),
     Case("decode_last_none", 1, 30, decode=True, last=(-1, 0), batch=1),
     Case("decode_last_past", 1, 65, decode=True, last=(70, 0), dtype="bf16", mask="bool", mask_axes="bk"),
@@ -128,6 +146,19 @@ CASES = [
          last=(8990, 0)),
     Case("decode_many_heads", 1, 600, decode=True, heads=37, kv_heads=1, batch=1, dtype="f16"),
     Case("cache", 37, 45, cache="int8", heads=4, kv_heads=2),
+    Case("cache_fp8", 19, 70, cache="fp8", dim=20, value_dim=27, heads=4, kv_heads=2, last=(50, 1)),
+    Case("cache_fp8_decode", 1, 130, cache="fp8", decode=True, heads=8, kv_heads=2, dim=128, value_dim=64,
+         last=(99, 0), dtype="bf16"),
+    Case("cache_fp8_decode_odd", 1, 65, cache="fp8", decode=True, dim=20, value_dim=27, mask="float"),
+    Case("cache_int4", 37, 270, cache="int4", heads=4, kv_heads=2, last=(233, 1)),
+    Case("cache_int4_odd", 19, 70, cache="int4", dim=20, value_dim=47, heads=4, kv_heads=2, last=(50, 1), mask="bool"),
+    Case("cache_int4_window", 33, 140, cache="int4", dim=128, value_dim=128, last=(101, 1), window=70, dtype="bf16"),
+    Case("cache_int4_decode", 1, 130, cache="int4", decode=True, heads=8, kv_heads=2, dim=128, value_dim=64,
+         last=(99, 0), dtype="bf16"),
+    Case("cache_int4_decode_alone", 1, 64, cache="int4", decode=True, last=(63, 0), dim=64, value_dim=64, batch=1),
+    Case("cache_int4_decode_odd", 1, 65, cache="int4", decode=True, dim=20, value_dim=47, mask="float"),
+    Case("cache_int4_decode_pieces", 1, 1100, cache="int4", decode=True, heads=3, kv_heads=1, batch=1, dim=48,
+         value_dim=33),
     Case("cache_odd_dims", 19, 270, cache="int8", dim=20, value_dim=27, last=(250, 1), dtype="bf16"),
     Case("cache_wide_window", 64, 512, cache="int8", dim=128, value_dim=128, last=(448, 1), window=70, batch=1),
     Case("cache_softcap_mask", 21, 40, cache="int8", softcap=1.5, mask="bool", mask_axes="bk", dtype="f16"),
@@ -152,7 +183,7 @@ def inputs(case: Case) -> list[np.ndarray]:
     q = (rng.normal(size=(case.batch, case.q, case.heads, case.dim)) * 2).astype(kept)
     k = rng.normal(size=(case.batch, case.kv, case.kv_heads, case.dim)).astype(kept)
     v = rng.normal(size=(case.batch, case.kv, case.kv_heads, case.value_dim)).astype(kept)
-    arrays = [q, *((k, v) if case.cache is None else map(cache_rows.quantise, (k, v)))]
+    arrays = [q, *((k, v) if case.cache is None else (cache_rows.quantise(each, case.cache) for each in (k, v)))]
     if case.mask != "none":
         shape = [case.batch if "b" in case.mask_axes else 1, case.q if "q" in case.mask_axes else 1]
         shape.append(case.kv if "k" in case.mask_axes else 1)
@@ -178,7 +209,9 @@ def last_keys(case: Case) -> np.ndarray:
 def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
     read = list(arrays[:3])
     if case.cache is not None:
-        read[1:] = [cache_rows.dequantise(a, d) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)]
+        read[1:] = [
+            cache_rows.dequantise(a, d, case.cache) for a, d in zip(read[1:], (case.dim, case.value_dim), strict=True)
+        ]
     q, k, v = (a.astype(np.float64).transpose(0, 2, 1, 3) for a in read)
     k, v = (np.repeat(a, case.heads // case.kv_heads, axis=1) for a in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * case.dim**-0.5
@@ -194,7 +227,10 @@ def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
     rows, columns = rows[:, None, :, None], np.arange(case.kv)
     if case.causal or case.last is not None:
         scores = np.where(columns <= rows, scores, -np.inf)
-    if case.window is not None:
+    if case.ring:
+        held = rows - (rows - columns) % case.kv  # the position whose key the row holds
+        scores = np.where(held > rows - case.window, scores, -np.inf)
+    elif case.window is not None:
         scores = np.where(columns > rows - case.window, scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))

@@ -16,6 +16,7 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import cache_rows
 from qcompiler.formats.cache_rows import row_bytes as cache_row_bytes
 from qcompiler.formats.int8_rows import row_bytes
 from qcompiler.kernels.cpu import emit as cpu
@@ -25,7 +26,7 @@ from qcompiler.kernels.select import FLOATS
 from qcompiler.passes.lowering.kinds import TEMPLATES
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.kinds import KINDS
-from qcompiler.plan.kinds.linear import LinearKernel, Window
+from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
 from qcompiler.plan.kinds.loop import AffineAccess
 from qcompiler.plan.kinds.parts import Part
 from qcompiler.plan.kinds.recurrent import GATES
@@ -220,36 +221,49 @@ def attentions() -> Iterator[KernelSpec]:
         (next(options(BODIES["attention"])), dtypes) for dtypes in types(*[FLOATS] * 4)
     ]
     kinds += [
-        ({**kinds[0][0], "cache": "int8", "last": last}, (q, "i8", "i8", out))
-        for last in (False, True) for q, out in types(FLOATS, FLOATS)
+        ({**kinds[0][0], "cache": kind, "last": last, "ring": ring}, (q, "i8", "i8", out))
+        for kind, last, ring in (
+            ("int8", False, False), ("int8", True, False), ("int8", True, True), ("int4", True, False)
+        ) for q, out in types(FLOATS, FLOATS)
     ]  # fmt: skip
     for (choice, dtypes), (queries, size, window, cap) in itertools.product(kinds, SIZES):
-        stored = cache_row_bytes(size) if "cache" in choice else size
-        rows = (("q", 8, queries), ("k", 2, 33), ("v", 2, 33), ("out", 8, queries))
+        if choice["ring"] and (window is None or not choice["last"] or choice["mask"] != "none"):
+            continue  # the contract refuses these
+        stored, keys = (
+            cache_row_bytes(size, choice["cache"]) if "cache" in choice else size,
+            49 if choice["ring"] else 33,
+        )
+        rows = (("q", 8, queries), ("k", 2, keys), ("v", 2, keys), ("out", 8, queries))
         q, k, v, out = (
             plain(name, dtype, (2, heads, length, stored if name in "kv" else size), "w" if name == "out" else "r")
             for dtype, (name, heads, length) in zip(dtypes, rows, strict=True)
         )
-        shape, masks = (2, 8, queries, 33), []
+        shape, masks = (2, 8, queries, keys), []
         if choice["mask"] != "none":
             masks = [plain("mask", "i1" if choice["mask"] == "bool" else "f32", shape)]
         last = [plain("last", "i64", (2, queries))] if choice["last"] else []
         yield make(
-            "attention", [q, k, v, *masks, *last, out], batch=2, heads=8, kv_heads=2, q_len=queries, kv_len=33,
+            "attention", [q, k, v, *masks, *last, out], batch=2, heads=8, kv_heads=2, q_len=queries, kv_len=keys,
             head_dim=size, value_dim=size, scale=0.1, window=window, softcap=cap, **choice,
         )  # fmt: skip
 
 
 def made_cache_rows() -> Iterator[KernelSpec]:
-    for dtype, last in itertools.product(DTYPES, (1, 3)):
-        ends = [plain("x", dtype, (2, 3, 5, 64), last=last), plain("out", "i8", (2, 3, 5, cache_row_bytes(64)), "w")]
-        yield make("quantize_cache", ends, outer=2, middle=3, inner=5, cols=64)
+    for kind, dtype, last in itertools.product(cache_rows.KINDS, DTYPES, (1, 3)):
+        ends = [
+            plain("x", dtype, (2, 3, 5, 64), last=last),
+            plain("out", "i8", (2, 3, 5, cache_row_bytes(64, kind)), "w"),
+        ]
+        yield make("quantize_cache", ends, outer=2, middle=3, inner=5, cols=64, kind=kind)
 
 
 def read_cache_rows() -> Iterator[KernelSpec]:
-    for dtype, last in itertools.product(DTYPES, (1, 3)):
-        ends = [plain("rows", "i8", (2, 3, 5, cache_row_bytes(64))), plain("out", dtype, (2, 3, 5, 64), "w", last=last)]
-        yield make("dequantize_cache", ends, outer=2, middle=3, inner=5, cols=64)
+    for kind, dtype, last in itertools.product(cache_rows.KINDS, DTYPES, (1, 3)):
+        ends = [
+            plain("rows", "i8", (2, 3, 5, cache_row_bytes(64, kind))),
+            plain("out", dtype, (2, 3, 5, 64), "w", last=last),
+        ]
+        yield make("dequantize_cache", ends, outer=2, middle=3, inner=5, cols=64, kind=kind)
 
 
 def norms() -> Iterator[KernelSpec]:
@@ -372,11 +386,49 @@ def launches_of_parts() -> Iterator[KernelSpec]:
         yield make("parts", ends, parts=parts)
 
 
+def launches_of_linears() -> Iterator[KernelSpec]:
+    """Every format beside the next one, with bias, epilogue and norm; two plain ones; rows of int8; classes and weights
+    that a launch of several does not take."""
+    norm = RowNorm(kind="rms", eps=1e-5, has_weight=True, has_bias=False)
+    for dtype in ("f32", "bf16", "f16"):
+        every = [w for w in weights(24, dtype) if w.layout == TARGET_LAYOUT]
+        pairs = [*itertools.pairwise(every), (every[-1], every[-1])]
+        for m, (first, second) in zip(itertools.cycle((1, 3, 8)), pairs, strict=False):
+            x, out = plain("x", dtype, (m, 256)), plain("out", dtype, (m, 24), "w")
+            extra, scale = plain("extra0", dtype, (m, 24)), plain("norm_weight", dtype, (256,))
+            one = few_rows(m, has_bias=True)
+            other = msgspec.structs.replace(few_rows(m), epilogue=epilogue(dtype), norm=norm)
+            yield beside((one, [x, first, plain("bias", dtype, (24,)), out]), (other, [x, second, extra, scale, out]))
+    packed = next(w for w in weights(24, "f32") if w.format is not None and w.format.name == "int8")
+    x, out = plain("x", "f32", (3, 256)), plain("out", "f32", (3, 24), "w")
+    made = msgspec.structs.replace(few_rows(3), codes=True, rows=RowCodes(kind="token"))
+    yield beside((made, [x, packed, out]), (few_rows(3), [x, packed, out]))
+    for m, m_class, w in (
+        (9, "2-8", packed),
+        (3, "1", packed),
+        (3, "9-64", packed),
+        (3, "2-8", plain("w", "f32", (24, 256))),
+    ):
+        ends = [plain("x", "f32", (m, 256)), w, plain("out", "f32", (m, 24), "w")]
+        body = msgspec.structs.replace(few_rows(m), m_class=m_class)
+        yield beside((body, ends), (body, ends))
+
+
+def few_rows(m: int, *, has_bias: bool = False) -> LinearKernel:
+    return LinearKernel(m=m, n=24, k=256, m_class="1" if m == 1 else "2-8", has_bias=has_bias)
+
+
+def beside(*given: tuple[LinearKernel, Sequence[Operand]]) -> KernelSpec:
+    """The launch of several linears."""
+    ends = [msgspec.structs.replace(o, name=f"{o.name}_{i}") for i, (_, own) in enumerate(given) for o in own]
+    return make("linears", ends, linears=tuple(body for body, _ in given))
+
+
 SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls,
     "dequantize_cache": read_cache_rows, "embedding": embeddings, "gather": gathers, "grouped_linear": grouped_linears,
-    "index_update": index_updates, "linear": linears, "loop": loops, "norm": norms, "order": orders,
-    "parts": launches_of_parts, "quantize_cache": made_cache_rows, "quantize_rows": quantized_rows,
+    "index_update": index_updates, "linear": linears, "linears": launches_of_linears, "loop": loops, "norm": norms,
+    "order": orders, "parts": launches_of_parts, "quantize_cache": made_cache_rows, "quantize_rows": quantized_rows,
     "recurrent": recurrents, "route": routes, "sample": samples, "scan": scans, "scatter": scatters,
     "softmax": softmaxes, "top_p": top_ps,
 }  # fmt: skip
@@ -407,7 +459,7 @@ def refusal(spec: KernelSpec, target: str) -> str | None:
 
 def test_both_targets_have_every_template() -> None:
     assert set(cpu.TEMPLATES) == set(cuda.TEMPLATES) == set(BODIES) == set(SPECS)
-    assert set(TEMPLATES.values()) | {"loop", "parts"} == set(BODIES)
+    assert set(TEMPLATES.values()) | {"linears", "loop", "parts"} == set(BODIES)
 
 
 @pytest.mark.parametrize("template", sorted(BODIES))

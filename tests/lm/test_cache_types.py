@@ -1,4 +1,4 @@
-"""Caches in fp16, bf16 and int8: read as they are, never widened as a whole, and equal to the oracle."""
+"""Caches in fp16, bf16, int8, fp8 and int4: read as they are, never widened as a whole, and equal to the oracle."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def compiled(kv_cache: Any, batch: int, device: str) -> qc.CausalLM:
     return qc.compile_causal_lm(model(), max_seq_len=48, chunk=16, kv_cache=kv_cache, max_batch=batch, device=device)
 
 
-SHORT = (("fp16", 3, "cpu"), ("int8", 1, "cpu"), ("int8", 3, "sim:0"))
+SHORT = (("fp16", 3, "cpu"), ("int8", 1, "cpu"), ("int8", 3, "sim:0"), ("fp8", 3, "cpu"), ("fp8", 1, "sim:0"),
+         ("int4", 3, "cpu"), ("int4", 1, "sim:0"))  # fmt: skip
 CASES = [
     pytest.param(dtype, batch, device, marks=() if (dtype, batch, device) in SHORT else pytest.mark.slow)
-    for dtype in ("fp16", "bf16", "fp32", "int8") for batch in (1, 2, 3) for device in ("cpu", "sim:0")
+    for dtype in ("fp16", "bf16", "fp32", "int8", "fp8", "int4") for batch in (1, 2, 3) for device in ("cpu", "sim:0")
 ]  # fmt: skip
-STORED = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "int8": "i8"}
+STORED = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "int8": "i8", "fp8": "i8", "int4": "i8"}
 
 
 @pytest.mark.parametrize(("kv_cache", "batch", "device"), CASES)
@@ -48,7 +49,7 @@ def test_a_narrow_cache_is_read_as_it_is(kv_cache: Any, batch: int, device: str)
     stored = STORED[kv_cache]
     kernels = {kernel.name: kernel for kernel in program.plan.kernels}
     attentions = [kernel for kernel in kernels.values() if isinstance(kernel.body, AttentionKernel)]
-    if kv_cache == "int8":  # one launch makes the rows of keys and of values
+    if stored == "i8":  # one launch makes the rows of keys and of values
         steps = next(entry for entry in program.plan.entries if entry.name == "decode").steps
         made = [kernels[s.kernel].body for s in steps if isinstance(s, Launch)]
         assert sum(isinstance(body, QuantizeCacheKernel) for body in made) == LAYERS
@@ -70,10 +71,11 @@ def test_a_narrow_cache_is_read_as_it_is(kv_cache: Any, batch: int, device: str)
 def test_what_a_narrow_cache_costs() -> None:
     wide = compiled("fp32", 1, "cpu").conversation().read(PROMPTS[0])[0]
     errors = {}
-    for kind in ("fp16", "bf16", "int8"):
+    for kind in ("fp16", "bf16", "int8", "fp8", "int4"):
         narrow = compiled(kind, 1, "cpu").conversation().read(PROMPTS[0])[0]
         errors[kind] = float(np.linalg.norm(narrow - wide) / np.linalg.norm(wide))
     assert 0 < errors["fp16"] < 2e-3 and 0 < errors["bf16"] < 2e-2 and 0 < errors["int8"] < 2e-2
+    assert errors["int8"] < errors["fp8"] < errors["int4"] < 3e-1
 
 
 HEADS, DIM, LAYERS, LENGTH = 2, 16, 2, 48
@@ -85,8 +87,8 @@ def test_a_cache_in_int8_takes_a_byte_for_each_number_and_four_for_each_row() ->
     assert program is not None
     states = {arena.name: arena.nbytes for arena in program.plan.arenas if arena.kind == "state"}
     kept = {name: size for name, size in states.items() if name.startswith(("state.keys", "state.values"))}
-    assert len(kept) == 2 * LAYERS and set(kept.values()) == {HEADS * LENGTH * row_bytes(DIM)}
-    assert row_bytes(DIM) == 32 and row_bytes(128) == 144
+    assert len(kept) == 2 * LAYERS and set(kept.values()) == {HEADS * LENGTH * row_bytes(DIM, "int8")}
+    assert row_bytes(DIM, "int8") == 32 and row_bytes(128, "int8") == 144
 
 
 def test_conversations_over_int8_go_on_fork_forget_and_are_saved(tmp_path: Path) -> None:

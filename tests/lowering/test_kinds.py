@@ -17,7 +17,7 @@ from qcompiler.plan.kinds.order import OrderKernel
 def test_every_kind_has_a_lowering_and_the_tables_follow() -> None:
     assert set(kinds.LOWERINGS) == set(KINDS)
     for kind, lowering in kinds.LOWERINGS.items():
-        assert lowering.kind is KINDS[kind] and (lowering.ops or kind == "parts")
+        assert lowering.kind is KINDS[kind] and (lowering.ops or kind in ("parts", "linears"))
         for op in lowering.ops:
             assert kinds.BY_OP[op] is lowering
             assert kinds.DRAFTS[op] is lowering.draft and kinds.BODIES[op] is lowering.body

@@ -23,13 +23,19 @@ class Attends(nn.Module):
     """Self-attention over a cache of `LENGTH` tokens."""
 
     def __init__(
-        self, dim: int, *, rows: tuple[bool, bool] = (True, True), reads: bool = False, written_out: bool = False
+        self,
+        dim: int,
+        *,
+        rows: tuple[bool, bool] = (True, True),
+        reads: bool = False,
+        written_out: bool = False,
+        kind: str = "int8",
     ) -> None:
         super().__init__()
-        self.dim, self.rows, self.reads, self.written_out = dim, rows, reads, written_out
+        self.dim, self.rows, self.reads, self.written_out, self.kind = dim, rows, reads, written_out, kind
         self.linears = nn.ModuleList(nn.Linear(8, HEADS * dim) for _ in "qkv")
         for name, quantised in zip(("keys", "values"), rows, strict=True):
-            width, dtype = (row_bytes(dim), torch.int8) if quantised else (dim, torch.float32)
+            width, dtype = (row_bytes(dim, kind), torch.int8) if quantised else (dim, torch.float32)
             self.register_buffer(name, torch.zeros(1, HEADS, LENGTH, width, dtype=dtype))
 
     def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
@@ -45,12 +51,11 @@ class Attends(nn.Module):
         out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen[None, None])
         return (out, keys.amax(-1)) if self.reads else out
 
-    @staticmethod
-    def _kept(kept: torch.Tensor, new: torch.Tensor, at: torch.Tensor, quantised: bool) -> torch.Tensor:
+    def _kept(self, kept: torch.Tensor, new: torch.Tensor, at: torch.Tensor, quantised: bool) -> torch.Tensor:
         if not quantised:
             return kept.index_copy_(2, at, new)
-        kept.index_copy_(2, at, torch.ops.qc.quantize_cache(new, "int8"))
-        values: torch.Tensor = torch.ops.qc.dequantize_cache(kept, "int8", new.shape[-1], new.dtype)
+        kept.index_copy_(2, at, torch.ops.qc.quantize_cache(new, self.kind))
+        values: torch.Tensor = torch.ops.qc.dequantize_cache(kept, self.kind, new.shape[-1], new.dtype)
         return values
 
 
@@ -68,20 +73,25 @@ def caches(program: qc.Program) -> set[str | None]:
 
 
 @pytest.mark.parametrize(
-    ("dim", "device", "written_out"),
+    ("dim", "device", "written_out", "kind"),
     [
-        (20, "cpu", False),
-        (64, "sim:0", False),
-        (64, "cpu", True),
-        pytest.param(64, "cpu", False, marks=pytest.mark.slow),
-        pytest.param(20, "sim:0", True, marks=pytest.mark.slow),
+        (20, "cpu", False, "int8"),
+        (20, "cpu", False, "fp8"),
+        (64, "cpu", False, "int4"),
+        (20, "sim:0", False, "int4"),
+        (64, "sim:0", False, "int8"),
+        (64, "sim:0", False, "fp8"),
+        (64, "cpu", True, "int8"),
+        pytest.param(64, "cpu", False, "int8", marks=pytest.mark.slow),
+        pytest.param(20, "sim:0", True, "int8", marks=pytest.mark.slow),
+        pytest.param(20, "sim:0", True, "fp8", marks=pytest.mark.slow),
     ],
 )
-def test_attention_reads_the_rows(dim: int, device: str, written_out: bool) -> None:
+def test_attention_reads_the_rows(dim: int, device: str, written_out: bool, kind: str) -> None:
     torch.manual_seed(0)
-    module = Attends(dim, written_out=written_out)
+    module = Attends(dim, written_out=written_out, kind=kind)
     program = compiled(module, device=device, verify_each="numerics")
-    assert caches(program) == {"int8"} and DequantizeCacheKernel not in kinds(program)
+    assert caches(program) == {kind} and DequantizeCacheKernel not in kinds(program)
     session, x = program.session(), torch.randn(7, 8)
     begin = 0
     for count in (4, 1, 1, 1):  # a prompt, then tokens one by one
@@ -92,15 +102,26 @@ def test_attention_reads_the_rows(dim: int, device: str, written_out: bool) -> N
         begin += count
 
 
-@pytest.mark.parametrize("how", [{"rows": (True, False)}, {"rows": (False, True)}, {"reads": True}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"rows": (True, False)},
+        {"rows": (False, True)},
+        {"reads": True},
+        {"reads": True, "kind": "fp8"},
+        {"reads": True, "kind": "int4"},
+    ],
+    ids=str,
+)
 def test_other_readers_get_the_values(how: dict[str, Any]) -> None:
     """Attention that has rows of keys alone, and a second reader."""
     torch.manual_seed(0)
     module = Attends(20, **how)
     program = compiled(module)
     assert DequantizeCacheKernel in kinds(program)
-    assert caches(program) == ({"int8"} if "reads" in how else {None})
-    assert "a cache of int8 is decoded to 1x2x16x20 numbers" in str(program.report())
+    kind = how.get("kind", "int8")
+    assert caches(program) == ({kind} if "reads" in how else {None})
+    assert f"a cache of {kind} is decoded to 1x2x16x20 numbers" in str(program.report())
     x, at = torch.randn(3, 8), torch.arange(3)
     with torch.no_grad():
         wanted = module(x, at)

@@ -48,13 +48,14 @@ def test_an_outlier_gives_a_reordered_sum_no_more_room() -> None:
         assert refused(old, new, Reordered(2e-5)) != ok
 
 
-def test_a_number_between_two_codes_may_become_either() -> None:
-    rows = cache_rows.quantise(np.linspace(-1, 1, 64, dtype=np.float32)[None])
+@pytest.mark.parametrize("kind", cache_rows.KINDS)
+def test_a_number_between_two_codes_may_become_either(kind: cache_rows.Kind) -> None:
+    rows = cache_rows.quantise(np.linspace(-1, 1, 64, dtype=np.float32)[None], kind)
     moved, twice = rows.copy(), rows.copy()
     moved[0, 7] += 1
     twice[0, 7] += 2
-    values = [cache_rows.dequantise(each, 64) for each in (rows, moved, twice)]
-    steps = {0: cache_rows.scales_of(rows, 64)}
+    values = [cache_rows.dequantise(each, 64, kind) for each in (rows, moved, twice)]
+    steps = {0: cache_rows.steps_of(rows, 64, kind)}
     tight = Reordered(1e-10)
     assert refused(values[0], values[1], tight) and not refused(values[0], values[1], tight, steps=steps)
     assert refused(values[0], values[2], tight, steps=steps)

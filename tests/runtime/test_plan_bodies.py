@@ -100,6 +100,7 @@ def test_a_packed_weight_without_all_its_bytes_is_refused(small: Any, changes: A
         ({"softcap": 0.0}, "softcap 0.0"),
         ({"softcap": float("inf")}, "softcap inf"),
         ({"kv_heads": 3}, "4 heads over 3 heads"),
+        ({"ring": True}, "needs `last` and a window"),
     ],
 )
 def test_an_attention_with_impossible_limits_is_refused(small: Any, change: dict[str, Any], text: str) -> None:

@@ -7,7 +7,8 @@
 Decoders take one token at batch 1 with transformers' static cache (OPT with given positions, see given_positions.py);
 BERT takes seven tokens and ViT an image at batch 1.  Counted are the steps of the schedule: everything that is
 launched or copied.  Programs of decoders have an entry point for prompts as well, which shares their weights, except
-in the rows `…-tokens`.  They are compiled as far as the schedule, not to machine code.
+in the rows `…-tokens`.  In `llama-mixed` v has another format than q and k.  They are compiled as far as the
+schedule, not to machine code.
 
 Beside them stand the bytes of activations that the steps read and write: the operands that are neither weights, nor
 tables made at load, nor states.  An element that a step reads several times counts once for that step, and one that it
@@ -19,7 +20,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -106,6 +107,7 @@ MODELS: dict[str, Callable[[int, Any], Any]] = {
         f"{name}-tokens": (lambda layers, quant, name=name: _decoder(name, layers, quant, prompts=False))
         for name in ("qwen3", "gemma3")
     },
+    "llama-mixed": lambda layers, quant: _decoder("llama", layers, mixed(quant)),
     "bert": _bert, "vit": _vit,
     "flux-double": lambda layers, quant: _flux(layers, quant, single=False),
     "flux-single": lambda layers, quant: _flux(layers, quant, single=True),
@@ -210,6 +212,14 @@ def _int8_table(names: Sequence[str]) -> None:
         more = {target: rows[target].kinds - plain[target].kinds for target in TARGETS}
         said = "; ".join(f"{target}: {_listed(kinds)}" for target, kinds in more.items() if kinds)
         print(f"| {name} | {' | '.join(launches)} | {said} |", flush=True)
+
+
+def mixed(quant: Any) -> QuantConfig:
+    """A recipe with the weights of v in another format, as in llama.cpp's mixtures."""
+    config = QuantConfig.of(quant)
+    return replace(
+        config, rules={"*.v_proj": "int4:group=32" if config.preset == "int8" else "int8"}, promise_bits=None
+    )
 
 
 def _listed(kinds: Counter[str]) -> str:

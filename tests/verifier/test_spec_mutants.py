@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from specmutants import judge_cpu, tally
 from specmutants.seeds import SEEDS, seed
 
+from qcompiler.errors import PlanError
 from qcompiler.plan.verify_kernels import check_kernels
 
 SHORT = ("reduced", "gather", "softmax")
@@ -74,6 +77,17 @@ def test_the_judge_sees_what_the_checks_refuse(tmp_path: Path) -> None:
         jobs.append(judge_cpu.job_of(replace(image, plan=made.plan)))
     for said, expected in zip(judge_cpu.judge(jobs, tmp_path), wanted, strict=True):
         assert said.startswith(expected)
+
+
+@pytest.mark.parametrize("change", [{"window": 5}, {"window": 13}, {"window": None}, {"last": False}, {"mask": "bool"}])
+def test_a_ring_that_is_too_short_for_its_window_and_queries_is_refused(change: dict[str, Any]) -> None:
+    image = seed("attention_ring")
+    (spec,) = image.plan.kernels
+    body = msgspec.structs.replace(spec.body, **change)
+    plan = msgspec.structs.replace(image.plan, kernels=(msgspec.structs.replace(spec, body=body),))
+    check_kernels(image.plan)
+    with pytest.raises(PlanError):
+        check_kernels(plan)
 
 
 @pytest.mark.slow

@@ -65,7 +65,8 @@ def spec_of(name: str, symbols: tuple[str, ...], operands: Operands, block: Bloc
         names = ", ".join(op.name for op in block.ops)
         raise KernelSelectionError(f"kernel '{name}' must hold an op that has a template, it holds: {names}")
     if len(compute) > 1:
-        body = LOWERINGS["parts"].body(block, operands, serves)
+        kind = "linears" if all(BY_OP[type(op)] is LOWERINGS["linear"] for op in compute) else "parts"
+        body = LOWERINGS[kind].body(block, operands, serves)
     else:
         body = BODIES[type(compute[0])](compute[0], operands, serves)
     return KernelSpec(name=name, symbols=symbols, operands=tuple(operands), body=body, serves=serves)

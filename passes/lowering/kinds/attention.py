@@ -62,6 +62,7 @@ def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel
         window=op.keys_back,
         softcap=op.cap,
         last=op.last is not None,
+        ring=op.ring is not None,
         cache=op.rows_of,  # type: ignore[arg-type]
     )
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from qcompiler.errors import PlanError
 from qcompiler.formats import cache_rows
-from qcompiler.plan.dims import Dim
+from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel_body import (
     COUNTED_IN_32_BITS,
     FLOATS,
@@ -34,9 +34,12 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     - `window`: query i sees the keys j > i - window.
     - `last`, an integer operand (batch, q_len): query i has the position last[b, i] and sees the keys j <= last[b, i];
       the window counts from that position, too. Keys behind the last position of a block of queries are not read.
+    - `ring`: the keys lie in a ring (qcompiler/ir/qc.py). Row r of k and v holds the key of the latest position p <=
+      last[b, i] with p % kv_len == r, and `window` counts positions. Rows without such a position are not seen. All
+      queries of a launch find their windows in one ring: q_len + window - 1 <= kv_len.
     - `softcap`: a scaled score x becomes softcap * tanh(x / softcap), before any mask.
-    - `cache`: k and v are rows of that kind (qcompiler/formats/cache_rows.py), with row_bytes(head_dim) and
-      row_bytes(value_dim) columns of i8.
+    - `cache`: k and v are rows of that kind (qcompiler/formats/cache_rows.py), with row_bytes(head_dim, cache)
+      and row_bytes(value_dim, cache) columns of i8.
 
     A query that sees no key gives zeros.
     """
@@ -54,6 +57,7 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     window: int | None = None
     softcap: float | None = None
     last: bool = False
+    ring: bool = False
     cache: cache_rows.Kind | None = None
 
     def contract(self, operands: int) -> Contract:
@@ -65,6 +69,8 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
             raise PlanError(f"an attention kernel has softcap {self.softcap}; it must be positive and finite")
         if self.last and self.causal:
             raise PlanError("an attention kernel is causal and has an operand `last`, which exclude each other")
+        if self.ring and (not self.last or self.window is None or self.mask != "none"):
+            raise PlanError("an attention kernel reads a ring, which needs `last` and a window, and takes no mask")
         b, h = self.batch, self.heads
         masks: list[Role] = []
         if self.mask != "none":
@@ -83,15 +89,22 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
             work=(b, h, self.q_len, self.head_dim + self.value_dim),  # no task multiplies these by the number of keys
             extents=(b, self.q_len, self.kv_len),
             positive=(self.head_dim, self.value_dim),
-            at_most=((self.head_dim, COUNTED_IN_32_BITS), (self.value_dim, COUNTED_IN_32_BITS)),
+            at_most=((self.head_dim, COUNTED_IN_32_BITS), (self.value_dim, COUNTED_IN_32_BITS), *self._ring_sizes()),
         )
+
+    def _ring_sizes(self) -> tuple[tuple[Dim, Dim], ...]:
+        """The last query of a launch may have written over what the first one no longer sees, and over nothing else."""
+        if not self.ring or self.window is None:
+            return ()
+        return (((dim(self.q_len) + (self.window - 1)).to_dim(), self.kv_len), (self.window, self.kv_len))
 
     def _stored(self, name: str, cols: int) -> Role:
         """The role of the keys or of the values."""
         rows = (self.batch, self.kv_heads, self.kv_len)
         if self.cache is None:
             return Role(name, (*rows, cols), unit=True)
-        return Role(name, (*rows, cache_rows.row_bytes(cols)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
+        stored = (*rows, cache_rows.row_bytes(cols, self.cache))
+        return Role(name, stored, dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
         pairs = volume([self.batch, self.heads, self.q_len, self.kv_len], symbols)

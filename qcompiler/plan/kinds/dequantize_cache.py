@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from qcompiler.formats import cache_rows
 from qcompiler.plan.dims import Dim
@@ -12,18 +11,18 @@ from qcompiler.plan.operands import Operand
 
 
 class DequantizeCacheKernel(RoleKernel, frozen=True, tag="dequantize_cache"):
-    """code * scale of rows (qcompiler/formats/cache_rows.py). Operands: rows (outer, middle, inner, row_bytes(cols)),
+    """What rows mean (qcompiler/formats/cache_rows.py). Operands: rows (outer, middle, inner, row_bytes(cols, kind)),
     i8, out (outer, middle, inner, cols)."""
 
     outer: Dim
     middle: Dim
     inner: Dim
     cols: int
-    kind: Literal["int8"] = "int8"
+    kind: cache_rows.Kind = "int8"
 
     def contract(self, operands: int) -> Contract:
         rows = (self.outer, self.middle, self.inner)
-        stored = (*rows, cache_rows.row_bytes(self.cols))
+        stored = (*rows, cache_rows.row_bytes(self.cols, self.kind))
         return Contract(
             (
                 Role("rows", stored, dtypes=("i8",), unit=True, align=ROW_ALIGNMENT),

@@ -147,11 +147,22 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         """How many inputs of the epilogue are sums of products."""
         return 2 if self.pairs else 1
 
+    @property
+    def count(self) -> int:
+        """How many operands the kernel has."""
+        norm = sum(len(each.names) for each in self.norms)
+        return 2 + self.has_bias + norm + self._wanted + self.written
+
+    @property
+    def _wanted(self) -> int:
+        """Extra inputs that the epilogue takes."""
+        return 0 if self.epilogue is None else len(self.epilogue.inputs) - self.sums
+
     def contract(self, operands: int) -> Contract:
         self._check_norm()
         norm = [name for each in self.norms for name in each.names]
         extras = operands - 2 - self.has_bias - len(norm) - self.written
-        wanted = 0 if self.epilogue is None else len(self.epilogue.inputs) - self.sums
+        wanted = self._wanted
         if extras != wanted:
             raise PlanError(
                 f"a linear kernel has {operands} operands, which do not fit its bias and epilogue: it takes {wanted} "

@@ -1,9 +1,8 @@
-"""quantize_cache: keys or values as rows of a cache in 8 bits."""
+"""quantize_cache: keys or values as rows of a cache in 8 or 4 bits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from qcompiler.formats import cache_rows
 from qcompiler.plan.dims import Dim
@@ -21,17 +20,17 @@ from qcompiler.plan.operands import Operand
 
 class QuantizeCacheKernel(RoleKernel, frozen=True, tag="quantize_cache"):
     """The rows of x (qcompiler/formats/cache_rows.py). Operands: x (outer, middle, inner, cols), out (outer, middle,
-    inner, row_bytes(cols)), i8."""
+    inner, row_bytes(cols, kind)), i8."""
 
     outer: Dim
     middle: Dim
     inner: Dim
     cols: int
-    kind: Literal["int8"] = "int8"
+    kind: cache_rows.Kind = "int8"
 
     def contract(self, operands: int) -> Contract:
         rows = (self.outer, self.middle, self.inner)
-        out = (*rows, cache_rows.row_bytes(self.cols))
+        out = (*rows, cache_rows.row_bytes(self.cols, self.kind))
         return Contract(
             (
                 Role("x", (*rows, self.cols), unit=True),

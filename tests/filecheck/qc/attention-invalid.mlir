@@ -64,7 +64,7 @@
 
 // -----
 
-// CHECK: cache is one of int8
+// CHECK: cache is one of int8, fp8
 %q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x16xi8>)
 %0 = qc.attention %q, %k, %k {scale = 1.0, cache = "int3"} : tensor<1x4x5x8xf32>
 
@@ -79,3 +79,15 @@
 // CHECK: v must have shape (1, 4, 5, 32), not (1, 4, 5, 16)
 %q, %k = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x16xi8>)
 %0 = qc.attention %q, %k, %k {scale = 1.0, cache = "int8"} : tensor<1x4x5x20xf32>
+
+// -----
+
+// CHECK: a ring needs last and a window, and takes no mask
+%q, %k, %n = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x12x8xf32>, tensor<1x5xi64>)
+%0 = qc.attention %q, %k, %k last(%n) {scale = 1.0, ring} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: a ring of 12 rows is shorter than window + queries - 1 = 13
+%q, %k, %n = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x12x8xf32>, tensor<1x5xi64>)
+%0 = qc.attention %q, %k, %k last(%n) {scale = 1.0, window = 9, ring} : tensor<1x4x5x8xf32>

@@ -11,6 +11,11 @@
 // CHECK-NEXT: qc.attention %q, %k, %v mask(%m) last(%one) {scale = 1.000000e+00, window = 64} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 %4 = qc.attention %q, %k, %v mask(%m) last(%one) {scale = 1.0, window = 64} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
 
+%ring, %near = "test.op"() : () -> (tensor<1x2x12x8xf32>, tensor<1x4x5x8xf32>)
+%at = "test.op"() : () -> tensor<1x5xi64>
+// CHECK: qc.attention %near, %ring, %ring last(%at) {scale = 1.000000e+00, window = 8, ring} : tensor<1x4x5x8xf32>
+%in_ring = qc.attention %near, %ring, %ring last(%at) {scale = 1.0, window = 8, ring} : tensor<1x4x5x8xf32>
+
 %rows = "test.op"() : () -> tensor<1x2x9x16xi8>
 %few = "test.op"() : () -> tensor<1x4x5x8xf32>
 // CHECK: qc.attention %few, %rows, %rows {scale = 5.000000e-01, cache = "int8"} : tensor<1x4x5x8xf32>

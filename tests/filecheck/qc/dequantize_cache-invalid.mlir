@@ -6,7 +6,7 @@
 
 // -----
 
-// CHECK: kind is one of int8
+// CHECK: kind is one of int8, fp8
 %x = "test.op"() : () -> tensor<2x80xi8>
 %0 = qc.dequantize_cache %x {kind = "int3"} : tensor<2x64xf32>
 

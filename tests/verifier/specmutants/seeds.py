@@ -22,6 +22,7 @@ from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
+from qcompiler.plan.kinds.linears import LinearsKernel
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.order import OrderKernel
 from qcompiler.plan.kinds.parts import Part, PartNorm, PartsKernel
@@ -211,6 +212,24 @@ def linear_given(kind: str) -> ProgramImage:
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
+def linears(kind: str) -> ProgramImage:
+    """Two formats on the same rows: one linear with a norm whose rows it keeps, one with a bias and rows of int8."""
+    first, kept = packed(kind, "w_0", 24, 96)
+    second, stored = packed(kind, "w_1", 20, 96, "q8_0")
+    norm = RowNorm(kind="rms", eps=1e-5, has_weight=True, has_bias=False, keeps=True)
+    bodies = (
+        LinearKernel(m=3, n=24, k=96, m_class="2-8", has_bias=False, norm=norm),
+        LinearKernel(m=3, n=20, k=96, m_class="2-8", has_bias=True, codes=True, rows=RowCodes(kind="token")),
+    )
+    operands = (
+        operand("x_0", (3, 96)), first, operand("norm_weight_0", (96,)), operand("rows_0", (3, 96), "w"),
+        operand("out_0", (3, 24), "w"), operand("x_1", (3, 96)), second, operand("bias_1", (20,)),
+        operand("out_1", (3, 20), "w"),
+    )  # fmt: skip
+    made = spec("linears", LinearsKernel(linears=bodies), operands)
+    return Maker({}, kind).kernel(made, {"w_0": kept, "w_1": stored}).image(ARCHS[kind])
+
+
 def linear_plain(kind: str) -> ProgramImage:
     operands = (operand("x", ("b", 20), dtype="bf16"), operand("w", (12, 20), dtype="bf16"),
                 operand("out", ("b", 12), "w", "bf16"))  # fmt: skip
@@ -312,10 +331,20 @@ def attention_decode(kind: str) -> ProgramImage:
     return Maker({"b": (1, 3)}, kind).kernel(spec("decode", body, operands, "b")).image(ARCHS[kind])
 
 
+def attention_ring(kind: str) -> ProgramImage:
+    """A ring of as few rows as the window and the queries of one launch allow."""
+    q, kv = ("b", 4, "s", 8), ("b", 2, 12, 8)
+    operands = (operand("q", q), operand("k", kv), operand("v", kv), operand("last", ("b", "s"), dtype="i64"),
+                operand("out", q, "w"))  # fmt: skip
+    body = AttentionKernel(batch="b", heads=4, kv_heads=2, q_len="s", kv_len=12, head_dim=8, value_dim=8, scale=0.5,
+                           causal=False, mask="none", last=True, ring=True, window=13 - S[1])  # fmt: skip
+    return Maker({"b": (1, 2), "s": S}, kind).kernel(spec("ring", body, operands, "b", "s")).image(ARCHS[kind])
+
+
 def attention_cache(kind: str) -> ProgramImage:
     """Keys become the rows of a cache, which attention reads as keys and as values."""
     maker, rows = Maker({"b": (1, 3)}, kind), ("b", 2, 12)
-    width = cache_rows.row_bytes(20)
+    width = cache_rows.row_bytes(20, "int8")
     x, made = operand("x", (*rows, 20)), operand("made", (*rows, width), "w", "i8")
     keys, values = (operand(name, (*rows, width), dtype="i8") for name in "kv")
     q, out = operand("q", ("b", 4, 3, 20)), operand("out", ("b", 4, 3, 20), "w")
@@ -336,14 +365,14 @@ def attention_cache(kind: str) -> ProgramImage:
 
 
 def cache_values(kind: str) -> ProgramImage:
-    """Rows of a cache, and what they mean."""
-    maker, rows = Maker({"s": S}, kind), (1, 3, "s")
-    x, made = operand("x", (*rows, 20)), operand("made", (*rows, cache_rows.row_bytes(20)), "w", "i8")
+    """Rows of a cache of 4 bits, and what they mean."""
+    maker, rows, width = Maker({"s": S}, kind), (1, 3, "s"), cache_rows.row_bytes(20, "int4")
+    x, made = operand("x", (*rows, 20)), operand("made", (*rows, width), "w", "i8")
     read, out = replace(made, name="rows", access="r"), operand("out", (*rows, 20), "w")
     maker.input("x", x.shape)
-    maker.activation("rows", 3 * S[1] * cache_rows.row_bytes(20))
+    maker.activation("rows", 3 * S[1] * width)
     maker.output("out", out.shape)
-    sizes = {"outer": 1, "middle": 3, "inner": "s", "cols": 20}
+    sizes = {"outer": 1, "middle": 3, "inner": "s", "cols": 20, "kind": "int4"}
     maker.launch(spec("make", QuantizeCacheKernel(**sizes), (x, made), "s"), (view_of(x, "x"), view_of(made, "rows")))
     maker.launch(
         spec("read", DequantizeCacheKernel(**sizes), (read, out), "s"), (view_of(read, "rows"), view_of(out, "out"))
@@ -557,9 +586,9 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
-        linear_added, linear_made, linear_writes, linear_given, norm_added,
+        linear_added, linear_made, linear_writes, linear_given, linears, norm_added,
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
-        recurrent, batch_matmul, attention, attention_decode, attention_cache, cache_values, norm,
+        recurrent, batch_matmul, attention, attention_decode, attention_ring, attention_cache, cache_values, norm,
         norm_heads,
         softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm,
         parts_norm_wide, scatter, scan,

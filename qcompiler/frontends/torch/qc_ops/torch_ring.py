@@ -1,0 +1,68 @@
+"""`torch.ops.qc.ring_attention`: attention over a ring of keys, in plain torch.
+
+    ring_attention(q, k, v, last, window, scale, softcap) -> Tensor
+
+q (b, heads, s, d), k (b, kv heads, R, d) and v (b, kv heads, R, dv); `last` (b, s), integers, has the queries'
+positions.  Row r of a ring holds the key of the latest position that is congruent to r modulo R; a query at position p
+sees the positions from p - window + 1 to p that are not negative.  The rule is that of `qc.attention` (ir/qc.py).
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import fx
+from xdsl.ir import SSAValue
+
+from qcompiler.errors import ArgumentError
+from qcompiler.frontends.torch.aten.scope import Scope
+from qcompiler.ir import qc, types
+
+Tensor = torch.Tensor
+
+
+@torch.library.custom_op("qc::ring_attention", mutates_args=())
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, last: Tensor, window: int, scale: float, softcap: float | None
+) -> Tensor:
+    """(b, heads, s, dv). ArgumentError for a ring that is too short for the window of every query."""
+    _check(k, window)
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (each.float().repeat_interleave(groups, 1) for each in (k, v))
+    scores = q.float() @ keys.transpose(2, 3) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    position = last[:, None, :, None].long()
+    behind = torch.remainder(position - torch.arange(k.shape[2], device=q.device), k.shape[2])
+    seen = (behind < window) & (behind <= position)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)  # no key seen: zeros
+    return (weights @ values).to(q.dtype)
+
+
+@ring_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, last: Tensor, window: int, scale: float, softcap: float | None) -> Tensor:
+    del last, scale, softcap
+    _check(k, window)
+    return q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+def _check(k: Tensor, window: int) -> None:
+    if window < 1 or k.shape[2] < window:
+        raise ArgumentError(f"a ring of {k.shape[2]} rows does not hold a window of {window} positions")
+
+
+def import_ring_attention(s: Scope, node: fx.Node) -> SSAValue:
+    """`qc.attention` with `ring`."""
+    q, k, v, last = (s.value(each) for each in node.args[:4])
+    window, scale, softcap = (cast("float | None", each) for each in node.args[4:])
+    assert window is not None and scale is not None
+    cap = None if softcap is None else float(softcap)
+    type_ = types.tensor(s.shape(node), s.dtype(node))
+    op = qc.AttentionOp(q, k, v, None, type_, scale=float(scale), window=int(window), softcap=cap, last=last, ring=True)
+    return s.insert(op)
+
+
+IMPORTS = {torch.ops.qc.ring_attention.default: import_ring_attention}
+
+__all__ = ["IMPORTS", "ring_attention"]

@@ -1,0 +1,198 @@
+"""What a call of a language model hands to its cache and to its attention: shapes, and the windows of its layers.
+
+The call computes no values.  No configuration describes these facts for every architecture.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+
+from qcompiler.errors import ExportError
+from qcompiler.frontends.torch.capture.expert_weights import as_pairs
+
+MaskRule = Callable[..., Any]
+"""transformers' rule: whether the query at a position sees the key at a position, as broadcast tensors."""
+
+TOKENS = 3
+"""How many tokens the call reads."""
+
+ROW_GROUP = 16
+"""Rings have a multiple of so many rows, so that the rows of all sequences begin at whole cache lines."""
+
+_current = threading.local()
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The rows that each sequence has in the layers with a window: position p lies in row p % rows."""
+
+    window: int
+    """The largest window of these layers."""
+    rows: int
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer hands to its cache."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+
+@dataclass
+class Probe:
+    """What was seen of each layer of the cache. `uses` are the calls of attention that read it: the window that
+    transformers handed over, and the rule of the mask."""
+
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    uses: dict[int, list[tuple[int | None, MaskRule | None]]] = field(default_factory=dict)
+    keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    masks: list[tuple[torch.Tensor, MaskRule]] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why a layer has no window, once `windows` was asked."""
+
+    def mask(self, batch: int, queries: int, keys: int, rule: MaskRule) -> torch.Tensor:
+        """A mask that stands for `rule`."""
+        made = torch.ones(batch, 1, queries, keys, dtype=torch.bool)
+        self.masks.append((made, rule))
+        return made
+
+    def attended(self, key: torch.Tensor, mask: Any, window: Any) -> None:
+        """Notes a call of attention. Keys that no layer handed to the cache in this form are not noted."""
+        rule = next((rule for made, rule in self.masks if made is mask), None)
+        for kept, layer in self.keys:
+            if kept is key:
+                self.uses.setdefault(layer, []).append((window if isinstance(window, int) else None, rule))
+
+    def windows(self, length: int) -> dict[int, int]:
+        """The window of each layer that has one, over `length` positions: what transformers hands to attention, where
+        the rule of the mask shows these keys and no others."""
+        found = {}
+        for layer in self.shapes:
+            window, why = self._window(layer, length)
+            if window is None:
+                self.reasons[layer] = why
+            else:
+                found[layer] = window
+        return found
+
+    def _window(self, layer: int, length: int) -> tuple[int | None, str]:
+        """The window of a layer, or why it has none."""
+        uses = self.uses.get(layer, [])
+        if not uses:
+            return None, "transformers' attention interface does not show how its keys are read"
+        (window, rule), *others = uses
+        if any(other != (window, rule) for other in others):
+            return None, "several attentions read it, with different windows"
+        if window is None:
+            return None, "it has no window"
+        if window >= length:
+            return None, f"its window of {window} tokens shows all of {length}"
+        if window < 1 or rule is None or not shows_window(rule, window, length):
+            return None, f"its mask is not that of a window of {window} tokens"
+        return window, ""
+
+
+def shows_window(rule: MaskRule, window: int, length: int) -> bool:
+    """Whether a query at each position of `length` sees the last `window` positions up to its own.
+
+    Both ends of what it sees are asked for every position, and all keys for some.
+    """
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    each = torch.arange(length).view(1, 1, -1, 1)
+    some = each[:, :, torch.linspace(0, length - 1, 16).long()]
+    for queries, keys in (
+        *((each, (each + offset).clamp(0, length - 1)) for offset in (-window, 1 - window, 0, 1)),
+        (some, torch.arange(length).view(1, 1, 1, -1)),
+    ):
+        wanted = (keys <= queries) & (keys > queries - window)
+        if not torch.equal(rule(zero, zero, queries, keys).expand(wanted.shape), wanted):
+            return False
+    return True
+
+
+def ring_rows(window: int, chunk: int) -> int:
+    """The rows of a ring: a call of `chunk` tokens writes all their keys before its first token looks `window` - 1
+    positions back."""
+    return -(-(window + chunk - 1) // ROW_GROUP) * ROW_GROUP
+
+
+def ring_of(windows: dict[int, int], chunk: int, length: int) -> Ring | None:
+    """The ring of the layers with a window, or None if it would be no smaller than the whole sequence.
+
+    All layers have rings of one size.
+    """
+    if not windows:
+        return None
+    window = max(windows.values())
+    rows = ring_rows(window, chunk)
+    return Ring(window, rows, frozenset(windows)) if rows < length else None
+
+
+def current() -> Probe | None:
+    """The probe of this thread's call, if there is one."""
+    return getattr(_current, "probe", None)
+
+
+@contextmanager
+def _probing() -> Iterator[Probe]:
+    _current.probe = Probe()
+    try:
+        yield _current.probe
+    finally:
+        _current.probe = None
+
+
+def probe(model: nn.Module) -> tuple[Probe, int]:
+    """What a call of the model shows, and how many logits it gives. ExportError for a model without a cache."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with _probing() as seen:
+
+        class Recorder(Cache):
+            def update(
+                self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+            ) -> Any:
+                seen.shapes[layer_idx] = LayerShape(
+                    key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype
+                )
+                seen.keys.append((key_states, layer_idx))
+                return key_states, value_states
+
+        recorder = Recorder(layers=[])
+        try:
+            with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True):
+                ids = torch.zeros(1, TOKENS, dtype=torch.int64)
+                found = model(input_ids=ids, past_key_values=recorder, use_cache=True)
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RuntimeError,
+            AssertionError,
+        ) as error:
+            text = " ".join(str(error).split())[:300]
+            raise ExportError(
+                f"{type(model).__name__} cannot read tokens with a cache ({type(error).__name__}: {text}): check that "
+                "its configuration is that of the weights, and that it is a causal language model"
+            ) from error
+    layers = seen.shapes
+    if not layers or sorted(layers) != list(range(len(layers))):
+        raise ExportError(
+            f"{type(model).__name__} hands no keys and values to a cache (layers found: {sorted(layers)}); a causal "
+            "language model of transformers with `use_cache` is needed"
+        )
+    return seen, int(found.logits.shape[-1])
