@@ -210,9 +210,9 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"    {finish.call_group(finish.sums, 'm', 'n')}",
         "};",
     ]
-    before, notes = "", (note,)
+    before, notes = "", [note]
     if body.given is not None:
-        before, notes = linear_statistics.definition(spec, in_pieces=True), (linear_statistics.note(spec), note)
+        before, notes = linear_statistics.definition(spec, in_pieces=True), [linear_statistics.note(spec), note]
         lines += [
             linear_statistics.declaration(spec, in_pieces=True),
             f"qm_normed<{arguments}, {str(body.pairs).lower()}>(",
@@ -238,7 +238,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         ]
     head = weight.definitions + before + finish.definition + signature(spec, tile.threads, blocks)
     text = "\n".join([header_comment(spec, *notes), head, *indent(lines), "}\n"])
-    return CudaKernel(text, geometry, "mma", notes)
+    return CudaKernel(text, geometry, "mma", tuple(notes))
 
 
 def lookup_table(weight: Weight, memory: SharedMemory, limit: int, blocks: int) -> str:

@@ -28,7 +28,8 @@ def parts_of(rows: Array, kind: str) -> Array:
     cut[..., :columns] = rows
     cut = cut.reshape(*lead, groups(columns), GROUP)
     if kind == "rms":
-        return np.square(cut).sum(-1, dtype=np.float32)
+        squares: Array = np.square(cut).sum(-1, dtype=np.float32)
+        return squares
     counts = counts_of(columns)
     mean = cut.sum(-1, dtype=np.float32) / counts
     inside = np.arange(GROUP) < counts[:, None]
