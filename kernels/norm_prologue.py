@@ -18,7 +18,7 @@ import msgspec
 from qcompiler.kernels.kinds import norm
 from qcompiler.kernels.rows import Rows
 from qcompiler.plan.kernel import KernelSpec, Operand
-from qcompiler.plan.kinds.linear import RESIDUAL, LinearKernel, RowNorm
+from qcompiler.plan.kinds.linear import STATISTICS, LinearKernel, RowNorm
 from qcompiler.plan.kinds.norm import NormKernel
 
 
@@ -27,8 +27,8 @@ class Stage:
     """One norm of a prologue.
 
     `spec` is a norm kernel. Its x is the linear's, or the rows of the stage before, and its result has the type of x.
-    `places` has the place of its weight, bias and residual among the linear's operands. `kept` is the place of the
-    operand that takes its rows.
+    `places` has the place of its weight, bias, residual and given statistics among the linear's operands; the spec has
+    no operand for the latter. `kept` is the place of the operand that takes its rows.
     """
 
     spec: KernelSpec
@@ -56,7 +56,7 @@ def stages_of(spec: KernelSpec) -> list[Stage]:
         out = Operand(name="rows", dtype=x.dtype, access="w", shape=(body.m, body.k), strides=strides)
         places = {name: first + i for i, name in enumerate(_roles(record))}
         first += len(places)
-        given = [spec.operands[place] for place in places.values()]
+        given = [spec.operands[place] for name, place in places.items() if name != STATISTICS]
         kernel = NormKernel(
             kind=record.kind, rows=body.m, cols=body.k, eps=record.eps, has_weight=record.has_weight,
             has_bias=record.has_bias, has_residual=record.has_residual,
@@ -79,7 +79,7 @@ def kept_of(spec: KernelSpec) -> int | None:
 
 def _roles(record: RowNorm) -> list[str]:
     """The roles in a norm's kernel of what it reads beside x."""
-    return [name if name == RESIDUAL else name.rpartition("_")[2] for name in record.names]
+    return [name.rpartition("_")[2] for name in record.names]
 
 
 def _linear(spec: KernelSpec) -> LinearKernel:

@@ -105,7 +105,7 @@ def _before_reshape(linear: qc.LinearOp) -> qc.LinearOp | None:
 
 
 def _only_reader(linear: qc.LinearOp) -> ops.GenericOp | None:
-    consumer = combining_reader([linear.result]) if not linear.prologue.blocks else None
+    consumer = combining_reader([linear.result]) if not linear.prologue.blocks and not linear.beside else None
     return consumer if consumer is not None and tensor_dtype(linear.result.type) in _STORED else None
 
 

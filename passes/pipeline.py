@@ -90,6 +90,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("fuse-experts"),
     _stage("merge-linears"),
     _stage("fuse-norm-prologue"),
+    _stage("fuse-row-statistics"),
     _stage("select-kernels"),
     _stage("pack-weights"),
     _stage("lower-to-rt"),

@@ -245,7 +245,15 @@ def pass_options(
     if compute_streams is not None:
         options["assign-streams"] = {"compute_streams": compute_streams}
     if separate:
-        names = ("fuse-glu", "fuse-routing", "fuse-experts", "merge-linears", "fuse-norm-prologue", "merge-launches")
+        names = (
+            "fuse-glu",
+            "fuse-routing",
+            "fuse-experts",
+            "merge-linears",
+            "fuse-norm-prologue",
+            "fuse-row-statistics",
+            "merge-launches",
+        )
         options.update({name: {"separate": separate} for name in names})
     return options
 

@@ -324,6 +324,11 @@ def emit(spec: KernelSpec, isa: str) -> str:
     assert isinstance(body, LinearKernel)
     if body.codes:
         return str(_int8().emit(spec, isa))
+    if body.statistics is not None or body.given is not None:
+        raise KernelSelectionError(
+            f"kernel '{spec.name}' ({spec.serves}) writes or reads statistics of rows; only GPUs have kernels that do, "
+            "and on a CPU threads share the kernel of the norm: compile the model for the CPU"
+        )
     x = spec.operands[0]
     weight = weight_of(spec.name, spec.operands[1])
     rows, scratch = few_rows(spec, body, isa), _own_scratch(spec, body, isa)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_mma, linear_norm
+from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_mma, linear_norm, linear_statistics
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, OneOf, Shared
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.linear_finish import linear_body
@@ -35,9 +35,9 @@ ENGINES = (
 )  # fmt: skip
 
 
-def facts_of(x: DType, weight: Weight, m_class: str, *, windows: bool) -> engines.Facts:
-    """What `ENGINES` ask of a linear."""
-    groups, shared = linear_mma.takes(weight), linear_mma.least_shared(m_class, windows=windows)
+def facts_of(x: DType, weight: Weight, m_class: str, *, windows: bool, reserved: int = 0) -> engines.Facts:
+    """What `ENGINES` ask of a linear, which needs `reserved` bytes of shared memory beside the tiles."""
+    groups, shared = linear_mma.takes(weight), linear_mma.least_shared(m_class, windows=windows) + reserved
     return engines.linear_facts(x, weight, m_class, windows=windows, groups=groups, shared=shared)
 
 
@@ -45,7 +45,8 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
     """The engine of a linear on `arch`, and why not the others."""
     spec = in_panels(spec)
     body, (x, w) = linear_body(spec), spec.operands[:2]
-    facts = facts_of(x.dtype, weight_of(spec.name, w), body.m_class, windows=body.window is not None)
+    weight, reserved = weight_of(spec.name, w), linear_statistics.reserved_by(spec)
+    facts = facts_of(x.dtype, weight, body.m_class, windows=body.window is not None, reserved=reserved)
     return engines.choose(ENGINES, facts, arch_number(arch))
 
 

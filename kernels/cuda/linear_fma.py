@@ -11,9 +11,9 @@ the products if they support the weight's type: this costs nothing, and leaves t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from qcompiler.kernels.cuda import linear_norm
+from qcompiler.kernels.cuda import linear_norm, linear_statistics
 from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.im2col import PLACE_BYTES, declaration
 from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body, row_offset
@@ -244,6 +244,8 @@ def emit_tiled(spec: KernelSpec) -> CudaKernel:
     shared.add("w_step", "float", 32 * (n + 4), 4)
     if body.window is not None:
         shared.add("places", "qc_window_place", m, PLACE_BYTES)
+    if body.given is not None:
+        linear_statistics.room(shared, spec, m, vectors=False)
     table = code_table(shared, weight, 0)
     name = identifier(spec.operands[1].name)
     if weight.storage == "strided":
@@ -261,11 +263,16 @@ def emit_tiled(spec: KernelSpec) -> CudaKernel:
         f"float sums[{rows}][{columns}];",
         *_tiled_sums(spec, weight, n, m),
         *_tiled_stores(finish, rows, columns),
+        *linear_statistics.written(spec, m, n, TILED_THREADS, "m0", "n0"),
     ]
     geometry = Geometry((_ceil(body.m, m), _ceil(weight.rows, n), 1), (TILED_THREADS, 1, 1), shared.nbytes)
     source = f"decoded from {LAYOUT}" if weight.storage == "codes" else weight.storage
     note = f"fma: tiles of {m} rows of x by {n} rows of w ({source}); {shared.nbytes} bytes of shared memory"
-    return _kernel(spec, weight, finish, geometry, lines, (note,), "fma")
+    notes: tuple[str, ...] = (note,)
+    if body.given is not None:
+        finish = replace(finish, definition=linear_statistics.definition(spec, in_pieces=False) + finish.definition)
+        notes = (linear_statistics.note(spec), note)
+    return _kernel(spec, weight, finish, geometry, lines, notes, "fma")
 
 
 def _tiled_stores(finish: Finish, rows: int, columns: int) -> list[str]:
@@ -318,6 +325,15 @@ def _tiled_sums(spec: KernelSpec, weight: Weight, n: int, m: int) -> list[str]:
     """The statements that fill `sums`."""
     body, x = linear_body(spec), spec.operands[0]
     name, rows, cols = identifier(x.name), c_dim(body.m), weight.cols
+    if body.given is not None:
+        return [
+            linear_statistics.declaration(spec, in_pieces=False),
+            f"norm.begin<{m}, {TILED_THREADS}>(m0, (int)qc_min({m}, {rows} - m0));",
+            "const auto stage_x = [&](int64_t k0, float* to) {",
+            f"    qc_normed_step<{m}>({name}, {c_dim(x.strides[0])}, {rows}, {cols}, m0, k0, norm, to);",
+            "};",
+            f"qc_tiled_sums<{n}, {m}>({cols}, x_step, w_step, stage_x, stage_w, sums);",
+        ]
     if body.window is None:
         return [
             f"qc_linear_tiled<{n}, {m}>({name}, {c_dim(x.strides[0])}, {rows}, {cols}, m0,",

@@ -207,6 +207,7 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
 // A thread copies the same 16-byte piece of every ROW_STEPth row.
 template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
     static constexpr int STRIDE = COLUMNS + QM_PAD, PIECES = COLUMNS / 8, ROW_STEP = THREADS / PIECES;
+    static constexpr bool PREPARES = false;  // qm_normed_x does (linear_statistics.cuh)
     static_assert(THREADS % PIECES == 0 && TOKENS % ROW_STEP == 0, "whole rows of pieces per step");
 
     const T* from;   // this thread's first piece
@@ -420,6 +421,7 @@ QC_DEVICE void qm_product(
         if (s < STEPS) tile.copy(ring + s * TILE, place + s * TILE * 2, s * COLUMNS);
         qc_cp_async_commit();
     }
+    if constexpr (Tile::PREPARES) tile.begin();
 
     qc_fill<W, 32 * WARPS_N * WARPS_K>(table);  // the loop begins with a barrier
 
@@ -436,6 +438,7 @@ QC_DEVICE void qm_product(
             const int step = base + d, index = step * WARPS_K + warp_k;
             if (STEPS % DEPTH == 0 || step < STEPS) {
                 qc_cp_async_wait<STAGES - 2>();
+                if constexpr (Tile::PREPARES) tile.prepare(ring + slot * TILE, step * COLUMNS);
                 __syncthreads();  // tile `step` is there for every thread, and nobody still reads tile `step - 1`
                 const int refill = slot == 0 ? STAGES - 1 : slot - 1;
                 const int coming = step + STAGES - 1;

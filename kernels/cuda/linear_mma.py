@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from qcompiler.kernels.cuda import linear_statistics
 from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.im2col import PLACE_BYTES, declaration
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
@@ -184,13 +185,16 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     body, (x, w) = linear_body(spec), spec.operands[:2]
     weight = weight_of(spec.name, w)
     limit, entries = SHARED_LIMIT[arch_number(arch)], held_entries(weight)
-    tile = tile_of(body, weight.bits, limit, entries, arch_number(arch))
+    reserved = linear_statistics.reserved_by(spec)
+    tile = tile_of(body, weight.bits, limit - reserved, entries, arch_number(arch))
     finish = finish_of(spec)
     memory = SharedMemory()
     if body.window is not None:
         memory.add("places", "qc_window_place", tile.tokens, PLACE_BYTES)
     memory.add("shared", "uint4", tile.shared // 16, 16)
-    blocks = tile.resident(limit, straddles=weight.straddles or entries > 2)
+    if body.given is not None:
+        linear_statistics.room(memory, spec, tile.tokens, vectors=True)
+    blocks = tile.resident(limit - 2 * reserved, straddles=weight.straddles or entries > 2)
     table = lookup_table(weight, memory, limit, blocks)
     grid = (_blocks(body.m, tile.tokens), -(-body.n // tile.rows), 1)
     geometry = Geometry(grid, (tile.threads, 1, 1), memory.nbytes)
@@ -206,7 +210,15 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         f"    {finish.call_group(finish.sums, 'm', 'n')}",
         "};",
     ]
-    if body.window is None:
+    before, notes = "", [note]
+    if body.given is not None:
+        before, notes = linear_statistics.definition(spec, in_pieces=True), [linear_statistics.note(spec), note]
+        lines += [
+            linear_statistics.declaration(spec, in_pieces=True),
+            f"qm_normed<{arguments}, {str(body.pairs).lower()}>(",
+            f"    {where}, {c_dim(x.strides[0])}, {c_dim(body.m)}, norm, shared, finish);",
+        ]
+    elif body.window is None:
         lines += [
             f"qm_linear<{arguments}, {str(body.pairs).lower()}>(",
             f"    {where}, {c_dim(x.strides[0])}, {c_dim(body.m)}, shared, finish);",
@@ -217,9 +229,16 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
             f"qm_windows<{arguments}>(",
             f"    {where}, window, {c_dim(body.m)}, places, shared, finish);",
         ]
-    head = signature(spec, tile.threads, blocks)
-    text = "\n".join([header_comment(spec, note), weight.definitions + finish.definition + head, *indent(lines), "}\n"])
-    return CudaKernel(text, geometry, "mma", (note,))
+    if body.statistics is not None:
+        place = (f"(int64_t)token_block * {tile.tokens}", f"(int64_t)row_block * {tile.rows}")
+        lines += [
+            "uint32_t token_block, row_block;",
+            "qm_block(token_block, row_block);",
+            *linear_statistics.written(spec, tile.tokens, tile.rows, tile.threads, *place),
+        ]
+    head = weight.definitions + before + finish.definition + signature(spec, tile.threads, blocks)
+    text = "\n".join([header_comment(spec, *notes), head, *indent(lines), "}\n"])
+    return CudaKernel(text, geometry, "mma", tuple(notes))
 
 
 def lookup_table(weight: Weight, memory: SharedMemory, limit: int, blocks: int) -> str:

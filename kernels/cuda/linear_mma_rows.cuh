@@ -8,6 +8,7 @@
 // where rows.pieces().
 template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class Rows> struct qm_scattered_x {
     static constexpr int STRIDE = COLUMNS + QM_PAD, PIECES = COLUMNS / 8, ROW_STEP = THREADS / PIECES;
+    static constexpr bool PREPARES = false;
     static_assert(THREADS % PIECES == 0 && TOKENS % ROW_STEP == 0, "whole rows of pieces per step");
 
     const T* x;

@@ -38,7 +38,8 @@ UNROLLED = 8
 
 def check(spec: KernelSpec, engine: str) -> None:
     """KernelSelectionError if an engine cannot begin with the norms of a spec."""
-    if linear_body(spec).norms and engine not in ("few_mma", "few_fma"):
+    body = linear_body(spec)
+    if body.norms and body.given is None and engine not in ("few_mma", "few_fma"):
         raise KernelSelectionError(
             f"kernel '{spec.name}' ({spec.serves}): the engine {engine} takes no norm as its prologue; engines for up "
             "to eight rows of x, with a constant weight, do"

@@ -52,7 +52,7 @@ def move_reshape_before_linear(
     groups = views.groups_of(op)  # none where a single element loses all its dims
     if not isinstance(linear, qc.LinearOp) or not linear.result.has_one_use() or not groups or len(groups[-1]) != 1:
         return None
-    if linear.prologue.blocks:
+    if linear.prologue.blocks or linear.statistics is not None:
         return None
     leading = shape_of(op.result.type)[:-1]
     before = shape_of(linear.result.type)[:-1]

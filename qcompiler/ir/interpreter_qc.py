@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 from qcompiler import formats
 from qcompiler.errors import InterpreterError
 from qcompiler.formats import cache_rows, int8_rows, integer_product
-from qcompiler.ir import qc
+from qcompiler.ir import qc, row_statistics
 from qcompiler.ir.interpreter_base import RULES, Array, Frame, accumulator, round_to, rule, where
 from qcompiler.ir.interpreter_linalg import evaluate_body
 from qcompiler.ir.interpreter_scalar import numpy_dtype
@@ -143,10 +143,12 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     if op.bias is not None:
         out = out + rest.pop(0).astype(acc, copy=False)
     if not op.epilogue.blocks:
-        return [round_to(out, tensor_dtype(op.result.type)), *kept]
-    sums = np.split(out.astype(np.float32, copy=False), op.sums, axis=-1)
-    value = evaluate_body(op.epilogue.block, [*sums, *rest])[0]
-    return [np.broadcast_to(value, sums[0].shape), *kept]
+        value = round_to(out, tensor_dtype(op.result.type))
+    else:
+        sums = np.split(out.astype(np.float32, copy=False), op.sums, axis=-1)
+        value = np.broadcast_to(evaluate_body(op.epilogue.block, [*sums, *rest])[0], sums[0].shape)
+    statistics = [] if op.statistics is None else [row_statistics.parts_of(value, op.statistics.data)]
+    return [value, *kept, *statistics]
 
 
 def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> tuple[Array, list[Array]]:
@@ -315,8 +317,12 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
 def _layer_norm(op: qc.LayerNormOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     acc = accumulator(operands[0])
     x, *affine = (value.astype(acc, copy=False) for value in operands)
-    centred = x - x.mean(axis=-1, keepdims=True, dtype=acc)
-    variance = np.square(centred).mean(axis=-1, keepdims=True, dtype=acc)
+    if op.statistics is not None:
+        mean, variance = row_statistics.mean_and_square(operands[-1], "layer", x.shape[-1])
+        centred = x - mean
+    else:
+        centred = x - x.mean(axis=-1, keepdims=True, dtype=acc)
+        variance = np.square(centred).mean(axis=-1, keepdims=True, dtype=acc)
     out = centred / np.sqrt(variance + acc.type(op.eps.value.data))
     if op.weight is not None:
         out = out * affine.pop(0)
@@ -339,7 +345,10 @@ def _normed(out: Array, op: qc.LayerNormOp | qc.RmsNormOp, operands: Sequence[Ar
 def _rms_norm(op: qc.RmsNormOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     acc = accumulator(operands[0])
     x, *affine = (value.astype(acc, copy=False) for value in operands)
-    mean = np.square(x).mean(axis=-1, keepdims=True, dtype=acc)
+    if op.statistics is not None:
+        _, mean = row_statistics.mean_and_square(operands[-1], "rms", x.shape[-1])
+    else:
+        mean = np.square(x).mean(axis=-1, keepdims=True, dtype=acc)
     out = x / np.sqrt(mean + acc.type(op.eps.value.data))
     if op.weight is not None:
         out = out * affine.pop(0)

@@ -146,6 +146,8 @@ def _mean(b: Builder, total: SSAValue, size: Dim, acc: DType) -> SSAValue:
 def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     if op.multiplies_codes:
         raise QCompilerError(f"{op.name} of rows of int8 at '{path_of(op) or '?'}' has no lowering to linalg yet")
+    if op.statistics is not None:
+        raise QCompilerError(f"{op.name} with statistics of rows at '{path_of(op) or '?'}' has no lowering to linalg")
     b, w, x = lowering.builder, lowering.weight(op.w), op.x
     kept: list[SSAValue] = []
     affine = list(op.affine)
@@ -355,7 +357,9 @@ def _rms_norm(op: qc.RmsNormOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
 
 
 def _added(b: Builder, op: qc.LayerNormOp | qc.RmsNormOp, norm: SSAValue) -> SSAValue:
-    """The norm, added to its residual if it has one."""
+    """The norm, added to its residual if it has one. QCompilerError if its statistics are given."""
+    if op.statistics is not None:
+        raise QCompilerError(f"{op.name} of given statistics at '{path_of(op) or '?'}' has no lowering to linalg")
     if op.residual is None:
         return norm
     shape, dtype, acc = shape_of(norm.type), tensor_dtype(norm.type), _accumulator(op.x)

@@ -67,7 +67,7 @@ from qcompiler.ir.qc_index import (
     SortOp,
     TopkOp,
 )
-from qcompiler.ir.qc_norm import NORMS, LayerNormOp, RmsNormOp, SoftmaxOp
+from qcompiler.ir.qc_norm import NORMS, LayerNormOp, RmsNormOp, SoftmaxOp, statistics_type
 from qcompiler.ir.qc_recurrent import RecurrentOp
 from qcompiler.ir.qc_rows import DequantizeRowsOp, QuantizeRowsOp
 from qcompiler.ir.qc_torch import TorchCallOp
@@ -81,6 +81,7 @@ from qcompiler.ir.types import (
     tensor_dtype,
 )
 from qcompiler.plan.dims import Dim, dim, parse
+from qcompiler.plan.row_statistics import Kind
 
 __all__ = [
     "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeCacheOp",
@@ -253,6 +254,9 @@ class LinearOp(QCOp):
     a chain of ops, each of the result before it: a norm with a residual, a norm, and a `qc.quantize_rows` without
     columns, any of which may lack. Results of norms have the type of x. It ends in `qc.yield` of the last result. If it
     yields the first norm's result behind that, other ops read those rows: they are the op's second result, `kept`.
+
+    With `statistics` ("layer" or "rms"), the second result is the statistics of the result's rows instead, in parts
+    (plan/row_statistics.py), for a norm in another linear.
     """
 
     name = "qc.linear"
@@ -262,8 +266,9 @@ class LinearOp(QCOp):
     extras = var_operand_def(TensorType)
     affine = var_operand_def(TensorType)
     pairs = opt_prop_def(UnitAttr)
+    statistics = opt_prop_def(StringAttr)
     result = result_def(TensorType)
-    kept = var_result_def(TensorType)
+    beside = var_result_def(TensorType)
     prologue = region_def()
     epilogue = region_def()
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -281,12 +286,18 @@ class LinearOp(QCOp):
         pairs: bool = False,
         affine: Sequence[SSAValue] = (),
         prologue: Region | None = None,
+        statistics: Kind | None = None,
     ) -> None:
-        kept = [] if prologue is None else _yielded(prologue)[1:]
+        beside = [] if prologue is None else [value.type for value in _yielded(prologue)[1:]]
+        if statistics is not None:
+            beside = [*beside, statistics_type(type_, statistics)]
         super().__init__(
             operands=[x, w, [bias] if bias is not None else [], list(extras), list(affine)],
-            properties={"pairs": UnitAttr() if pairs else None},
-            result_types=[type_, [value.type for value in kept]],
+            properties={
+                "pairs": UnitAttr() if pairs else None,
+                "statistics": StringAttr(statistics) if statistics is not None else None,
+            },
+            result_types=[type_, beside],
             regions=[prologue if prologue is not None else Region(), epilogue if epilogue is not None else Region()],
         )
 
@@ -313,6 +324,14 @@ class LinearOp(QCOp):
             fits = len(shape) == len(out) and all(a in (b, 1) for a, b in zip(shape, out, strict=True))
             self.expect(fits, f"extra input of shape {shape} does not broadcast to {out}")
         self._verify_prologue()
+        if self.statistics is not None:
+            self.expect(self.statistics.data in ("layer", "rms"), "statistics are those of a layer or an rms norm")
+            wanted_type = statistics_type(self.result.type, self.statistics.data)
+            self.expect([v.type for v in self.beside] == [wanted_type], f"the statistics' type must be {wanted_type}")
+            plain = not self.multiplies_codes and not self.combines_pairs
+            self.expect(plain, "a linear with statistics multiplies floats and combines no pairs")
+        given = any(norm.statistics is not None for norm in self.norms)
+        self.expect(not given or not self.multiplies_codes, "a norm of given statistics makes no rows of int8")
         if not self.epilogue.blocks:
             self.expect(not self.extras, "extra inputs without an epilogue")
             return
@@ -355,6 +374,11 @@ class LinearOp(QCOp):
         for norm in norms:
             made = norm.result.type
             self.expect(made == self.x.type, f"the norm gives {made}, and x is {self.x.type}")
+
+    @property
+    def kept(self) -> tuple[SSAValue, ...]:
+        """The rows that the first norm makes, if other ops read them."""
+        return () if self.statistics is not None else tuple(self.beside)
 
     @property
     def norms(self) -> tuple[RmsNormOp | LayerNormOp, ...]:

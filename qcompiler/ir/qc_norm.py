@@ -18,7 +18,8 @@ from xdsl.irdl import (
 from xdsl.traits import Pure
 
 from qcompiler.ir.qc_base import QCOp
-from qcompiler.ir.types import shape_of
+from qcompiler.ir.types import shape_of, tensor
+from qcompiler.plan.row_statistics import Kind, width
 
 
 @irdl_op_definition
@@ -26,6 +27,7 @@ class LayerNormOp(QCOp):
     """Layer norm over the last dim: `(x - mean) / sqrt(var + eps) * weight + bias`, biased variance.
 
     With a `residual`, the result is `residual + norm`: the norm is rounded to the result's type, and so is the sum.
+    With `statistics`, those of the rows come from there, in parts (plan/row_statistics.py).
     """
 
     name = "qc.layer_norm"
@@ -33,6 +35,7 @@ class LayerNormOp(QCOp):
     weight = opt_operand_def(TensorType)
     bias = opt_operand_def(TensorType)
     residual = opt_operand_def(TensorType)
+    statistics = opt_operand_def(TensorType)
     eps = prop_def(FloatAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -47,9 +50,10 @@ class LayerNormOp(QCOp):
         *,
         eps: float,
         residual: SSAValue | None = None,
+        statistics: SSAValue | None = None,
     ) -> None:
         super().__init__(
-            operands=[x, *_given(weight, bias, residual)],
+            operands=[x, *_given(weight, bias, residual, statistics)],
             properties={"eps": FloatAttr(eps, f64)},
             result_types=[type_],
         )
@@ -63,12 +67,14 @@ class RmsNormOp(QCOp):
     """RMS norm over the last dim: `x / sqrt(mean(x²) + eps) * weight`.
 
     With a `residual`, the result is `residual + norm`: the norm is rounded to the result's type, and so is the sum.
+    With `statistics`, those of the rows come from there, in parts (plan/row_statistics.py).
     """
 
     name = "qc.rms_norm"
     x = operand_def(TensorType)
     weight = opt_operand_def(TensorType)
     residual = opt_operand_def(TensorType)
+    statistics = opt_operand_def(TensorType)
     eps = prop_def(FloatAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -82,9 +88,10 @@ class RmsNormOp(QCOp):
         *,
         eps: float,
         residual: SSAValue | None = None,
+        statistics: SSAValue | None = None,
     ) -> None:
         super().__init__(
-            operands=[x, *_given(weight, residual)],
+            operands=[x, *_given(weight, residual, statistics)],
             properties={"eps": FloatAttr(eps, f64)},
             result_types=[type_],
         )
@@ -103,8 +110,8 @@ def _given(*values: SSAValue | None) -> list[list[SSAValue]]:
 
 
 def norm_of(norm: LayerNormOp | RmsNormOp, operands: Sequence[SSAValue]) -> LayerNormOp | RmsNormOp:
-    """The same norm of other operands: x, then the weight, the bias and the residual if it has them. The result has the
-    type of x."""
+    """The same norm of other operands: x, then the weight, the bias, the residual and the statistics if it has them.
+    The result has the type of x."""
     return with_type(norm, operands, operands[0].type)
 
 
@@ -124,10 +131,30 @@ def with_type(
     weight = rest.pop(0) if norm.weight is not None else None
     bias = rest.pop(0) if isinstance(norm, LayerNormOp) and norm.bias is not None else None
     residual = rest.pop(0) if norm.residual is not None else None
+    statistics = rest.pop(0) if norm.statistics is not None else None
     eps = norm.eps.value.data
     if isinstance(norm, RmsNormOp):
-        return RmsNormOp(x, weight, result, eps=eps, residual=residual)
-    return LayerNormOp(x, weight, bias, result, eps=eps, residual=residual)
+        return RmsNormOp(x, weight, result, eps=eps, residual=residual, statistics=statistics)
+    return LayerNormOp(x, weight, bias, result, eps=eps, residual=residual, statistics=statistics)
+
+
+def with_statistics(norm: LayerNormOp | RmsNormOp, statistics: SSAValue) -> LayerNormOp | RmsNormOp:
+    """The same norm, of rows whose statistics are given."""
+    eps, type_ = norm.eps.value.data, norm.result.type
+    if isinstance(norm, RmsNormOp):
+        return RmsNormOp(norm.x, norm.weight, type_, eps=eps, statistics=statistics)
+    return LayerNormOp(norm.x, norm.weight, norm.bias, type_, eps=eps, statistics=statistics)
+
+
+def kind_of(norm: LayerNormOp | RmsNormOp) -> Kind:
+    """Which statistics the norm needs."""
+    return "rms" if isinstance(norm, RmsNormOp) else "layer"
+
+
+def statistics_type(rows: Attribute, kind: Kind | str) -> TensorType:
+    """The type of the statistics, in parts, of rows."""
+    shape = shape_of(rows)
+    return tensor((*shape[:-1], width(kind, int(shape[-1]))), "f32")
 
 
 def _verify_norm(op: LayerNormOp | RmsNormOp, affine: Sequence[SSAValue]) -> None:
@@ -137,6 +164,10 @@ def _verify_norm(op: LayerNormOp | RmsNormOp, affine: Sequence[SSAValue]) -> Non
         op.expect(shape_of(value.type) == x[-1:], f"weight and bias must have shape {x[-1:]}")
     if op.residual is not None:
         op.expect(op.residual.type == op.result.type, f"the residual must be {op.result.type}, as the result is")
+    if op.statistics is not None:
+        op.expect(op.residual is None, "a norm of given statistics has no residual")
+        wanted = statistics_type(op.x.type, kind_of(op))
+        op.expect(op.statistics.type == wanted, f"the statistics must be {wanted}, not {op.statistics.type}")
 
 
 @irdl_op_definition

@@ -66,6 +66,7 @@ SANITIZED = {
     "tests/cuda/test_grouped_linear.py": f"{DEVICE_CASES} and (tensor_cores_multiply_the or one_token)",
     "tests/cuda/test_im2col.py": DEVICE_CASES,
     "tests/cuda/test_linear_norm.py": f"{DEVICE_CASES} and (both_kernels or their_kernels or more_warps)",
+    "tests/cuda/test_linear_statistics.py": f"{DEVICE_CASES} and another_one_wrote",
     "tests/cuda/test_linear_pairs.py": f"{DEVICE_CASES} and (engine or integer_products)",
     "tests/cuda/test_linear_fma.py": f"{DEVICE_CASES} and every_format_class_and_m",
     "tests/cuda/test_linear_mma.py": f"{DEVICE_CASES} and nf4 and not large",

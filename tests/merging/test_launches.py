@@ -10,7 +10,7 @@ from by_path import load
 
 MOST = {
     "llama": 6, "mistral": 6, "qwen3": 6, "gemma3": 6, "qwen3-tokens": 6, "gemma3-tokens": 6, "phi3": 6, "gpt2": 6,
-    "neox": 6, "mixtral": 8, "qwen3-moe": 8, "opt": 6, "llama-mixed": 7, "bert": 5, "vit": 7, "flux-double": 14,
+    "neox": 6, "mixtral": 8, "qwen3-moe": 8, "opt": 6, "llama-mixed": 7, "bert": 5, "vit": 5, "flux-double": 14,
     "flux-single": 9,
 }  # fmt: skip
 """Steps of one layer, on the target that takes more. docs/performance.md says what was aimed at and is not reached."""
@@ -33,11 +33,11 @@ def test_a_layer_takes_no_more_launches_than_before(name: str) -> None:
     assert 0 < counts["cpu"].nbytes <= BYTES[name], counts
 
 
-MORE_WITH_INT8 = {"llama-mixed": 2, "vit": 4, "flux-double": 4, "flux-single": 2}
+MORE_WITH_INT8 = {"llama-mixed": 2, "vit": 6, "flux-double": 4, "flux-single": 2}
 """Launches that int8 activations add, on the target that takes more.
 
-A GPU makes more than eight rows of int8 (17 and 16 here) in kernels of their own. So does a CPU where two linears read
-them (llama-mixed, flux-single)."""
+A GPU makes more than eight rows of int8 (17 and 16 here) in kernels of their own, and so the norms in front of them
+(vit). So does a CPU for rows that two linears read (llama-mixed, flux-single)."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in MOST])

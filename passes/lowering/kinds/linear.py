@@ -15,6 +15,7 @@ from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.qc_prologue import prologue_region
 from qcompiler.ir.types import QTensorType, shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda import linear as cuda
+from qcompiler.kernels.cuda.linear_statistics import reserved as reserved_bytes
 from qcompiler.kernels.select import Case, LinearQuery, choose_linear
 from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.devices.extents import check_counted
@@ -26,7 +27,8 @@ from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.passes.views.im2col import windows_of
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import Operand
-from qcompiler.plan.kinds.linear import RESIDUAL, LinearKernel, RowCodes, RowNorm, Window
+from qcompiler.plan.kinds.linear import RESIDUAL, STATISTICS, LinearKernel, RowCodes, RowNorm, Window
+from qcompiler.plan.row_statistics import Kind
 
 CASES = "qc.cases"
 M_CLASS = "qc.m_class"
@@ -59,11 +61,20 @@ def select(op: qc.LinearOp, ranges: Ranges, context: QCContext) -> None:
     context.report.add("select-kernels", path_of(op), f"{what} {chosen}", reasons)
     if context.target.kind == "cuda" and not op.multiplies_codes:
         weight, windows = engine_weight(op.w.type, in_tiles=query.constant_weight), windows_of(op.x) is not None
+        vectors = [tensor_dtype(value.type) for norm in given_norms(op) for value in norm.operands[1:-1]]
+        reserved = reserved_bytes(int(k), vectors) if given_norms(op) else 0
         facts = {
-            f"M class {case.m_class}": cuda.facts_of(query.x_dtype, weight, case.m_class, windows=windows)
+            f"M class {case.m_class}": cuda.facts_of(
+                query.x_dtype, weight, case.m_class, windows=windows, reserved=reserved
+            )
             for case in choice.cases
         }
         report_engines(op, context, cuda.ENGINES, facts)
+
+
+def given_norms(op: qc.LinearOp) -> list[qc.RmsNormOp | qc.LayerNormOp]:
+    """The norms of its prologue whose statistics are given: one at most."""
+    return [norm for norm in op.norms if norm.statistics is not None]
 
 
 def _case_text(case: Case) -> str:
@@ -107,12 +118,12 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
         extras.append(out_draft.add(f"extra{index}", "r", matrix))
     affine = []
     for name, value in zip((name for norm in op.norms for name in _norm(norm).names), op.affine, strict=True):
-        view = matrix_of(value, op, memory) if name == RESIDUAL else vector_of(value, op, memory)
+        view = (matrix_of if name in (RESIDUAL, STATISTICS) else vector_of)(value, op, memory)
         affine.append(out_draft.add(name, "r", view))
-    for value in op.kept:
+    for value in op.beside:
         rows = views.as_matrix(memory.result(value, shape_of(value.type)))
         assert rows is not None
-        out_draft.add("rows", "w", rows)
+        out_draft.add("rows" if op.statistics is None else "parts", "w", rows)
     out = views.as_matrix(memory.result(op.result, out_shape))
     assert out is not None
     out_draft.add("out", "w", out)
@@ -124,10 +135,10 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
         prologue = prologue_region(op.norms, op.quantised, x, affine, keeps=bool(op.kept))
     made = qc.LinearOp(
         x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs, affine=affine,
-        prologue=prologue,
+        prologue=prologue, statistics=statistics_of(op),
     )  # fmt: skip
     out_draft.body.add_op(made)
-    out_draft.written = [*made.kept, made.result]
+    out_draft.written = [*made.beside, made.result]
     return out_draft
 
 
@@ -158,8 +169,16 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
         pairs=op.combines_pairs,
         norm=_norm(op.norm, op) if op.norm is not None else None,
         added=_norm(op.residual_norm, op) if op.residual_norm is not None else None,
+        statistics=statistics_of(op),
         rows=RowCodes(kind=made.kind.data, value=made.value.value.data) if made is not None else None,  # type: ignore[arg-type]
     )
+
+
+def statistics_of(op: qc.LinearOp) -> Kind | None:
+    """The kind of statistics that it gives beside its rows."""
+    if op.statistics is None:
+        return None
+    return "layer" if op.statistics.data == "layer" else "rms"
 
 
 def _norm(norm: qc.RmsNormOp | qc.LayerNormOp, linear: qc.LinearOp | None = None) -> RowNorm:
@@ -171,6 +190,7 @@ def _norm(norm: qc.RmsNormOp | qc.LayerNormOp, linear: qc.LinearOp | None = None
         has_bias=isinstance(norm, qc.LayerNormOp) and norm.bias is not None,
         keeps=linear is not None and bool(linear.kept) and norm is linear.norms[0],
         has_residual=norm.residual is not None,
+        given=norm.statistics is not None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from qcompiler.errors import KernelSelectionError
 from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
@@ -16,6 +17,11 @@ from qcompiler.plan.plan import View
 
 
 def draft(op: qc.LayerNormOp | qc.RmsNormOp, memory: ValueMemory) -> Draft:
+    if op.statistics is not None:
+        raise KernelSelectionError(
+            f"{op.name} at '{path_of(op)}' is given the statistics of its rows; only a norm in the prologue of a "
+            "qc.linear is: remove the operand, and the norm's kernel computes them"
+        )
     result = Draft("layer_norm" if isinstance(op, qc.LayerNormOp) else "rms_norm", path_of(op))
     x = result.add("x", "r", rows_of(op.x, op, memory))
     weight = result.add("weight", "r", vector_of(op.weight, op, memory)) if op.weight is not None else None

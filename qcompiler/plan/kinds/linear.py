@@ -22,8 +22,9 @@ from qcompiler.plan.kernel_body import (
     same_dims,
     value_of,
 )
-from qcompiler.plan.operands import Operand, ScalarProgram, Strict
+from qcompiler.plan.operands import Access, Operand, ScalarProgram, Strict
 from qcompiler.plan.pairs import PAIR_LAYOUTS
+from qcompiler.plan.row_statistics import Kind, width
 from qcompiler.plan.scalar_types import check_program
 
 
@@ -48,6 +49,12 @@ MOST_NORMALISED = 32768
 for each, and a task of a CPU is 65,536 operations: more elements are worth sharing among threads."""
 
 
+STATISTICS = "statistics"
+"""The role of the statistics of rows, in parts, that a linear writes, and that a norm in a prologue reads."""
+
+MANY_ROWS = ("9-64", "large")
+"""The classes of rows whose kernels write and read statistics of rows."""
+
 RESIDUAL = "residual"
 """The role of the rows that a norm in a prologue is added to."""
 
@@ -57,7 +64,8 @@ class RowNorm(Strict, frozen=True):
 
     The equations are those of `NormKernel`, and so are the bits: every target sums in the order of its norm kernel.
     With `keeps`, the linear also writes the rows that it makes, for other readers. With `has_residual`, the rows are
-    added to those of a residual, and rounded again.
+    added to those of a residual, and rounded again. With `given`, the statistics of the rows are an operand, in parts
+    (plan/row_statistics.py), which the linear that wrote the rows has written.
     """
 
     kind: Literal["layer", "rms"]
@@ -66,13 +74,17 @@ class RowNorm(Strict, frozen=True):
     has_bias: bool
     keeps: bool = False
     has_residual: bool = False
+    given: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
         """The roles of the operands that it reads, in order."""
         first = "residual" if self.has_residual else "norm"
-        given = ((f"{first}_weight", self.has_weight), (f"{first}_bias", self.has_bias), (RESIDUAL, self.has_residual))
-        return tuple(name for name, there in given if there)
+        read = (
+            (f"{first}_weight", self.has_weight), (f"{first}_bias", self.has_bias), (RESIDUAL, self.has_residual),
+            (STATISTICS, self.given),
+        )  # fmt: skip
+        return tuple(name for name, there in read if there)
 
 
 class RowCodes(Strict, frozen=True):
@@ -101,6 +113,9 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     With a `norm`, the product reads the normalised rows of x, and with `rows` it reads the int8 rows that the kernel
     makes of x or of the norm.  Their number m is known then.  With an `added` norm, which has a residual, all this goes
     by `residual + added(x)` in place of x; these are the rows that it may keep.
+
+    With `statistics`, the kernel writes those of the rows of out as well, in parts: the operand in front of out. A norm
+    whose statistics are given may have any number of rows.
     """
 
     m: Dim
@@ -115,6 +130,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     norm: RowNorm | None = None
     rows: RowCodes | None = None
     added: RowNorm | None = None
+    statistics: Kind | None = None
 
     @property
     def norms(self) -> tuple[RowNorm, ...]:
@@ -135,7 +151,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     def count(self) -> int:
         """How many operands the kernel has."""
         norm = sum(len(each.names) for each in self.norms)
-        return 3 + self.has_bias + norm + self.keeps + self._wanted
+        return 2 + self.has_bias + norm + self._wanted + self.written
 
     @property
     def _wanted(self) -> int:
@@ -145,7 +161,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     def contract(self, operands: int) -> Contract:
         self._check_norm()
         norm = [name for each in self.norms for name in each.names]
-        extras = operands - 3 - self.has_bias - len(norm) - self.keeps
+        extras = operands - 2 - self.has_bias - len(norm) - self.written
         wanted = self._wanted
         if extras != wanted:
             raise PlanError(
@@ -155,6 +171,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         if self.codes and self.window is not None:
             raise PlanError("a linear kernel reads windows and rows of int8, which exclude each other")
         self._check_pairs()
+        self._check_statistics()
         x = Role("x", (self.m, self.k), unit=True)
         if self.window is not None:
             x = Role("x", self._image(self.window), unit=True)
@@ -166,13 +183,9 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
                 Role("w", (self.n, self.k), packed=True),
                 *([Role("bias", (self.n,), unit=True)] if self.has_bias else []),
                 *(Role(f"extra{i}", (self.m, self.columns), dtypes=ANY) for i in range(extras)),
-                *(
-                    Role(name, (self.m, self.k), unit=True, like="x")
-                    if name == RESIDUAL
-                    else Role(name, (self.k,), unit=True)
-                    for name in norm
-                ),
+                *(self._norm_role(name) for name in norm),
                 *([Role("rows", (self.m, self.k), "w", unit=True, like="x")] if self.keeps else []),
+                *([self._parts(self.statistics, self.n, "w")] if self.statistics is not None else []),
                 Role("out", (self.m, self.columns), "w", unit=True),
             ),
             work=(self.m, self.n, self.k),
@@ -182,12 +195,23 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
 
     def operations(self, operands: Sequence[Operand], symbols: Symbols) -> int:
         rows = value_of(self.m, symbols)
-        return 2 * rows * self.n * self.k + OPERATIONS_PER_ELEMENT * len(self.norms) * rows * self.k
+        own = OPERATIONS_PER_ELEMENT * rows * (len(self.norms) * self.k + (self.statistics is not None) * self.n)
+        return 2 * rows * self.n * self.k + own
 
     def extras(self, operands: int) -> range:
         """The places of the epilogue's extra inputs among this number of operands."""
         norm = sum(len(each.names) for each in self.norms)
-        return range(2 + self.has_bias, operands - 1 - norm - self.keeps)
+        return range(2 + self.has_bias, operands - norm - self.written)
+
+    @property
+    def written(self) -> int:
+        """How many operands it writes, the last ones: out, and in front of it rows that it keeps, or statistics."""
+        return 1 + self.keeps + (self.statistics is not None)
+
+    @property
+    def given(self) -> RowNorm | None:
+        """The norm whose statistics are an operand."""
+        return self.norm if self.norm is not None and self.norm.given else None
 
     @property
     def keeps(self) -> bool:
@@ -209,11 +233,37 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
             raise PlanError("a linear kernel adds one norm to a residual, and keeps the rows of its first norm alone")
         if (self.codes and self.rows is None) or self.window is not None:
             raise PlanError("a linear kernel normalises rows of floats, not of int8 and not those of an image")
+        if self.given is not None:
+            return
         if not isinstance(self.m, int) or not 1 <= self.m * self.k <= MOST_NORMALISED:
             raise PlanError(
                 f"a linear kernel normalises or quantises {self.m} rows of {self.k} columns; their number must be "
                 f"known, and they must have 1 to {MOST_NORMALISED} elements"
             )
+
+    def _check_statistics(self) -> None:
+        if self.statistics is None and not any(norm.given for norm in self.norms):
+            return
+        alone = self.added is None and not self.keeps and not self.codes and self.rows is None and self.window is None
+        if not alone or (self.pairs and self.statistics is not None) or self.m_class not in MANY_ROWS:
+            raise PlanError(
+                f"a linear kernel of M class {self.m_class} writes or reads statistics of rows; those of "
+                f"{' and '.join(MANY_ROWS)} do, of floats, without windows, rows that are kept and a norm with a "
+                "residual, and none that combines pairs writes them"
+            )
+
+    def _norm_role(self, name: str) -> Role:
+        """What is required of an operand of a norm."""
+        if name == RESIDUAL:
+            return Role(name, (self.m, self.k), unit=True, like="x")
+        if name == STATISTICS:
+            assert self.norm is not None
+            return self._parts(self.norm.kind, self.k, "r")
+        return Role(name, (self.k,), unit=True)
+
+    def _parts(self, kind: Kind, columns: int, access: Access) -> Role:
+        name = STATISTICS if access == "r" else "parts"
+        return Role(name, (self.m, width(kind, columns)), access, dtypes=("f32",), unit=True)
 
     def _check_pairs(self) -> None:
         if not self.pairs:

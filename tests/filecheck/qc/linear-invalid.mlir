@@ -187,3 +187,42 @@
 // CHECK: the residual must be tensor<2x8xf32>, as the result is
 %x, %h = "test.op"() : () -> (tensor<2x8xf32>, tensor<1x8xf32>)
 %0 = qc.layer_norm %x residual(%h) {eps = 1.000000e-05} : tensor<2x8xf32>
+
+// -----
+
+// CHECK: statistics are those of a layer or an rms norm
+%x, %w = "test.op"() : () -> (tensor<9x8xf32>, tensor<40x8xf32>)
+%0, %s = qc.linear %x, %w {statistics = "mean"} : tensor<9x40xf32>, tensor<9x4xf32>
+
+// -----
+
+// CHECK: the statistics' type must be tensor<9x4xf32>
+%x, %w = "test.op"() : () -> (tensor<9x8xf32>, tensor<40x8xf32>)
+%0, %s = qc.linear %x, %w {statistics = "layer"} : tensor<9x40xf32>, tensor<9x2xf32>
+
+// -----
+
+// CHECK: the statistics' type must be tensor<9x2xf32>
+%x, %w = "test.op"() : () -> (tensor<9x8xf32>, tensor<40x8xf32>)
+%0 = qc.linear %x, %w {statistics = "rms"} : tensor<9x40xf32>
+
+// -----
+
+// CHECK: a linear with statistics multiplies floats and combines no pairs
+%x, %w = "test.op"() : () -> (tensor<9x8xf32>, tensor<40x8xf32>)
+%0, %s = qc.linear %x, %w {pairs, statistics = "rms"} : tensor<9x20xf32>, tensor<9x1xf32> {
+^bb0(%a: f32, %b: f32):
+  qc.yield %a
+}
+
+// -----
+
+// CHECK: the statistics must be tensor<9x2xf32>, not tensor<9x1xf32>
+%x, %s = "test.op"() : () -> (tensor<9x8xf32>, tensor<9x1xf32>)
+%0 = qc.layer_norm %x statistics(%s) {eps = 1.000000e-05} : tensor<9x8xf32>
+
+// -----
+
+// CHECK: a norm of given statistics has no residual
+%x, %s = "test.op"() : () -> (tensor<9x8xf32>, tensor<9x1xf32>)
+%0 = qc.rms_norm %x residual(%x) statistics(%s) {eps = 1.000000e-05} : tensor<9x8xf32>

@@ -63,3 +63,17 @@
   %codes = qc.quantize_rows %normed {kind = "token", value = 0.000000e+00} : tensor<2x96xi8>
   qc.yield %codes
 }
+
+// CHECK: %{{.*}}, %{{.*}} = qc.linear %{{.*}}, %{{.*}} {statistics = "layer"} : tensor<9x40xf32>, tensor<9x4xf32>
+// CHECK-NEXT: qc.linear %{{.*}}, %{{.*}} affine(%{{.*}}) : tensor<9x8xf32> prologue {
+// CHECK-NEXT: ^bb0
+// CHECK-NEXT: qc.layer_norm %{{.*}} statistics(%{{.*}}) {eps = 1.000000e-05} : tensor<9x40xf32>
+// CHECK-NEXT: qc.yield
+// CHECK-NEXT: }
+%many, %first, %second = "test.op"() : () -> (tensor<9x8xf32>, tensor<40x8xf32>, tensor<8x40xf32>)
+%written, %parts = qc.linear %many, %first {statistics = "layer"} : tensor<9x40xf32>, tensor<9x4xf32>
+%read = qc.linear %written, %second affine(%parts) : tensor<9x8xf32> prologue {
+^bb0(%rows: tensor<9x40xf32>, %given: tensor<9x4xf32>):
+  %normed = qc.layer_norm %rows statistics(%given) {eps = 1.000000e-05} : tensor<9x40xf32>
+  qc.yield %normed
+}

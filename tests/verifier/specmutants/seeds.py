@@ -193,6 +193,25 @@ def linear_made(kind: str) -> ProgramImage:
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
+def linear_writes(kind: str) -> ProgramImage:
+    """Rows with their statistics, in two groups of columns of which the second is shorter. A CPU has no such kernel."""
+    w, stored = packed(kind, "w", 40, 64)
+    written = (operand("parts", (9, 4), "w"), operand("out", (9, 40), "w"))
+    body = LinearKernel(m=9, n=40, k=64, m_class="9-64", has_bias=False, statistics="layer")
+    operands = (operand("x", (9, 64)), w, *written)
+    return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
+def linear_given(kind: str) -> ProgramImage:
+    """Rows that are normalised by statistics that are an operand."""
+    w, stored = packed(kind, "w", 24, 64)
+    read = (operand("norm_weight", (64,)), operand("statistics", (9, 2)))
+    norm = RowNorm(kind="rms", eps=1e-5, has_weight=True, has_bias=False, given=True)
+    body = LinearKernel(m=9, n=24, k=64, m_class="9-64", has_bias=False, norm=norm)
+    operands = (operand("x", (9, 64)), w, *read, operand("out", (9, 24), "w"))
+    return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
 def linears(kind: str) -> ProgramImage:
     """Two formats on the same rows: one linear with a norm whose rows it keeps, one with a bias and rows of int8."""
     first, kept = packed(kind, "w_0", 24, 96)
@@ -567,7 +586,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
-        linear_added, linear_made, linears, norm_added,
+        linear_added, linear_made, linear_writes, linear_given, linears, norm_added,
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
         recurrent, batch_matmul, attention, attention_decode, attention_ring, attention_cache, cache_values, norm,
         norm_heads,
