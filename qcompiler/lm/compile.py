@@ -122,7 +122,7 @@ def compile_causal_lm(
 
 
 def _cache_choices(step: DecoderStep, length: int, chunk: int) -> list[Choice]:
-    """The rows of each layer's cache, with the reason."""
+    """The rows of each layer's cache, and whether its keys are rotated, with the reasons."""
     choices = []
     for layer in range(step.layers):
         rows = step.rows_of(layer)
@@ -135,6 +135,11 @@ def _cache_choices(step: DecoderStep, length: int, chunk: int) -> list[Choice]:
             else:
                 what = f"a ring of {what}"
         choices.append(Choice("kv-cache", f"layer {layer}", what, why))
+        if step.kind == "int4":
+            what, why = "keys as they are", "their size has no power of two, or others than attention read them"
+            if layer in step.rotated:
+                what, why = "keys are rotated, and queries", "a few large columns would take the steps of all others"
+            choices.append(Choice("kv-cache", f"layer {layer}", what, why))
     return choices
 
 

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
+from qcompiler.lm.rotation import block_of
 
 MaskRule = Callable[..., Any]
 """transformers' rule: whether the query at a position sees the key at a position, as broadcast tensors."""
@@ -74,6 +75,12 @@ class Probe:
         for kept, layer in self.keys:
             if kept is key:
                 self.uses.setdefault(layer, []).append((window if isinstance(window, int) else None, rule))
+
+    def rotated(self) -> frozenset[int]:
+        """The layers whose keys may be rotated: all that reads them is attention, which rotates its queries as well."""
+        return frozenset(
+            layer for layer, shape in self.shapes.items() if layer in self.uses and block_of(shape.key_dim) > 1
+        )
 
     def windows(self, length: int) -> dict[int, int]:
         """The window of each layer that has one, over `length` positions: what transformers hands to attention, where

@@ -28,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from qcompiler.errors import ExportError
 from qcompiler.formats import cache_rows
 from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
-from qcompiler.lm import probe
+from qcompiler.lm import probe, rotation
 from qcompiler.lm.record import mark_slots
 
 ATTENTION = "qcompiler"
@@ -83,9 +83,13 @@ class DecoderStep(nn.Module):
         self.windows = found.windows(tokens)
         self.reasons = found.reasons
         self.ring = probe.ring_of(self.windows, chunk, tokens)
+        self.rotated = found.rotated() if self.kind == "int4" else frozenset[int]()
         self.ring_rows: torch.Tensor | None = None
         for number, layer in sorted(found.shapes.items()):
             rows = self.rows_of(number)
+            if number in self.rotated:
+                turn = rotation.hadamard(layer.key_dim, layer.dtype)
+                self.register_buffer(f"rotation_{layer.key_dim}", turn, persistent=False)
             for name, dim in (("keys", layer.key_dim), ("values", layer.value_dim)):
                 row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else layer.dtype)
                 if self.kind is not None:
@@ -164,6 +168,7 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         self.length = step.rows_of(number)
         self.is_sliding = self.length != step.length  # transformers asks a sliding layer for the size of their mask
         self.window = step.windows[number] if self.is_sliding else None
+        self.is_rotated = number in step.rotated
         self.read: Any = None
         """The keys that attention gets, once they are known."""
         self.is_initialized = True
@@ -173,9 +178,15 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Writes the call's keys and values to their rows; returns those of each sequence, (b, heads, length, dim)."""
+        if self.is_rotated:
+            key_states = self.rotate(key_states)
         new, kept = (key_states, value_states), (self.keys, self.values)
         self.read, values = (self._update(*each) for each in zip(kept, new, self._stored(new), strict=True))
         return self.read, values
+
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys or queries (…, dim) times the layer's rotation (lm/rotation.py)."""
+        return functional.linear(x, getattr(self.step, f"rotation_{x.shape[-1]}"))
 
     def _stored(self, new: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Keys and values as the cache has them."""
@@ -249,13 +260,16 @@ def attention(
     """
     scale, softcap = how.get("scaling"), how.get("softcap")
     sinks, bias = how.get("s_aux"), how.get("position_bias")
-    seen = probe.current()
+    seen, layer = probe.current(), None
     if seen is not None:
         seen.attended(key, attention_mask, how.get("sliding_window"))
-    elif sinks is None and bias is None:
-        out = _ring_attention(query, key, value, scale, softcap)
-        if out is not None:
-            return out.transpose(1, 2).contiguous(), None
+    else:
+        layer = next((each for each in _current.step.caches if each.read is key), None)
+    if layer is not None and layer.is_rotated:
+        dim = query.shape[-1]
+        query, scale = layer.rotate(query), (scale if scale is not None else dim**-0.5) / rotation.squared(dim)
+    if layer is not None and layer.window is not None and sinks is None and bias is None:
+        return _ring_attention(query, key, value, scale, softcap, layer.window).transpose(1, 2).contiguous(), None
     if softcap is None and sinks is None and bias is None:
         out = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -277,15 +291,12 @@ def attention(
 
 
 def _ring_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, softcap: float | None
-) -> torch.Tensor | None:
-    """Attention to the keys of a layer that keeps a ring; None for another one."""
-    step = _current.step
-    layer = next((each for each in step.caches if each.read is key), None)
-    if layer is None or layer.window is None:
-        return None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, softcap: float | None, window: int
+) -> torch.Tensor:
+    """Attention to the keys of a layer that keeps a ring."""
     factor = float(scale if scale is not None else query.shape[-1] ** -0.5)
-    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, step.positions, layer.window, factor, softcap)
+    positions = _current.step.positions
+    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, positions, window, factor, softcap)
     return made
 
 

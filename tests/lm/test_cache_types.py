@@ -109,12 +109,23 @@ def test_conversations_over_int8_go_on_fork_forget_and_are_saved(tmp_path: Path)
     assert np.array_equal(again.read([4])[0], wanted)
 
 
+def test_the_report_says_which_keys_are_rotated() -> None:
+    texts = [str(compiled(kind, 3, "cpu").program.report()) for kind in ("int4", "fp8")]  # type: ignore[union-attr]
+    assert ["keys are rotated, and queries  [layer 0 and 1 more]" in text for text in texts] == [True, False]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "fused"), [("gemma2", True), ("gpt-oss", False), ("mixtral", True), ("falcon", True)])
-def test_attention_that_is_written_out_reads_int8(name: str, fused: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "fused", "kind"),
+    [
+        ("gemma2", True, "int8"), ("gpt-oss", False, "int8"), ("mixtral", True, "int8"), ("falcon", True, "int8"),
+        ("gemma2", True, "int4"), ("gpt-oss", False, "int4"),
+    ],
+)  # fmt: skip
+def test_attention_that_is_written_out_reads_rows(name: str, fused: bool, kind: Any) -> None:
     """Soft caps are part of attention. With sinks it stays written out, and the values of the cache are computed."""
     made = load("tests/lm/test_moe.py").build("GptOss") if name == "gpt-oss" else DECODERS[name].build()
-    lm = qc.compile_causal_lm(made, max_seq_len=24, chunk=8, kv_cache="int8", device="cpu")
+    lm = qc.compile_causal_lm(made, max_seq_len=24, chunk=8, kv_cache=kind, device="cpu")
     assert lm.program is not None
     kinds = {kernel.body.__class__ for kernel in lm.program.plan.kernels}
     assert (DequantizeCacheKernel in kinds) != fused

@@ -125,7 +125,7 @@ def test_routers_of_a_file_in_either_float(name: str, router: Type, tmp_path: Pa
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 RECIPES = ("float", "nf4", "int4", "int8", "q4_K", "q8_0", "mxfp4", "fp8_e4m3", "q4_K_M")
-CACHES = ("fp32", "fp16", "bf16", "int8")
+CACHES = ("fp32", "fp16", "bf16", "int8", "int4")
 
 
 def cases() -> list[Any]:
@@ -156,5 +156,5 @@ def test_recipes_activations_caches_and_devices(
     held = lm.conversation()
     ours = np.concatenate([held.read(prompt[:5], logits="all")[0], held.read(prompt[5:6])[0], held.read(prompt[6:])[0]])
     # A code that rounds the other way moves one number by 1/127 of the largest; a narrow cache rounds once more.
-    limit = 2e-2 if activations or cache == "int8" else 1e-5 if cache == "fp32" else 1e-3
+    limit = 2e-2 if activations or cache in ("int8", "int4") else 1e-5 if cache == "fp32" else 1e-3
     assert np.linalg.norm(ours - theirs) <= limit * np.linalg.norm(theirs)
