@@ -101,5 +101,5 @@ def linears_draft(group: LinearGroup, schedule: Schedule) -> Draft:
         (op, _) = block.ops
         made = builder.insert(op.clone(dict(zip(block.args, given, strict=True))))
         assert isinstance(made, qc.LinearOp)
-        draft.written += [*made.kept, made.result]
+        draft.written += [*made.beside, made.result]
     return draft

@@ -129,6 +129,9 @@ CASES: dict[str, tuple[int, str, list[str], str]] = {
     "few rows": (8, OUT, [NORM, LINEAR, RETURN], "computes the statistics itself"),
     "another reader": (9, f"({OUT}, tensor<{{m}}x8xf32>)", [
         NORM, LINEAR, "func.return %y, %n : tensor<{m}x6xf32>, tensor<{m}x8xf32>"], "several ops read it"),
+    "two linears": (9, f"({OUT}, tensor<{{m}}x5xf32>)", [
+        NORM, "%u = qc.const @u : tensor<5x8xf32>", LINEAR, "%z = qc.linear %n, %u : tensor<{m}x5xf32>",
+        "func.return %y, %z : tensor<{m}x6xf32>, tensor<{m}x5xf32>"], "several ops read it"),
     "no linear in front": (9, OUT, [NORM.replace("%h", "%x"), LINEAR, RETURN], "no linear writes its rows"),
     "no linear behind": (9, "tensor<{m}x8xf32>", [NORM, "func.return %n : tensor<{m}x8xf32>"], "no linear multiplies"),
     "a transposed row": (9, "tensor<8x6xf32>", [
