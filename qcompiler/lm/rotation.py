@@ -30,7 +30,8 @@ def hadamard(dim: int, dtype: torch.dtype) -> torch.Tensor:
     while len(signs) < block:
         signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
     half = (block.bit_length() - 1) // 2
-    return torch.block_diag(*[signs * 2.0**-half] * (dim // block)).to(dtype)
+    whole: torch.Tensor = torch.kron(torch.eye(dim // block), signs * 2.0**-half).to(dtype)
+    return whole
 
 
 def squared(dim: int) -> int:

@@ -79,7 +79,7 @@ def templates() -> Iterator[Case]:
         plain = [s for s in specs() if all(o.format is None and _dense(o) for o in s.operands)]
         chosen = {}
         for number, spec in enumerate(plain):
-            if (number % 11 == 0 or len(plain) < 30) and agree.refusal(spec, "cuda") is None:
+            if (number % 11 == 0 or len(plain) < 40) and agree.refusal(spec, "cuda") is None:
                 case = _named(template, spec)
                 chosen[case.name] = case
         yield from chosen.values()

@@ -216,7 +216,8 @@ SLOW = [
         ("gemma3", 8, 7, 3, "cpu", "int8"), ("gemma3", 8, 7, 1, "cpu", "fp16"), ("gemma2", 8, 7, 3, "cpu", "bf16"),
         ("gpt_oss", 8, 7, 3, "cpu", "int8"),
         ("gemma3", 8, 7, 3, "sim:0", "auto"), ("mistral", 16, 16, 1, "sim:0", "int8"),
-        ("gemma3", 8, 7, 3, "cpu", "int4"), ("gpt_oss", 8, 7, 1, "cpu", "int4"), ("mistral", 16, 16, 1, "sim:0", "int4"),
+        ("gemma3", 8, 7, 3, "cpu", "int4"), ("gpt_oss", 8, 7, 1, "cpu", "int4"),
+        ("mistral", 16, 16, 1, "sim:0", "int4"),
         ("gemma2", 5, 7, 3, "sim:0", "fp16"),
     )
 ]  # fmt: skip
