@@ -1,0 +1,168 @@
+"""Attention of one token to a cache of each type, beside torch's, in one interleaved run.
+
+    .venv/bin/python benchmarks/attention_cpu.py [--rounds 15] [--threads 2] [--keys 512 4096] [--layers 16]
+
+A turn of an engine is one call for each of `--layers` caches, so that a cache is not in the processor's caches because
+it was read just before.  Every round has a turn of each engine, in a varying order; the table gives medians.  `GB/s`
+counts the bytes of keys and values that the cache takes, `of read` is their share of what the same run reads from
+memory far larger than the caches, and `x fp16` is how many times as fast it is as the cache in fp16.  torch computes
+`scaled_dot_product_attention` with grouped heads, in the type that is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+from linear_cpu import Bench
+from torch.nn import functional
+
+from qcompiler.formats import cache_rows
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.runtime.isa import host_isa
+from qcompiler.runtime.threads import resolve_num_threads
+
+TYPES = ("fp32", "fp16", "bf16", *cache_rows.KINDS)
+FLOATS: dict[str, tuple[DType, Any]] = {
+    "fp32": ("f32", np.float32), "fp16": ("f16", np.float16), "bf16": ("bf16", ml_dtypes.bfloat16),
+}  # fmt: skip
+TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Query heads, heads of keys and values, and columns of a head."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+SHAPES = (Shape(32, 4, 64), Shape(32, 8, 128))
+
+
+@dataclass
+class Engine:
+    """`run(layer)` returns the seconds of one call; `nbytes` is the size of a layer's keys and values."""
+
+    name: str
+    run: Callable[[int], float]
+    nbytes: int
+
+
+def spec_of(kind: str, shape: Shape, keys: int) -> KernelSpec:
+    """The kernel of one token: q and out in fp32."""
+    is_rows = kind in cache_rows.KINDS
+    dtype: DType = "i8" if is_rows else FLOATS[kind][0]
+    width = cache_rows.row_bytes(shape.dim, cache_rows.kind_of(kind)) if is_rows else shape.dim
+
+    def operand(name: str, dtype: DType, heads: int, rows: int, cols: int, access: Any = "r") -> Operand:
+        sizes = (1, heads, rows, cols)
+        return Operand(
+            name=name, dtype=dtype, access=access, shape=sizes, strides=(heads * rows * cols, rows * cols, cols, 1)
+        )
+
+    operands = (
+        operand("q", "f32", shape.heads, 1, shape.dim),
+        *(operand(name, dtype, shape.kv_heads, keys, width) for name in "kv"),
+        operand("out", "f32", shape.heads, 1, shape.dim, "w"),
+    )
+    body = AttentionKernel(
+        batch=1, heads=shape.heads, kv_heads=shape.kv_heads, q_len=1, kv_len=keys, head_dim=shape.dim,
+        value_dim=shape.dim, scale=shape.dim**-0.5, causal=False, mask="none",
+        cache=cache_rows.kind_of(kind) if is_rows else None,
+    )  # fmt: skip
+    return KernelSpec(name=f"{kind}_{shape.heads}_{shape.dim}_{keys}", symbols=(), operands=operands, body=body)
+
+
+def engines_of(bench: Bench, shape: Shape, keys: int, layers: int) -> list[Engine]:
+    """One for each type of cache, and torch's, over the same numbers."""
+    draw = np.random.default_rng(0)
+    q = draw.standard_normal((1, shape.heads, 1, shape.dim)).astype(np.float32)
+    numbers = draw.standard_normal((2, 1, shape.kv_heads, keys, shape.dim)).astype(np.float32)
+    engines = []
+    for kind in TYPES:
+        is_rows = kind in cache_rows.KINDS
+        kept = cache_rows.quantise(numbers, cache_rows.kind_of(kind)) if is_rows else numbers.astype(FLOATS[kind][1])
+        caches = [_aligned(kept) for _ in range(layers)]
+        spec, out = spec_of(kind, shape, keys), np.zeros_like(q)
+        calls = [bench.engine(spec, kind, [q, cache[0], cache[1], out], 0, 0).run for cache in caches]
+        engines.append(Engine(kind, lambda layer, calls=calls: calls[layer](1), kept.nbytes))
+    for kind, dtype in TORCH.items():
+        given = torch.from_numpy(q).to(dtype)
+        pairs = [torch.from_numpy(numbers).to(dtype, copy=True) for _ in range(layers)]
+
+        def run(layer: int, given: torch.Tensor = given, pairs: list[torch.Tensor] = pairs) -> float:
+            start = time.perf_counter()
+            functional.scaled_dot_product_attention(given, pairs[layer][0], pairs[layer][1], enable_gqa=True)
+            return time.perf_counter() - start
+
+        engines.append(Engine(f"torch {kind}", run, pairs[0].nbytes))
+    return engines
+
+
+def _aligned(array: Array) -> Array:
+    """A copy that begins at a multiple of 64 bytes."""
+    buffer = np.zeros(array.nbytes + 64, np.uint8)
+    begin = -buffer.ctypes.data % 64
+    made = buffer[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+def measure(bench: Bench, engines: list[Engine], layers: int, rounds: int) -> tuple[dict[str, float], float]:
+    """Median seconds of a call by engine, and the median of what was read from memory, in bytes per second."""
+    times: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    reads = []
+    for turn in range(rounds + 1):
+        first = turn % len(engines)
+        for engine in (*engines[first:], *engines[:first])[:: 1 if turn % 2 else -1]:
+            time.sleep(0.003)  # the other engine's threads stop spinning
+            found = [engine.run(layer) for layer in range(layers)]
+            if turn:  # the first round warms up
+                times[engine.name].append(sum(found[1:]) / (layers - 1))
+        reads.append(bench.bandwidth())
+    return {name: statistics.median(each) for name, each in times.items()}, statistics.median(reads)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--keys", type=int, nargs="*", default=[512, 4096])
+    parser.add_argument("--layers", type=int, default=16, help="caches that take turns, at least 2")
+    options = parser.parse_args()
+    threads = resolve_num_threads(options.threads)
+    torch.set_num_threads(threads)
+    cases = list(itertools.product(SHAPES, options.keys))
+    bench = Bench([spec_of(kind, shape, keys) for shape, keys in cases for kind in TYPES], threads)
+    print(f"{threads} threads, {host_isa()}, torch {torch.__version__}, medians of {options.rounds}\n")
+    print("| heads | keys | cache | MiB | us | GB/s | of read | x fp16 |\n|---|---|---|---|---|---|---|---|")
+    with torch.no_grad():
+        for shape, keys in cases:
+            engines = engines_of(bench, shape, keys, options.layers)
+            times, read = measure(bench, engines, options.layers, options.rounds)
+            for each in engines:
+                rate = each.nbytes / times[each.name]
+                print(
+                    f"| {shape.heads} over {shape.kv_heads} of {shape.dim} | {keys} | {each.name} | "
+                    f"{each.nbytes / 2**20:.1f} | {1e6 * times[each.name]:.0f} | {rate / 1e9:.1f} | "
+                    f"{rate / read:.0%} | {times['fp16'] / times[each.name]:.2f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
