@@ -214,8 +214,6 @@ FEW = [
     "cache_fp8_decode",
     "cache_int4_mma",
     "cache_int4_decode",
-    "cache_int4_wide",
-    "cache_int4_pieces",
 ]
 """What NVRTC compiles for every architecture in the quick suite: each form, in its largest size."""
 MOST = [case.name for case in QUICK if case.name not in FEW]

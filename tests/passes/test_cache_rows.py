@@ -78,7 +78,7 @@ def caches(program: qc.Program) -> set[str | None]:
         (20, "cpu", False, "int8"),
         (20, "cpu", False, "fp8"),
         (64, "cpu", False, "int4"),
-        (20, "sim:0", False, "int4"),
+        pytest.param(20, "sim:0", False, "int4", marks=pytest.mark.slow),
         (64, "sim:0", False, "int8"),
         (64, "sim:0", False, "fp8"),
         (64, "cpu", True, "int8"),
@@ -109,7 +109,7 @@ def test_attention_reads_the_rows(dim: int, device: str, written_out: bool, kind
         {"rows": (False, True)},
         {"reads": True},
         {"reads": True, "kind": "fp8"},
-        {"reads": True, "kind": "int4"},
+        pytest.param({"reads": True, "kind": "int4"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
