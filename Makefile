@@ -64,7 +64,7 @@ demo: $(STAMP)
 # have -O3.
 FAST    = QC_OPTIMISE=g QC_CXX=$(or $(QC_CXX),$(CURDIR)/tests/support/precompiled_g++) \
           QC_PRECOMPILED=$(CURDIR)/build/headers
-# COSTS=1 writes what each file cost to tests/costs_short.json (docs/testing.md); begin with empty caches.
+# COSTS=1 writes what each file cost to tests/costs_short.json (docs/testing.md); run it twice.
 MEASURED = PYTHONPATH=$(SITE):$(CURDIR)/tests/support QC_FULL_RUN_RECORD=$(CURDIR)/build/short-run.json
 test: build/site/.stamp
 	mkdir -p build/headers
