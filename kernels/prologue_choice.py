@@ -2,11 +2,13 @@
 estimate of the time that it takes.
 
 On a CPU the calling thread makes the rows, as it does for so few rows in a kernel of its own: nothing is computed
-twice. On a GPU every block of the linear makes all rows. This saves a launch, and costs
-- a trip to memory in each wave of blocks, for the statistics;
+twice. On a GPU every block of the linear makes all rows that it multiplies. This saves a launch, and costs
+- trips to memory in each wave of blocks: one for up to eight rows, and for more as many as a block's threads take,
+  which make a few rows at once;
 - the bytes of the norm's weight, bias and residual in each block, counted as if they came from memory. The elements of
   x are read by each block in any case, the second time from the cache of its multiprocessor;
-- for rows of int8 what the elements of x are larger than their codes, which each block would read otherwise.
+- for rows of int8 what the elements of x are larger than their codes, which each block would read otherwise;
+- for more than eight rows, the time to compute them in each block.
 No GPU has measured this yet.
 """
 
@@ -15,7 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qcompiler.kernels.cost import ATTAINED_FRACTION, ROUND_TRIPS, DeviceCost, device_cost
+from qcompiler.kernels.cuda import linear_int8, linear_norm
 from qcompiler.kernels.cuda.linear_fma import FEW_ROWS
+from qcompiler.kernels.cuda.rows import WARP, RowWalk
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import ITEMSIZE, DType
 from qcompiler.plan.kinds.linear import MOST_NORMALISED
@@ -28,6 +32,14 @@ BLOCKS_PER_MULTIPROCESSOR = 3
 
 LANES = 128
 """Threads that fill a multiprocessor (`DeviceCost.threads_to_fill`)."""
+
+NORM, CODE = 24, 40
+"""The time of an element of many rows, of its norm and of its code, in units of `DeviceCost.fp32`, where a multiply-add
+counts two. A norm is read and computed twice or three times: about twelve instructions. A code takes twenty: a division
+(nine), the largest magnitude (three), rounding and two limits (three), its place in a word and its sum (five)."""
+
+STATISTICS = 2
+"""Times that the rows are read before a norm: the mean, and the squares of the distances from it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,14 @@ class NormQuery:
     isas: tuple[str, ...]
     constant_weight: bool
     makes_codes: bool = False
-    """Whether the linear makes rows of int8."""
+    """Whether this is about rows of int8, and no norm."""
+    multiplies_codes: bool = False
+    """Whether the linear multiplies rows of int8, which it makes."""
+
+    @property
+    def many(self) -> bool:
+        """Whether several blocks share the rows, or make several at once."""
+        return isinstance(self.m, int) and self.m > FEW_ROWS
 
 
 def obstacle(query: NormQuery) -> str | None:
@@ -58,8 +77,9 @@ def obstacle(query: NormQuery) -> str | None:
     if query.kind == "cpu":
         return None
     what = "make rows of int8" if query.makes_codes else "take a norm"
-    if query.m > FEW_ROWS:
-        return f"there are {query.m} rows, and kernels for up to {FEW_ROWS} {what}"
+    most = linear_int8.MOST_MADE if query.multiplies_codes else FEW_ROWS
+    if query.m > most:
+        return f"there are {query.m} rows, and kernels for up to {most} {what}"
     if not query.constant_weight:
         return f"the weight is computed, and kernels for constant ones {what}"
     for isa in query.isas:
@@ -67,7 +87,7 @@ def obstacle(query: NormQuery) -> str | None:
         saved, costs = device.launch + ROUND_TRIPS * device.latency, time_in_blocks(query, device)
         if costs > saved:
             return (
-                f"estimated for {isa}, {-(-query.n // PANEL)} blocks take {costs:.1f} us to "
+                f"estimated for {isa}, {_blocks(query)} blocks take {costs:.1f} us to "
                 f"{'make the rows' if query.makes_codes else 'normalise'}, and a launch for it takes {saved:.1f} us"
             )
     return None
@@ -75,10 +95,41 @@ def obstacle(query: NormQuery) -> str | None:
 
 def time_in_blocks(query: NormQuery, device: DeviceCost) -> float:
     """The estimated time, in microseconds, that making the rows in each block adds to the linear."""
-    blocks = -(-query.n // PANEL)
+    blocks = _blocks(query)
     at_once = BLOCKS_PER_MULTIPROCESSOR * device.threads_to_fill // LANES
     nbytes = blocks * query.affine * query.k * ITEMSIZE[query.dtype]
     if query.makes_codes:
         assert isinstance(query.m, int)
         nbytes += blocks * query.m * query.k * (ITEMSIZE[query.dtype] - 1)
-    return -(-blocks // at_once) * device.latency + nbytes / (ATTAINED_FRACTION * device.bandwidth)
+    waiting = -(-blocks // at_once) * _trips(query) * device.latency
+    return waiting + nbytes / (ATTAINED_FRACTION * device.bandwidth) + _computing(query, device)
+
+
+def _blocks(query: NormQuery) -> int:
+    """Blocks along the rows of the weight."""
+    return -(-query.n // (PANEL * (linear_int8.WARPS if query.many else 1)))
+
+
+def _trips(query: NormQuery) -> int:
+    """Trips to memory that a block waits for, one after the other."""
+    if not query.many:
+        return 1
+    assert isinstance(query.m, int)
+    rows = min(query.m, linear_int8.ROWS_OF_MANY)
+    if query.makes_codes:
+        at_once = linear_int8.WARPS * WARP // linear_int8.lanes_of(query.k, linear_int8.WARPS * WARP, rows)
+        return -(-rows // at_once)
+    shares = rows * (RowWalk.of(query.m, query.k).threads // WARP)
+    return STATISTICS * -(-shares // (linear_int8.WARPS * linear_norm.SIDE_BY_SIDE))
+
+
+def _computing(query: NormQuery, device: DeviceCost) -> float:
+    """The time of the arithmetic of many rows, of which each block computes its own. That of few is not counted."""
+    if not query.many:
+        return 0.0
+    assert isinstance(query.m, int)
+    rows, threads = min(query.m, linear_int8.ROWS_OF_MANY), linear_int8.WARPS * WARP
+    blocks = _blocks(query) * -(-query.m // linear_int8.ROWS_OF_MANY)
+    waves = max(1.0, blocks * threads / device.threads_to_fill)
+    rate = ATTAINED_FRACTION * device.fp32 * threads / device.threads_to_fill
+    return waves * (CODE if query.makes_codes else NORM) * rows * query.k / rate

@@ -184,6 +184,7 @@ def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | Non
         isas=context.target.isas,
         constant_weight=is_stored(linear.w, context),
         makes_codes=isinstance(norm, qc.QuantizeRowsOp),
+        multiplies_codes=isinstance(norm, qc.QuantizeRowsOp) or linear.quantised is not None,
     )
     return obstacle(query)
 

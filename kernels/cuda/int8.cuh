@@ -241,9 +241,10 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
 
 // --- more rows: a panel per warp, 8 * BLOCKS tokens per block --------------------------------------------------------
 
-template <class P, int ENGINE, int BLOCKS, int WARPS, class Finish>
-QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, int64_t panels,
-                              uint32_t* staged, int* runs, Finish finish) {
+// `rows` are those of the block, x_row bytes apart; `make` makes them, as above.
+template <class P, int ENGINE, int BLOCKS, int WARPS, class Finish, class Make = qi_made_before>
+QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_row, int64_t m, int64_t panels,
+                              uint32_t* staged, int* runs, Finish finish, Make make = Make()) {
     typedef typename P::weight W;
     constexpr int SEGMENTS = 8, PITCH = SEGMENTS * 8 + 4, TOKENS = 8 * BLOCKS;
     constexpr bool ONE = qi_shape<P>::one, RUNS = qi_shape<P>::runs;
@@ -251,7 +252,6 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* x, int64_t x_row, 
     const int64_t mine = (int64_t)blockIdx.y * WARPS + threadIdx.x / 32, panel = qc_min(mine, panels - 1);
     const int64_t m0 = (int64_t)blockIdx.x * TOKENS;
     const int live = (int)qc_min(TOKENS, m - m0);
-    const int8_t* const rows = x + m0 * x_row;
     qi_sums<ENGINE, BLOCKS> sums;
     sums.clear();
     float total[BLOCKS][4];
@@ -278,6 +278,7 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* x, int64_t x_row, 
     };
     qi_codes<W> ahead;
     ahead.load(w, panel, 0, lane);
+    make();
     for (int64_t first = 0; first < qi_shape<P>::segments; first += SEGMENTS) {
         qi_stage<W, TOKENS, SEGMENTS, PITCH, RUNS>(rows, x_row, live, first, staged, runs);
         __syncthreads();
@@ -339,19 +340,20 @@ template <int KIND> struct qi_rule {
         const float code = rintf(KIND == QI_TOKEN ? v / by : v * by);
         return (int)fmaxf(fminf(code, 127.0f), -127.0f);
     }
-    // What stands behind the codes but their sums, and the zeros behind those: `padded` codes, `threads` threads.
-    QC_DEVICE void finish(int8_t* row, int64_t padded, int threads) const {
+    // What stands behind the codes but their sums, and the zeros behind those: `padded` codes, by one of `threads`.
+    QC_DEVICE void finish(int8_t* row, int64_t padded, int thread, int threads) const {
         const uint32_t bits = finite ? __float_as_uint(scale) : 0x7fc00000u;
-        if (threadIdx.x < 4) ((uint32_t*)(row + padded))[threadIdx.x] = threadIdx.x ? 0u : bits;
+        if (thread < 4) ((uint32_t*)(row + padded))[thread] = thread ? 0u : bits;
         const int64_t runs = padded / 32;
-        for (int64_t r = runs + threadIdx.x; r < (runs + 7) / 8 * 8; r += threads)
+        for (int64_t r = runs + thread; r < (runs + 7) / 8 * 8; r += threads)
             ((int16_t*)(row + padded + 16))[r] = 0;
     }
 };
 
-// The largest of a block's numbers, which are not negative. A barrier must follow before `tops` is used again.
+// The largest of the numbers of THREADS neighbours, which are not negative: some of a warp, or all of a block. Then a
+// barrier must follow before `tops` is used again.
 template <int THREADS> QC_DEVICE int qi_largest(int top, int* tops) {
-    for (int step = 16; step > 0; step >>= 1) top = max(top, __shfl_xor_sync(QC_ALL_LANES, top, step));
+    for (int step = THREADS < 32 ? THREADS / 2 : 16; step > 0; step >>= 1) top = max(top, __shfl_xor_sync(QC_ALL_LANES, top, step));
     if constexpr (THREADS > 32) {
         if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
         __syncthreads();
@@ -390,10 +392,10 @@ QC_DEVICE void qi_quantise_row(const T* x, int64_t cols, float factor, float fix
             if (threadIdx.x % 8 == 0) ((int16_t*)(row + padded + 16))[k / 32] = (int16_t)sum;
         }
     }
-    rule.finish(row, padded, THREADS);
+    rule.finish(row, padded, (int)threadIdx.x, THREADS);
 }
 
-// --- making rows in a linear of few ----------------------------------------------------------------------------------
+// --- making rows in a linear -----------------------------------------------------------------------------------------
 
 template <class X> struct qi_floats {
     typedef X x_type;
@@ -401,18 +403,23 @@ template <class X> struct qi_floats {
     static constexpr int columns = 16;
 };
 
-// ROWS rows of int8, in shared memory and 16-byte aligned, of rows of x or of what a prologue makes of them
-// (linear_fma.cuh), to the bit as above. A thread takes 16 columns at a time, two lanes make a sum. The columns of a
-// thread stay in registers if they are few; else they are made once for the largest, and once for the codes.
-template <int KIND, int THREADS, int ROWS, int COLS, class X, class P = qc_as_it_is>
-QC_DEVICE void qi_make_rows(const X* x, int64_t x_row, float factor, float fixed, int8_t* rows, int64_t width,
+// `live` rows of int8, in shared memory and 16-byte aligned, of rows of x or of what a prologue makes of them
+// (linear_fma.cuh), to the bit as above. LANES threads share a row: all of a block, which makes one row after the
+// other, or some of a warp, so that several rows are made at once. A thread takes 16 columns at a time, two lanes make
+// a sum. The columns of a thread stay in registers if they are few; else they are made once for the largest, and once
+// for the codes.
+template <int KIND, int THREADS, int LANES, int COLS, class X, class P = qc_as_it_is>
+QC_DEVICE void qi_make_rows(const X* x, int64_t x_row, int live, float factor, float fixed, int8_t* rows, int64_t width,
                             int* tops, const P& prologue = P()) {
-    constexpr int padded = (COLS + 63) / 64 * 64, pieces = padded / 16, rounds = (pieces + THREADS - 1) / THREADS;
-    constexpr int kept = rounds <= 2 ? rounds : 1;
+    static_assert(LANES == THREADS || (LANES >= 4 && 32 % LANES == 0), "a block, or a part of a warp");
+    constexpr int padded = (COLS + 63) / 64 * 64, pieces = padded / 16, rounds = (pieces + LANES - 1) / LANES;
+    constexpr int kept = rounds <= 2 ? rounds : 1, at_once = THREADS / LANES;
     typedef qc_x_piece<qi_floats<X>> piece;
-    if constexpr (P::norms) prologue.prepare(x, x_row, ROWS);
+    if constexpr (P::norms) prologue.prepare(x, x_row, live);
+    const int lane = (int)threadIdx.x % LANES;
 #pragma unroll 1
-    for (int row = 0; row < ROWS; row++) {
+    for (int first = 0; first < live; first += at_once) {
+        const int row = first + (int)threadIdx.x / LANES, end = row < live ? pieces : 0;
         piece held[kept];
         const auto make = [&](int i, bool writes, piece& to) QC_INLINED {
             to.read(x + row * x_row, (int64_t)i * 16, COLS);
@@ -422,22 +429,22 @@ QC_DEVICE void qi_make_rows(const X* x, int64_t x_row, float factor, float fixed
         int top = 0;
 #pragma unroll kept
         for (int round = 0; round < rounds; round++) {
-            const int i = round * THREADS + threadIdx.x;
+            const int i = round * LANES + lane;
             piece& mine = held[kept == rounds ? round : 0];
-            if (i >= pieces) continue;
+            if (i >= end) continue;
             make(i, true, mine);
 #pragma unroll
             for (int j = 0; j < 16; j++) top = max(top, (int)__float_as_uint(fabsf(mine.values[j])));
         }
-        const qi_rule<KIND> rule(qi_largest<THREADS>(top, tops), factor, fixed);
+        const qi_rule<KIND> rule(qi_largest<LANES>(top, tops), factor, fixed);
         int8_t* const to = rows + row * width;
 #pragma unroll kept
         for (int round = 0; round < rounds; round++) {
-            const int i = round * THREADS + threadIdx.x;
+            const int i = round * LANES + lane;
             piece& mine = held[kept == rounds ? round : 0];
             uint32_t words[4] = {0, 0, 0, 0};
             int sum = 0;
-            if (i < pieces && rule.finite) {
+            if (i < end && rule.finite) {
                 if constexpr (kept != rounds) make(i, false, mine);
 #pragma unroll
                 for (int j = 0; j < 16; j++) {
@@ -447,12 +454,13 @@ QC_DEVICE void qi_make_rows(const X* x, int64_t x_row, float factor, float fixed
                 }
             }
             sum += __shfl_xor_sync(QC_ALL_LANES, sum, 1);
-            if (i < pieces) {
+            if (i < end) {
                 *(uint4*)(to + i * 16) = make_uint4(words[0], words[1], words[2], words[3]);
                 if (i % 2 == 0) ((int16_t*)(to + padded + 16))[i / 2] = (int16_t)sum;
             }
         }
-        rule.finish(to, padded, THREADS);
-        __syncthreads();
+        if (row < live) rule.finish(to, padded, lane, LANES);
+        if constexpr (at_once == 1) __syncthreads();  // `tops` is free
     }
+    if constexpr (at_once > 1) __syncthreads();
 }

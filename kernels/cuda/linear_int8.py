@@ -6,8 +6,9 @@
 Tensor cores multiply from sm_75 on, `dp4a` before; both read the same weight layout. Sums are exact, and they are
 scaled in the order of formats/integer_product.py, so the bits are the same on every architecture and on the CPU.
 
-Up to eight rows may be floats: then every block makes the rows of int8, of x or of a norm of it, in shared memory
-(`qi_make_rows`), with the bits of quantize_rows.py and linear_norm.py.
+Up to 64 rows may be floats: then every block makes the rows of int8 that it multiplies, of x or of a norm of it, in
+shared memory (`qi_make_rows`), with the bits of quantize_rows.py and linear_norm.py. All threads of a block share a row
+where there are few; of many, several rows are made at once, by a part of a warp each.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ LEAST_WARPS = 4
 FEW_ROWS = 8
 """The most rows of x in a block of `qi_linear_few`."""
 
+ROWS_OF_MANY = 32
+"""Rows of x in a block of `qi_linear_many` that makes its rows."""
+
+MOST_MADE = 64
+"""The most rows that a kernel makes."""
+
 
 def passed_over(arch: str) -> list[tuple[str, str]]:
     """Ways of multiplying that kernels for `arch` do without, best first, and why."""
@@ -58,13 +65,13 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), _engine(arch)
     shared, product = SharedMemory(), _product(spec)
     warps = (launch.warps if launch is not None else None) or (8 if weight.cols >= 2048 else LEAST_WARPS)
-    made = _Made.of(spec, weight, warps)
+    made = _Made.of(spec, FEW_ROWS, warps, weight.panels)
     if made is not None:
         made.room(shared)
     slots = warps if product.columns(weight.cols) >= weight.cols else 2 * warps
     shared.add("sums_of", "int", slots * 128, 4)
     _add_staged(shared, FEW_ROWS, 2 * warps)
-    rows = _rows(spec) if made is None else f"(const int8_t*)codes, {row_bytes(body.k)}"
+    rows = _rows(spec, "0") if made is None else made.rows_argument
     given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish"
     lines = [
         *shared.declarations(),
@@ -85,25 +92,31 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
 def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     """One linear of the other M classes. KernelSelectionError for unsupported operands."""
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), _engine(arch)
-    if body.rows is not None:
-        raise _too_many(spec)
-    shared, tokens = SharedMemory(), 64 if body.m_class == "large" and engine == "mma" else 32
+    blocks = -(-weight.panels // WARPS)
+    made = _Made.of(spec, ROWS_OF_MANY, WARPS, blocks)
+    large = body.m_class == "large" and engine == "mma" and made is None
+    shared, tokens = SharedMemory(), 64 if large else 32
+    if made is not None:
+        made.room(shared)
     _add_staged(shared, tokens, SEGMENTS)
-    where = f"{_weight(spec)}, {_rows(spec)}, {c_dim(body.m)}, {weight.panels}"
-    sizes = f"{tokens // 8}, {WARPS}"
+    rows = _rows(spec, f"blockIdx.x * {tokens}") if made is None else made.rows_argument
+    given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, {weight.panels}, staged, runs, finish"
     lines = [
         *shared.declarations(),
         *_finish(spec),
-        f"qi_linear_many<{_struct_name(spec)}, QI_{engine.upper()}, {sizes}>({where}, staged, runs, finish);",
+        *(made.statements() if made is not None else []),
+        f"qi_linear_many<{_struct_name(spec)}, QI_{engine.upper()}, {tokens // 8}, {WARPS}>(",
+        f"    {given}{', make' * (made is not None)});",
     ]
     note = (
         f"M class {body.m_class}, int8 {engine}: {tokens} rows of x, {WARPS} warps with a panel each; "
         f"{shared.nbytes} bytes of shared memory"
     )
-    geometry = Geometry((_blocks(body.m, tokens), -(-weight.panels // WARPS), 1), (32 * WARPS, 1, 1), shared.nbytes)
-    head = header_comment(spec, note)
-    definitions = _definitions(spec, weight) + signature(spec, 32 * WARPS, 1)
-    return CudaKernel("\n".join([head, definitions, *indent(lines), "}\n"]), geometry, engine, (note,))
+    notes = (note,) if made is None else (made.note(), note)
+    geometry = Geometry((_blocks(body.m, tokens), blocks, 1), (32 * WARPS, 1, 1), shared.nbytes)
+    definitions = _definitions(spec, weight) + (made.definition() if made is not None else "")
+    text = [header_comment(spec, *notes), definitions + signature(spec, 32 * WARPS, 1), *indent(lines), "}\n"]
+    return CudaKernel("\n".join(text), geometry, engine, notes)
 
 
 def _engine(arch: str) -> str:
@@ -116,10 +129,11 @@ def _add_staged(shared: SharedMemory, tokens: int, segments: int) -> None:
     shared.add("runs", "int", tokens * segments, 4)
 
 
-def _rows(spec: KernelSpec) -> str:
-    """The arguments that say where rows of int8 are in memory."""
+def _rows(spec: KernelSpec, first: str) -> str:
+    """The arguments that say where rows of int8 are in memory, from row `first` on."""
     x = spec.operands[0]
-    return f"{identifier(x.name)}, {c_dim(x.strides[0])}"
+    offset = "" if first == "0" else f" + (int64_t)({first}) * {c_dim(x.strides[0])}"
+    return f"{identifier(x.name)}{offset}, {c_dim(x.strides[0])}"
 
 
 def _weight(spec: KernelSpec) -> str:
@@ -145,29 +159,50 @@ def _definitions(spec: KernelSpec, weight: Weight) -> str:
     return weight.definitions + struct + finish_of(spec).definition
 
 
+def lanes_of(columns: int, threads: int, rows: int) -> int:
+    """Threads that share a row of a block that makes `rows` rows: all of them for few rows. Of many rows it is a part
+    of a warp, whose threads keep their columns in registers (32 of them, int8.cuh) if there are no more than 1,024."""
+    if rows <= FEW_ROWS:
+        return threads
+    pieces = -(-columns // 64) * 4
+    return min(32, max(4, 1 << (-(-pieces // 2) - 1).bit_length()))
+
+
 @dataclass(frozen=True)
 class _Made:
-    """How a block makes the rows of int8 that it multiplies."""
+    """How a block makes the rows of int8 that it multiplies: `rows` of them, at most."""
 
     spec: KernelSpec
+    rows: int
     warps: int
-    panels: int
+    blocks: int
 
     @classmethod
-    def of(cls, spec: KernelSpec, weight: Weight, warps: int) -> _Made | None:
-        """None for rows in memory. KernelSelectionError for more rows than a block takes."""
+    def of(cls, spec: KernelSpec, rows: int, warps: int, blocks: int) -> _Made | None:
+        """For `blocks` blocks along the rows of the weight, of up to `rows` rows of x. None for rows in memory.
+        KernelSelectionError for more rows than a kernel makes."""
         body = linear_body(spec)
         if body.rows is None:
             return None
-        if not isinstance(body.m, int) or body.m > FEW_ROWS:
-            raise _too_many(spec)
-        return cls(spec, warps, weight.panels)
+        most = FEW_ROWS if rows == FEW_ROWS else MOST_MADE
+        if not isinstance(body.m, int) or body.m > most:
+            raise KernelSelectionError(
+                f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA of M class {body.m_class} make up to {most} "
+                f"rows of int8, and read more from memory, where a quantize_rows kernel makes them; there are {body.m}"
+            )
+        return cls(spec, min(rows, body.m), warps, blocks)
 
     @property
-    def rows(self) -> int:
-        rows = linear_body(self.spec).m
-        assert isinstance(rows, int)
-        return rows
+    def rows_argument(self) -> str:
+        """The arguments that say where the rows are."""
+        return f"(const int8_t*)codes, {row_bytes(linear_body(self.spec).k)}"
+
+    @property
+    def _several(self) -> bool:
+        """Whether blocks share the rows: then they begin at `m0`."""
+        m = linear_body(self.spec).m
+        assert isinstance(m, int)
+        return m > self.rows
 
     def room(self, shared: SharedMemory) -> None:
         body = linear_body(self.spec)
@@ -179,7 +214,7 @@ class _Made:
     def definition(self) -> str:
         if not linear_body(self.spec).norms:
             return ""
-        return linear_norm.definition(self.spec, self.warps, self.rows, self.panels)
+        return linear_norm.definition(self.spec, self.warps, self.rows, self.blocks)
 
     def statements(self) -> list[str]:
         """The statements that declare `make`."""
@@ -187,12 +222,21 @@ class _Made:
         assert body.rows is not None
         factor, fixed = clip_factors(body.rows.value) if body.rows.kind == "tensor" else (0.0, 0.0)
         numbers = ", ".join(float_literal(float(number), "f32") for number in (factor, fixed))
-        sizes = f"{KINDS.index(body.rows.kind)}, {32 * self.warps}, {self.rows}, {body.k}, {STORAGE_TYPES[x.dtype]}"
+        threads, (row, live), begin = 32 * self.warps, ("0", str(self.rows)), list[str]()
+        if self._several:
+            row, live = "m0", f"(int)qc_min({self.rows}, {body.m} - m0)"
+            begin.append(f"const int64_t m0 = (int64_t)blockIdx.x * {self.rows};")
+        if body.keeps and self.rows > FEW_ROWS:
+            begin.append("const uint32_t panel = blockIdx.y;  // which columns of the kept rows this block writes")
+        at = identifier(x.name) if row == "0" else f"{identifier(x.name)} + m0 * {c_dim(x.strides[0])}"
+        sizes = (KINDS.index(body.rows.kind), threads, lanes_of(body.k, threads, self.rows), body.k)
         return [
-            *([linear_norm.declaration(self.spec, "0")] if body.norms else []),
+            *begin,
+            *([linear_norm.declaration(self.spec, row)] if body.norms else []),
             "const auto make = [&] {",
-            f"    qi_make_rows<{sizes}>({identifier(x.name)}, {c_dim(x.strides[0])}, {numbers}, (int8_t*)codes,",
-            f"                 {row_bytes(body.k)}, tops{', norm' if body.norms else ''});",
+            f"    qi_make_rows<{', '.join(map(str, sizes))}, {STORAGE_TYPES[x.dtype]}>(",
+            f"        {at}, {c_dim(x.strides[0])}, {live}, {numbers}, (int8_t*)codes,",
+            f"        {row_bytes(body.k)}, tops{', norm' if body.norms else ''});",
             "};",
         ]
 
@@ -201,13 +245,6 @@ class _Made:
         assert body.rows is not None
         made = f"rows of int8, {body.rows.kind}"
         return f"{made}, of a norm of the rows of x: {note_of(self.spec)}" if body.norms else f"{made}, of x"
-
-
-def _too_many(spec: KernelSpec) -> KernelSelectionError:
-    return KernelSelectionError(
-        f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA make up to {FEW_ROWS} rows of int8, and read more "
-        f"from memory, where a quantize_rows kernel makes them; there are {linear_body(spec).m}"
-    )
 
 
 def _product(spec: KernelSpec) -> IntegerProduct:

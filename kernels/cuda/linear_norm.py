@@ -6,8 +6,8 @@
         apply(row, k, v)           the same of the last norm
 
 The statistics are summed as in the norm's own kernel (rows.py): the columns of one of its lanes in order, then the
-lanes of a warp, then the warps. If a block has fewer warps than that kernel, a warp takes the share of several, one
-after the other. So the bits are the same. Those of a second norm are sums over what the first one makes of each
+lanes of a warp, then the warps. If a block has fewer warps than that kernel, a warp takes the share of several: one
+after the other, or of so many rows that they would be many trips to memory, eight side by side. So the bits are the same. Those of a second norm are sums over what the first one makes of each
 element, which is computed again where it is read.
 
 Rows that others read as well are written by all blocks: block b of B writes columns 16 b … 16 b + 15, and so on after
@@ -34,6 +34,12 @@ from qcompiler.plan.kinds.linear import RESIDUAL
 
 UNROLLED = 8
 """Loads of a lane under way. More would need registers that the tiles of the weight occupy."""
+
+SIDE_BY_SIDE = 8
+"""Shares of a warp under way at once, of more rows than `FEW_ROWS`."""
+
+FEW_ROWS = 8
+"""The most rows of which a warp takes the shares one after the other."""
 
 
 def check(spec: KernelSpec, engine: str) -> None:
@@ -148,7 +154,7 @@ def _prepare(spec: KernelSpec, stages: Sequence[_Printed], warps: int, rows: int
             elif isinstance(step, Fold):
                 begin = f"sums + {folds * rows * own}" if folds else "sums"
                 fold = Fold(name, step.kind, expression(step.of, names, SCALAR_FORM))
-                lines += _fold(fold, column, known, begin, spec, warps)
+                lines += (_fold if rows <= FEW_ROWS else _folds_at_once)(fold, column, known, begin, spec, warps)
                 known.append(f"const float {name} = qc_total<{own}>({begin} + number * {own});")
                 folds += 1
             else:
@@ -195,6 +201,48 @@ def _fold(
                 "}",
                 f"{name} = qc_warp_sum({name});",
                 f"if (lane == 0) ({begin})[share] = {name};",
+            ]
+        ),
+        "}",
+        "__syncthreads();",
+    ]
+
+
+def _folds_at_once(
+    fold: Fold, column: Sequence[str], known: Sequence[str], begin: str, spec: KernelSpec, warps: int
+) -> list[str]:
+    """The same for many rows: nothing is summed over lanes, or stored, before all loads of a warp are under way."""
+    own, cols = _warps(spec), linear_body(spec).k
+    name, threads = f"{fold.name}s[i]", WARP * own
+    each = {
+        "sum": [f"{name} += {fold.of};"],
+        "squares": [f"const float each = {fold.of};", f"{name} = fmaf(each, each, {name});"],
+    }[fold.kind]
+    every = ["#pragma unroll", f"for (int i = 0; i < {SIDE_BY_SIDE}; i++)"]
+    return [
+        f"for (int first = threadIdx.x / 32 * {SIDE_BY_SIDE}; first < live * {own}; first += {warps * SIDE_BY_SIDE}) {{",
+        *indent(
+            [
+                f"float {fold.name}s[{SIDE_BY_SIDE}];",
+                every[0],
+                f"{every[1]} {{",
+                *indent(
+                    [
+                        f"const int share = qc_min(first + i, live * {own} - 1), number = share / {own};",
+                        "const auto row = x + number * x_row;",
+                        *known,
+                        f"{name} = 0.0f;",
+                        f"#pragma unroll {min(2, -(-cols // threads))}",
+                        f"for (int j = share % {own} * {WARP} + lane; j < {cols}; j += {threads}) {{",
+                        *indent([*column, *each]),
+                        "}",
+                    ]
+                ),
+                "}",
+                *every,
+                f"    {name} = qc_warp_sum({name});",
+                *every,
+                f"    if (lane == 0 && first + i < live * {own}) ({begin})[first + i] = {name};",
             ]
         ),
         "}",

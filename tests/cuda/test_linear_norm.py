@@ -108,9 +108,39 @@ def test_rows_of_int8_are_made_in_the_linear_with_the_bits_of_their_kernels(
             np.testing.assert_array_equal(found.astype(np.float32), apart.astype(np.float32))
 
 
-def test_more_rows_of_int8_than_a_block_takes_are_refused() -> None:
-    case = support.make_codes(LAYOUT, "int8", "f32", "rms", 9, "token", cols=64, m_class="9-64")
-    with pytest.raises(KernelSelectionError, match=r"make up to 8 rows of int8.*there are 9"):
+MANY = (
+    ("int8", "rms", 17, "token", 64), ("int8", None, 32, "token", 1), ("int4", "layer", 33, "tensor", 96),
+    ("int8", "layer_bare", 64, "token", 512), ("int8", None, 9, "token", 3640), ("int8", "layer", 12, "token", 1100),
+    ("int4", None, 50, "tensor", 640), ("int8", "rms_bare", 41, "token", 333), ("int4", "rms", 16, "token", 2048),
+)  # fmt: skip
+"""A part of a block of 32 rows, a whole one, and two; a row made by 4 to 32 threads, in registers and twice."""
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [
+        ("sm_90a", "bf16"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("sm_80", "f32"), ("sm_75", "f16"), ("sm_70", "f32"))),
+    ],
+)
+def test_blocks_make_their_own_rows_of_many(sim_module: Module, arch: str, dtype: str) -> None:
+    made = [
+        support.make_codes(LAYOUT, fmt, dtype, norm, m, kind, cols=cols, m_class="9-64")
+        for fmt, norm, m, kind, cols in MANY
+    ]
+    module = sim_module([spec for case in made for spec in (case.fused, *case.steps)], arch)
+    run = lambda spec, given: module.run(spec.name, given)[-1]  # noqa: E731
+    for case in made:
+        operands = case.given(case.m)
+        for value in (1.0, 0.0, np.nan):
+            operands[0][case.m - 1] *= value
+            found, apart = run(case.fused, operands), case.apart(run, operands)
+            np.testing.assert_array_equal(found.astype(np.float32), apart.astype(np.float32))
+
+
+def test_more_rows_of_int8_than_a_kernel_makes_are_refused() -> None:
+    case = support.make_codes(LAYOUT, "int8", "f32", "rms", 65, "token", cols=64, m_class="9-64")
+    with pytest.raises(KernelSelectionError, match=r"make up to 64 rows of int8.*there are 65"):
         emit.emit_kernel(case.fused, "sm_80")
 
 
@@ -198,5 +228,11 @@ def test_no_kernel_that_makes_rows_of_int8_spills(nvrtc: Callable[..., Any], arc
         )
         for spec in specs
     ]  # fmt: skip
-    for name, used in nvrtc([*specs, *alone], arch).items():
+    many = [
+        support.make_codes(LAYOUT, fmt, dtype, norm, m, "token", cols=k, m_class="9-64").fused
+        for fmt, norm, m, k in (
+            ("int8", "layer", 17, 768), ("int4", "layer", 42, 768), ("int8", None, 10, 3072), ("int8", "rms", 64, 512),
+        )
+    ]  # fmt: skip
+    for name, used in nvrtc([*specs, *alone, *many], arch).items():
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), (name, arch, used)

@@ -183,10 +183,11 @@ def test_rows_of_int8_are_made_by_the_linear(activations: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=SLOW)])
-@pytest.mark.parametrize("m", [1, pytest.param(8, marks=SLOW)])
+@pytest.mark.parametrize("m", [1, *(pytest.param(m, marks=SLOW) for m in (8, 9, 17, 32, 33, 64))])
 def test_a_gpu_makes_rows_of_int8_in_the_linear(m: int, dtype: torch.dtype) -> None:
     torch.manual_seed(6)
-    model, x = Block().eval().to(dtype), torch.randn(m, K).to(dtype)
+    k = K if m <= 8 else 64  # the estimate keeps many rows that are wide apart
+    model, x = Block(k=k).eval().to(dtype), torch.randn(m, k).to(dtype)
     recipes = [qc.QuantConfig("int8", activations="int8", separate=sep, promise_bits=None) for sep in ((), ("*",))]
     fused, apart = (qc.qcompile(model, (x,), quant=recipe, device="sim:0") for recipe in recipes)
     made = [spec.body.rows for spec in fused.plan.kernels if isinstance(spec.body, LinearKernel)]
@@ -200,9 +201,9 @@ def test_a_gpu_makes_rows_of_int8_in_the_linear(m: int, dtype: torch.dtype) -> N
 def test_a_gpu_makes_more_rows_of_int8_in_a_kernel_of_their_own() -> None:
     """And says so; the norm in front of them keeps its kernel, too."""
     recipe = qc.QuantConfig("int8", activations="int8", promise_bits=None)
-    program = qc.qcompile(Block().eval(), (torch.randn(9, K),), quant=recipe, device="sim:0")
+    program = qc.qcompile(Block().eval(), (torch.randn(65, K),), quant=recipe, device="sim:0")
     said = " ".join(f"{c.what}: {c.why}" for c in program.report().choices if c.stage == "fuse-norm-prologue")
-    assert not norms(program) and "there are 9 rows, and kernels for up to 8 make rows of int8" in said
+    assert not norms(program) and "there are 65 rows, and kernels for up to 64 make rows of int8" in said
     assert "qc.quantize_rows reads it" in said
 
 
@@ -276,22 +277,25 @@ def test_rows_known_at_run_time_are_added_by_the_kernel_of_the_norm(device: str)
 DEVICES = ["cpu", pytest.param("sim:0", marks=SLOW)]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_codes_of_a_sum_with_a_residual(device: str) -> None:
+CODES_ON = [("cpu", 3, K), pytest.param("sim:0", 3, K, marks=SLOW), pytest.param("sim:0", 35, 64, marks=SLOW)]
+
+
+@pytest.mark.parametrize(("device", "m", "k"), CODES_ON)
+def test_codes_of_a_sum_with_a_residual(device: str, m: int, k: int) -> None:
     """W8A8: the norm, the addition, the norm of the sum, its codes and the product are one launch."""
     torch.manual_seed(12)
-    model, x = Sandwich("rms").eval(), torch.randn(3, K)
+    model, x = Sandwich("rms", k).eval(), torch.randn(m, k)
     recipes = [qc.QuantConfig("int8", activations="int8", separate=sep, promise_bits=None) for sep in ((), ("*",))]
     fused, apart = (qc.qcompile(model, (x,), quant=recipe, device=device) for recipe in recipes)
     assert launches(fused) == 4, decisions(fused)
     assert torch.equal(fused(x), apart(x))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_rows_of_int8_of_a_norm_that_others_read(device: str) -> None:
+@pytest.mark.parametrize(("device", "m", "k"), CODES_ON)
+def test_rows_of_int8_of_a_norm_that_others_read(device: str, m: int, k: int) -> None:
     """The linear keeps the floats, and multiplies the codes."""
     torch.manual_seed(9)
-    model, x = PostNorm("rms").eval(), torch.randn(3, K)
+    model, x = PostNorm("rms", k).eval(), torch.randn(m, k)
     recipes = [qc.QuantConfig("int8", activations="int8", separate=sep, promise_bits=None) for sep in ((), ("*",))]
     fused, apart = (qc.qcompile(model, (x,), quant=recipe, device=device) for recipe in recipes)
     assert [norm.keeps for norm in norms(fused)] == [True, True] and launches(fused) == 4, decisions(fused)
@@ -547,6 +551,11 @@ def test_a_norm_stays_where_too_many_blocks_would_repeat_it() -> None:
     assert obstacle(query()) is None
     assert "1792 blocks take" in str(obstacle(query(n=28672)))
     assert obstacle(query(n=28672, kind="cpu", isas=("x86-64-v4",))) is None
+    many = {"m": 17, "k": 192, "n": 384, "makes_codes": True, "multiplies_codes": True}
+    assert obstacle(query(**many)) is None and obstacle(query(**{**many, "makes_codes": False})) is None
+    assert "kernels for up to 8 take a norm" in str(obstacle(query(m=17, k=192)))
+    assert "there are 65 rows, and kernels for up to 64" in str(obstacle(query(**{**many, "m": 65})))
+    assert "48 blocks take" in str(obstacle(query(**{**many, "m": 42, "k": 768, "n": 3072})))
     slow = device_cost("sm_75")
     assert time_in_blocks(query(n=28672), slow) > time_in_blocks(query(n=28672), device_cost("sm_90a"))
     assert "sm_75" in str(obstacle(query(isas=("sm_90a", "sm_75")))), "one plan serves both"
