@@ -353,7 +353,8 @@ template <int KIND> struct qi_rule {
 // The largest of the numbers of THREADS neighbours, which are not negative: some of a warp, or all of a block. Then a
 // barrier must follow before `tops` is used again.
 template <int THREADS> QC_DEVICE int qi_largest(int top, int* tops) {
-    for (int step = THREADS < 32 ? THREADS / 2 : 16; step > 0; step >>= 1) top = max(top, __shfl_xor_sync(QC_ALL_LANES, top, step));
+    for (int step = THREADS < 32 ? THREADS / 2 : 16; step > 0; step >>= 1)
+        top = max(top, __shfl_xor_sync(QC_ALL_LANES, top, step));
     if constexpr (THREADS > 32) {
         if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
         __syncthreads();

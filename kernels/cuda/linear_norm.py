@@ -7,8 +7,9 @@
 
 The statistics are summed as in the norm's own kernel (rows.py): the columns of one of its lanes in order, then the
 lanes of a warp, then the warps. If a block has fewer warps than that kernel, a warp takes the share of several: one
-after the other, or of so many rows that they would be many trips to memory, eight side by side. So the bits are the same. Those of a second norm are sums over what the first one makes of each
-element, which is computed again where it is read.
+after the other, or of so many rows that they would be many trips to memory, eight side by side. So the bits are the
+same. Those of a second norm are sums over what the first one makes of each element, which is computed again where it is
+read.
 
 Rows that others read as well are written by all blocks: block b of B writes columns 16 b … 16 b + 15, and so on after
 every 16 B.
@@ -219,8 +220,9 @@ def _folds_at_once(
         "squares": [f"const float each = {fold.of};", f"{name} = fmaf(each, each, {name});"],
     }[fold.kind]
     every = ["#pragma unroll", f"for (int i = 0; i < {SIDE_BY_SIDE}; i++)"]
+    begin_of_warp, step = f"threadIdx.x / 32 * {SIDE_BY_SIDE}", warps * SIDE_BY_SIDE
     return [
-        f"for (int first = threadIdx.x / 32 * {SIDE_BY_SIDE}; first < live * {own}; first += {warps * SIDE_BY_SIDE}) {{",
+        f"for (int first = {begin_of_warp}; first < live * {own}; first += {step}) {{",
         *indent(
             [
                 f"float {fold.name}s[{SIDE_BY_SIDE}];",

@@ -116,12 +116,11 @@ MANY = (
 """A part of a block of 32 rows, a whole one, and two; a row made by 4 to 32 threads, in registers and twice."""
 
 
+OLDER = [("sm_80", "f32"), ("sm_75", "f16"), ("sm_70", "f32")]
+
+
 @pytest.mark.parametrize(
-    ("arch", "dtype"),
-    [
-        ("sm_90a", "bf16"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("sm_80", "f32"), ("sm_75", "f16"), ("sm_70", "f32"))),
-    ],
+    ("arch", "dtype"), [("sm_90a", "bf16"), *(pytest.param(*each, marks=pytest.mark.slow) for each in OLDER)]
 )
 def test_blocks_make_their_own_rows_of_many(sim_module: Module, arch: str, dtype: str) -> None:
     made = [
