@@ -4,6 +4,7 @@
     note_of(spec)           their equations, for a comment
     kept_of(spec)           the place of the operand that takes the rows of the first norm for other readers; None if
                             nobody else reads them
+    kept_codes_of(spec)     the same of the rows of int8
 
 A first norm with a residual makes the rows that a second one reads. Both targets go by the same equations.
 """
@@ -75,6 +76,11 @@ def note_of(spec: KernelSpec) -> str:
 def kept_of(spec: KernelSpec) -> int | None:
     """The place of the operand that takes the first norm's rows, in front of the result."""
     return len(spec.operands) - 2 if _linear(spec).keeps else None
+
+
+def kept_codes_of(spec: KernelSpec) -> int | None:
+    """The place of the operand that takes the rows of int8, in front of the result."""
+    return len(spec.operands) - 2 if _linear(spec).keeps_codes else None
 
 
 def _roles(record: RowNorm) -> list[str]:

@@ -7,8 +7,8 @@
 
 Likewise `qc.quantize_rows`, which makes the rows of int8 that a linear multiplies, and a norm in front of it.
 
-If other ops read the norm as well, the linear keeps the normalised rows for them, as a second result. It is the first
-linear that takes the norm, and stands in front of the other readers:
+If other ops read the norm, or the rows of int8, as well, the linear keeps them, as a second result. It is the first
+linear that takes them, and stands in front of the other readers:
 
     %n = qc.layer_norm %h                                   %y, %n = qc.linear %h, %w prologue {
     %y = qc.linear %n, %w                        ->           …
@@ -31,7 +31,7 @@ those of the norm's own kernel, so results are the same to the bit.
 
 A norm keeps a kernel of its own if
 - no linear multiplies its rows, or one that does needs what another reader of the norm computes;
-- it makes rows of int8 for several ops;
+- the linear keeps other rows already: a linear has one result beside its own;
 - the number of rows is known only at run time, or is so large that threads, or blocks, should share the norm;
 - the estimate says that normalising in each block of a GPU takes longer than the launch (kernels/prologue_choice.py);
 - `separate` has a pattern of its module path.
@@ -127,7 +127,7 @@ def _choice(norm: Maker, context: QCContext) -> list[qc.LinearOp] | str:
     """The linears that take the norm, or why none does: the reason against the first.
 
     On a CPU it is the first that can. On a GPU all that can take it: each of their blocks makes the rows in any case,
-    and they may then share a launch (merge-launches).
+    and they may then share a launch (merge-launches). The first keeps the rows if others read them.
     """
     readers = rows_read(norm.result)
     if not readers.linears:
@@ -137,19 +137,22 @@ def _choice(norm: Maker, context: QCContext) -> list[qc.LinearOp] | str:
         if isinstance(reader, qc.LinearOp):
             return f"'{path_of(reader)}' reads it, but does not multiply its rows"
         return f"{reader.name} reads it"
-    every = context.target.kind == "cuda"
-    if isinstance(norm, qc.QuantizeRowsOp) and ((len(readers.linears) > 1 and not every) or readers.others):
-        return "several ops read it"
-    found, reasons = list[qc.LinearOp](), list[str]()
+    able, reasons = list[qc.LinearOp](), list[str]()
     for linear in readers.linears:
         why = _obstacle(norm, linear, context)
-        if why is not None:
+        if why is None:
+            able.append(linear)
+        else:
             reasons.append(why)
-        elif every or not found:
-            found.append(linear)
-    if isinstance(norm, qc.QuantizeRowsOp) and len(found) < len(readers.linears):
-        return reasons[0] if reasons else "several ops read it"
-    return found or reasons[0]
+    if not able:
+        return reasons[0]
+    every = context.target.kind == "cuda"
+    if every and not readers.beside(*able):
+        return able
+    keeper = next((linear for linear in able if place_for(linear, norm.result) is not None), None)
+    if keeper is None:
+        return f"'{path_of(able[0])}' reads what another reader of the {_what(norm)} computes"
+    return [keeper, *(linear for linear in able if linear is not keeper)] if every else [keeper]
 
 
 def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | None:
@@ -158,10 +161,10 @@ def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | Non
         return f"'{path_of(linear)}' has a norm already"
     if linear.residual_norm is not None:
         return f"'{path_of(linear)}' has a norm with a residual already"
-    if linear.kept:
+    if linear.keeps == "norm":
         return f"'{path_of(linear)}' keeps the rows of its norm"
-    if place_for(linear, norm.result) is None:
-        return f"'{path_of(linear)}' reads what another reader of the norm computes"
+    if linear.keeps == "codes" and rows_read(norm.result).beside(linear):
+        return f"'{path_of(linear)}' keeps its rows of int8, and other ops read those of the norm"
     if isinstance(norm, qc.QuantizeRowsOp):
         if norm.columns is not None:
             return "it leaves columns out, which a call finds"
@@ -191,7 +194,9 @@ def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | Non
 
 def _fuse(norm: Maker, linear: qc.LinearOp, *, keeps: bool) -> None:
     place = place_for(linear, norm.result)
-    assert place is not None
+    if place is None:
+        assert not keeps
+        place = linear
     block = linear.parent
     assert block is not None
     for operand in linear.operands:
@@ -201,7 +206,9 @@ def _fuse(norm: Maker, linear: qc.LinearOp, *, keeps: bool) -> None:
     builder = build.with_path(InsertPoint.before(place), path_of(linear))
     x = build.reshape(builder, norm.x, (*shape_of(linear.x.type)[:-1], shape_of(norm.x.type)[-1]))
     affine = [*norm.operands[1:], *linear.affine]
-    norms, rows = list(linear.norms), linear.quantised
+    norms, rows, kept = list(linear.norms), linear.quantised, linear.keeps
+    if keeps:
+        kept = "codes" if isinstance(norm, qc.QuantizeRowsOp) else "norm"
     if isinstance(norm, qc.QuantizeRowsOp):
         rows = norm
     else:
@@ -212,12 +219,13 @@ def _fuse(norm: Maker, linear: qc.LinearOp, *, keeps: bool) -> None:
     epilogue = linear.epilogue.clone() if linear.epilogue.blocks else None
     made = qc.LinearOp(
         x, linear.w, linear.bias, linear.result.type, linear.extras, epilogue, pairs=linear.combines_pairs,
-        affine=affine, prologue=prologue_region(norms, rows, x, affine, keeps=keeps),
+        affine=affine, prologue=prologue_region(norms, rows, x, affine, keeps=kept),
     )  # fmt: skip
     made.attributes.update(linear.attributes)
     builder.insert(made)
     linear.result.replace_all_uses_with(made.result)
-    for kept in made.kept:
-        norm.result.replace_all_uses_with(build.reshape(builder, kept, shape_of(norm.result.type)))
+    source = norm.result if keeps or not linear.kept else linear.kept[0]
+    for each in made.kept:
+        source.replace_all_uses_with(build.reshape(builder, each, shape_of(source.type)))
     erase_if_dead(linear)
     erase_if_dead(norm)

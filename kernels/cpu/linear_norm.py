@@ -8,8 +8,8 @@
 
 Rows of a norm have the type of x. A second norm reads the rows of the first, and rows of int8 are made of the last
 norm's, or of x. Each lies behind what comes before it in the scratch of the calling thread, and every task reads the
-last ones there. Rows that others read as well lie in the operand that keeps them instead. A norm of so few rows
-(plan/kinds/linear.py) would be one task or two in a kernel of its own, and rows of int8 one task.
+last ones there. Rows that others read as well, of a norm or of int8, lie in the operand that keeps them instead. A norm
+of so few rows (plan/kinds/linear.py) would be one task or two in a kernel of its own, and rows of int8 one task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qcompiler.formats.int8_rows import KINDS, clip_factors
 from qcompiler.kernels.cpu.rows import row_lines
 from qcompiler.kernels.cpu.text import pointer, symbol_declarations
 from qcompiler.kernels.items import by_role
-from qcompiler.kernels.norm_prologue import Stage, stages_of
+from qcompiler.kernels.norm_prologue import Stage, kept_codes_of, stages_of
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, indent, needed
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
@@ -39,7 +39,7 @@ def scratch_with_rows(spec: KernelSpec, scratch: int) -> int:
     if not body.norms and body.rows is None:
         return scratch
     assert isinstance(body.m, int)
-    codes = 0 if body.rows is None else body.m * int8_rows.row_bytes(body.k)
+    codes = 0 if body.rows is None or body.keeps_codes else body.m * int8_rows.row_bytes(body.k)
     room = begin_of_rows(body.m * body.k * ITEMSIZE[spec.operands[0].dtype])
     return begin_of_rows(scratch) + room * sum(stage.kept is None for stage in stages_of(spec)) + codes
 
@@ -50,16 +50,16 @@ def rows_functions(spec: KernelSpec) -> str:
     made = "".join(_normalised(spec, number, stage) for number, stage in enumerate(stages_of(spec)))
     if body.rows is None:
         return made
-    kind, width = STORAGE_TYPES[x.dtype], int8_rows.row_bytes(body.k)
+    kind = STORAGE_TYPES[x.dtype]
     factor, fixed = clip_factors(body.rows.value) if body.rows.kind == "tensor" else (0.0, 0.0)
     numbers = ", ".join(float_literal(float(number), "f32") for number in (factor, fixed, 0.0))
     lines = [
         f"for (int64_t row = 0; row < {body.m}; row++)",
         f"    qi_quantise_row<{KINDS.index(body.rows.kind)}>(",
-        f"        x + row * x_width, {body.k}, {numbers}, nullptr, out + row * {width});",
+        f"        x + row * x_width, {body.k}, {numbers}, nullptr, out + row * width);",
     ]
-    head = f"static void qk_{spec.name}_codes(const {kind}* const x, const int64_t x_width, int8_t* const out) {{"
-    return made + "\n".join([head, *indent(lines), "}\n"])
+    given = f"const {kind}* const x, const int64_t x_width, int8_t* const out, const int64_t width"
+    return made + "\n".join([f"static void qk_{spec.name}_codes({given}) {{", *indent(lines), "}\n"])
 
 
 def _normalised(spec: KernelSpec, number: int, stage: Stage) -> str:
@@ -92,11 +92,14 @@ def source(spec: KernelSpec, scratch: int) -> list[str]:
         if stage.kept is None:
             place = begin_of_rows(place + int(body.m) * body.k * ITEMSIZE[x.dtype])
     if body.rows is not None:
+        kept = kept_codes_of(spec)
+        at = f"(ctx->scratch + {place})" if kept is None else f"op[{kept}]"
+        own = int8_rows.row_bytes(body.k) if kept is None else spec.operands[kept].strides[0]
         lines += [
-            f"int8_t* const codes = (int8_t*)(ctx->scratch + {place});",
-            f"qk_{spec.name}_codes({rows}, {width}, codes);",
+            f"int8_t* const codes = (int8_t*){at};",
+            f"qk_{spec.name}_codes({rows}, {width}, codes, {c_dim(own)});",
         ]
-        rows, width = "codes", str(int8_rows.row_bytes(body.k))
+        rows, width = "codes", c_dim(own)
     return [*lines, f"job.x = (const char*){rows}, job.x_row = {width}, job.x_col = 1;"]
 
 

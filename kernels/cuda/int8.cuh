@@ -465,3 +465,11 @@ QC_DEVICE void qi_make_rows(const X* x, int64_t x_row, int live, float factor, f
     }
     if constexpr (at_once > 1) __syncthreads();
 }
+
+// Copies rows of WIDTH bytes, which the block has made in shared memory, to where others read them.
+template <int WIDTH> QC_DEVICE void qi_keep_rows(const int8_t* rows, int live, int8_t* to, int64_t to_row) {
+    constexpr int pieces = WIDTH / 16;
+    static_assert(WIDTH % 16 == 0, "rows of int8 have whole pieces of 16 bytes");
+    for (int i = (int)threadIdx.x; i < live * pieces; i += (int)blockDim.x)
+        *(uint4*)(to + i / pieces * to_row + i % pieces * 16) = ((const uint4*)rows)[i];
+}

@@ -21,11 +21,11 @@ from qcompiler.formats.int8_rows import KINDS, clip_factors, row_bytes
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels.cuda import linear_norm
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory, check_extent
-from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
+from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body, row_offset
 from qcompiler.kernels.cuda.panel_text import Launch, PanelText
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import AS_THEY_ARE, LAYOUT, Weight, block, weight_of
-from qcompiler.kernels.norm_prologue import note_of
+from qcompiler.kernels.norm_prologue import kept_codes_of, note_of
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
@@ -226,8 +226,9 @@ class _Made:
         if self._several:
             row, live = "m0", f"(int)qc_min({self.rows}, {body.m} - m0)"
             begin.append(f"const int64_t m0 = (int64_t)blockIdx.x * {self.rows};")
-        if body.keeps and self.rows > FEW_ROWS:
-            begin.append("const uint32_t panel = blockIdx.y;  // which columns of the kept rows this block writes")
+        kept = kept_codes_of(self.spec)
+        if self.rows > FEW_ROWS and (body.keeps or kept is not None):
+            begin.append("const uint32_t panel = blockIdx.y;  // which part of the kept rows this block writes")
         at = identifier(x.name) if row == "0" else f"{identifier(x.name)} + m0 * {c_dim(x.strides[0])}"
         sizes = (KINDS.index(body.rows.kind), threads, lanes_of(body.k, threads, self.rows), body.k)
         return [
@@ -237,7 +238,16 @@ class _Made:
             f"    qi_make_rows<{', '.join(map(str, sizes))}, {STORAGE_TYPES[x.dtype]}>(",
             f"        {at}, {c_dim(x.strides[0])}, {live}, {numbers}, (int8_t*)codes,",
             f"        {row_bytes(body.k)}, tops{', norm' if body.norms else ''});",
+            *([] if kept is None else self._keeping(kept, row, live)),
             "};",
+        ]
+
+    def _keeping(self, place: int, row: str, live: str) -> list[str]:
+        """The statements by which the first block writes the rows for others."""
+        kept, width = self.spec.operands[place], row_bytes(linear_body(self.spec).k)
+        to = f"{identifier(kept.name)} + {row_offset(kept, row)}"
+        return [
+            f"    if (panel == 0) qi_keep_rows<{width}>((const int8_t*)codes, {live}, {to}, {c_dim(kept.strides[0])});"
         ]
 
     def note(self) -> str:

@@ -18,6 +18,7 @@ they share is in `qc_base.py`.  An op is in the dialect as soon as one of these 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from xdsl.dialects.builtin import (
     FloatAttr,
@@ -236,6 +237,10 @@ class DequantizeOp(QCOp):
 # --- matmuls ---------------------------------------------------------------------------------------------------------
 
 
+Keeps = Literal["norm", "codes"]
+"""Rows that a linear makes in its prologue and keeps for other ops: those of its first norm, or those of int8."""
+
+
 @irdl_op_definition
 class LinearOp(QCOp):
     """`x (…, K) @ w (N, K)ᵀ + bias (N)`, then an optional scalar epilogue.
@@ -253,7 +258,8 @@ class LinearOp(QCOp):
     The prologue region makes the rows that are multiplied. Its arguments are x and `affine`, as whole tensors. It holds
     a chain of ops, each of the result before it: a norm with a residual, a norm, and a `qc.quantize_rows` without
     columns, any of which may lack. Results of norms have the type of x. It ends in `qc.yield` of the last result. If it
-    yields the first norm's result behind that, other ops read those rows: they are the op's second result, `kept`.
+    yields the first norm's result behind that, or the rows of int8 again, other ops read those rows: they are the op's
+    second result, `kept`.
 
     With `statistics` ("layer" or "rms"), the second result is the statistics of the result's rows instead, in parts
     (plan/row_statistics.py), for a norm in another linear.
@@ -359,26 +365,33 @@ class LinearOp(QCOp):
             count = len(each.operands) - 1
             chained = chained and list(each.operands) == [rows, *given[:count]]
             rows, given = each.result, given[count:]
-        kept = [norms[0].result] if norms and self.kept else []
+        kept = [rows] if self.keeps == "codes" else [norm.result for norm in norms[:1] if self.kept]
         self.expect(
             chained and not given and _yielded(self.prologue) == [rows, *kept],
             "a prologue is norms of its arguments, or rows of int8, or these of those, and a qc.yield of the result, "
-            "behind which the first norm's may stand again",
+            "behind which the first norm's, or the rows of int8, may stand again",
         )
         with_residual = [norm.residual is not None for norm in norms]
         self.expect(
             with_residual in ([], [False], [True], [True, False]),
             "a prologue has one norm, or one with a residual and then one without",
         )
-        self.expect([v.type for v in self.kept] == [v.type for v in kept], "`kept` are the rows that the norm gives")
+        self.expect([v.type for v in self.kept] == [v.type for v in kept], "`kept` are the rows that the region gives")
         for norm in norms:
             made = norm.result.type
             self.expect(made == self.x.type, f"the norm gives {made}, and x is {self.x.type}")
 
     @property
     def kept(self) -> tuple[SSAValue, ...]:
-        """The rows that the first norm makes, if other ops read them."""
+        """The rows that the first norm makes, or those of int8, if other ops read them."""
         return () if self.statistics is not None else tuple(self.beside)
+
+    @property
+    def keeps(self) -> Keeps | None:
+        """Which rows `kept` are."""
+        if not self.kept:
+            return None
+        return "codes" if self.quantised is not None and tensor_dtype(self.kept[0].type) == "i8" else "norm"
 
     @property
     def norms(self) -> tuple[RmsNormOp | LayerNormOp, ...]:

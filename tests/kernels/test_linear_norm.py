@@ -145,25 +145,32 @@ def test_the_rows_lie_behind_the_scratch_of_tasks() -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_rows_of_int8_of_x_and_of_a_norm_have_the_bits_of_their_kernels(build: Build, isa: str, dtype: str) -> None:
-    """Both kinds, with and without a norm, one row and several, a row that is not finite, columns that fill no run."""
+    """Both kinds, with and without a norm, one row and several, a row that is not finite, columns that fill no run;
+    kept for other readers, with gaps between them, or not."""
     made = [
-        support.make_codes(LAYOUT, fmt, dtype, norm, m, kind, cols=cols)
+        support.make_codes(LAYOUT, fmt, dtype, norm, m, kind, cols=cols, keeps=keeps)
+        for keeps in (False, True)
         for fmt, norm, m, kind, cols in (
             ("int8", "rms", 1, "token", 101), ("int8", None, 7, "token", 64), ("int4", "layer", 3, "tensor", 96),
             ("int4", None, 1, "tensor", 1024), ("int8", "layer_bare", 15, "token", 333), ("int8", "rms", 2, "token", 1),
         )
     ]  # fmt: skip
-    kernels = build([spec for case in made for spec in (case.fused, *case.steps)], isa)
+    kernels = build(list({spec.name: spec for case in made for spec in (case.fused, *case.steps)}.values()), isa)
 
-    def run(spec: KernelSpec, given: Sequence[Any]) -> Any:
-        return kernels.run_both(spec.name, lambda: [*given[:-1], given[-1].copy()])[-1]
+    def run(spec: KernelSpec, given: Sequence[Any], written: int = 1) -> Any:
+        return kernels.run_both(spec.name, lambda: [*given[:-written], *map(copied, given[-written:])])
 
     for case in made:
         operands = case.given(case.m)
         for value in (1.0, np.nan):
             operands[0][0, 0] *= value
-            found, apart = run(case.fused, operands), case.apart(run, operands)
-            np.testing.assert_array_equal(found.astype(np.float32), apart.astype(np.float32))
+            found = run(case.fused, operands, case.written)[-case.written :]
+            apart = case.apart(lambda spec, given: run(spec, given)[-1], operands)
+            for ours, theirs in zip(found, apart, strict=True):
+                np.testing.assert_array_equal(ours.astype(np.float32), theirs.astype(np.float32))
+
+
+KEPT = msgspec.structs.replace(support.NORMS["rms"], keeps=True)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +182,10 @@ def test_rows_of_int8_of_x_and_of_a_norm_have_the_bits_of_their_kernels(build: B
         ({"rows": RowCodes(kind="token")}, "to multiply codes"),
         ({"added": support.NORMS["rms"]}, "adds one norm to a residual"),
         ({"codes": True, "rows": RowCodes(kind="tensor", value=float("inf"))}, "with the value inf"),
+        (
+            {"codes": True, "rows": RowCodes(kind="token", keeps=True), "norm": KEPT},
+            "the rows of its norm or the codes that it makes, not both",
+        ),
     ],
 )
 def test_what_cannot_be_normalised_is_refused(change: dict[str, Any], said: str) -> None:

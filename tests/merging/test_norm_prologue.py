@@ -303,6 +303,78 @@ def test_rows_of_int8_of_a_norm_that_others_read(device: str, m: int, k: int) ->
         assert torch.equal(ours, theirs)
 
 
+class Mixed(nn.Module):
+    """Three linears of the same norm, two of them of one format, as q, k and v in llama.cpp's mixtures. With `post` the
+    norm is a residual as well."""
+
+    def __init__(self, norm: str, k: int = K, *, post: bool = False) -> None:
+        super().__init__()
+        self.norm, self.post = NORMS[norm](k), post
+        self.q, self.k, self.v, self.o = (nn.Linear(k, k, bias=i % 2 == 0) for i in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = self.norm(x)
+        return (n if self.post else x) + self.o(torch.tanh(self.q(n) * self.k(n)) + self.v(n))
+
+
+MIXED = [
+    ("rms", False, (1,), torch.float32, "cpu"), ("layer", False, (3,), torch.bfloat16, "cpu"),
+    ("rms", True, (2,), torch.float32, "cpu"),
+    *(pytest.param(*each, marks=SLOW) for each in (
+        ("layer_bare", False, (1, 17), torch.float32, "cpu"), ("gemma", False, (8,), torch.bfloat16, "cpu"),
+        ("layer", True, (1, 1), torch.bfloat16, "cpu"), ("rms", False, (1,), torch.bfloat16, "sim:0"),
+        ("rms", True, (1,), torch.float32, "sim:0"),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("norm", "post", "m", "dtype", "device"), MIXED)
+def test_rows_of_int8_that_two_linears_read(
+    norm: str, post: bool, m: tuple[int, ...], dtype: torch.dtype, device: str, tmp_path: Path
+) -> None:
+    """On a CPU the first keeps them for the second. Its norm is in it as well, unless others read that one's rows. On a
+    GPU each makes its own."""
+    torch.manual_seed(14)
+    model, x = Mixed(norm, post=post).eval().to(dtype), torch.randn(*m, K).to(dtype)
+    fused, apart = (
+        qc.qcompile(model, (x,), device=device, quant=qc.QuantConfig(
+            "int8", activations="int8", rules={"v": "int4:group=32"}, separate=separate, promise_bits=None,
+        ))
+        for separate in ((), ("*",))
+    )  # fmt: skip
+    bodies = [spec.body for spec in fused.plan.kernels if isinstance(spec.body, LinearKernel)]
+    keeps = [body.rows is not None and body.rows.keeps for body in bodies]
+    if device == "cpu":
+        assert keeps == [True, False, False] and launches(fused) == 3 + post, decisions(fused)
+        assert len(norms(fused)) == 1 - post
+        said = decisions(fused)["norm"]
+        assert ("keeps its rows of int8, and other ops read those of the norm" if post else "prologue of") in said
+    else:
+        assert not any(keeps) and launches(fused) <= 3
+    fused.save(tmp_path / "mixed.qca")
+    loaded = qc.load(tmp_path / "mixed.qca", device=device, verify="full")
+    for each in (x, x * 1000, torch.zeros_like(x)):
+        ours, theirs, again = (program(each).contiguous().view(torch.uint8) for program in (fused, apart, loaded))
+        assert torch.equal(ours, theirs) and torch.equal(again, theirs)
+
+
+def test_a_gpu_keeps_rows_of_int8_for_a_linear_of_too_many_blocks() -> None:
+    """The estimate makes them once; yet no launch of their own."""
+    torch.manual_seed(15)
+    model = nn.ModuleDict({"norm": nn.RMSNorm(K), "q": nn.Linear(K, 64), "v": nn.Linear(K, 16384)}).eval()
+    model.forward = lambda x: (model.q(model.norm(x)), model.v(model.norm(x)))  # type: ignore[method-assign]
+    recipes = [
+        qc.QuantConfig("int8", activations="int8", rules={"v": "int4:group=32"}, separate=separate, promise_bits=None)
+        for separate in ((), ("*",))
+    ]
+    x = torch.randn(3, K)
+    fused, apart = (qc.qcompile(model, (x,), quant=recipe, device="sim:0") for recipe in recipes)
+    assert launches(fused) == 2 == launches(apart) - 2, decisions(fused)
+    assert decisions(fused)["q"] == "rows of int8: the prologue of 'q': its rows are kept for 'v'"
+    for ours, theirs in zip(fused(x), apart(x), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @SLOW
 @pytest.mark.parametrize("isa", supported_isas()[:-1])
 def test_every_instruction_set_gives_the_same_bits(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +398,11 @@ def test_the_interpreter_agrees_after_every_pass() -> None:
         assert len(norms(program)) == 2
     program = qc.qcompile(PostNorm("layer", 64).eval(), (torch.randn(2, 64),), quant="nf4", verify_each="numerics")
     assert [norm.keeps for norm in norms(program)] == [True, True]
+    recipe = qc.QuantConfig("int8", activations="int8", rules={"v": "int4:group=32"}, promise_bits=None)
+    for post in (True, False):
+        model = Mixed("layer", 64, post=post).eval()
+        program = qc.qcompile(model, (torch.randn(2, 64),), quant=recipe, verify_each="numerics")
+        assert len(norms(program)) == 1 - post
     for pre in (True, False):
         model = Sandwich("layer", 64, pre=pre).eval()
         program = qc.qcompile(model, (torch.randn(2, 64),), quant="nf4", verify_each="numerics")

@@ -74,20 +74,20 @@ def cases(layout: str, dtype: Any, ms: Sequence[int], pair_layout: str) -> list[
         def normed(fmt: str, norm: str, rows: int, **more: Any) -> Any:
             return norms.make(layout, fmt, dtype, norm, m, m_class, rows=rows, cols=K, **more)  # noqa: B023
 
-        def codes(fmt: str, norm: str | None) -> Any:
-            return norms.make_codes(layout, fmt, dtype, norm, m, "token", cols=K, m_class=m_class)  # noqa: B023
+        def codes(fmt: str, norm: str | None, **more: Any) -> Any:
+            return norms.make_codes(layout, fmt, dtype, norm, m, "token", cols=K, m_class=m_class, **more)  # noqa: B023
 
         groups = {
             "mixed": [normed("q4_K", "rms", 37), normed("q6_K", "rms", 16)],
             "kept": [normed("nf4", "layer", 37, keeps=True), normed("plain", "layer_bare", 3, has_bias=True),
                      normed("int8", "layer", 21, residual=True)],
             "added": [normed("int4", "rms", 5, added="rms", keeps=True), normed("fp8", "rms", 33, added="layer")],
-            "codes": [codes("int8", "rms"), normed("q6_K", "rms_bare", 18), codes("int4", None)],
+            "codes": [codes("int8", "rms", keeps=True), normed("q6_K", "rms_bare", 18), codes("int4", None)],
         }  # fmt: skip
         for name, group in groups.items():
             specs = [each.fused for each in group]
             launch = beside(f"{name}_{dtype}_{m}", specs)
-            written = [1 + each.body.keeps for each in specs]  # type: ignore[union-attr]
+            written = [each.body.written for each in specs]  # type: ignore[union-attr]
             found.append(Case(launch, specs, [each.given(7 + m) for each in group], written))
         narrow = [norms.make(layout, "nf4", dtype, "rms", m, m_class, rows=21, cols=96, gap=0),
                   norms.make_codes(layout, "int8", dtype, "rms", m, "token", cols=96, m_class=m_class)]  # fmt: skip

@@ -216,42 +216,53 @@ def cases(layout: str, dtypes: Sequence[str], names: Sequence[str], most: int = 
 
 @dataclass
 class CodesCase:
-    """A linear that makes rows of int8, of x or of a norm of it, and the `steps` that it stands for."""
+    """A linear that makes rows of int8, of x or of a norm of it, and the `steps` that it stands for. It may keep the
+    rows of int8, with gaps between them."""
 
     fused: KernelSpec
     steps: list[KernelSpec]
     weight: Array
     m: int
+    written: int
 
     def given(self, seed: int) -> list[Array]:
         rng, found = np.random.default_rng(seed), []
         for operand in self.fused.operands:
-            values = rng.standard_normal(operand.shape).astype(NUMPY_DTYPES[operand.dtype])
-            found.append(self.weight if operand.name == "w" else values if operand.access == "r" else values * 0)
+            if operand.name == "w":
+                found.append(self.weight)
+                continue
+            pitch = operand.strides[0] if len(operand.shape) == 2 else operand.shape[0]
+            shape = (*operand.shape[:-1], int(pitch))
+            values = rng.standard_normal(shape) * (operand.access == "r")
+            found.append(values.astype(NUMPY_DTYPES[operand.dtype])[..., : int(operand.shape[-1])])
         return found
 
-    def apart(self, run: Callable[[KernelSpec, Sequence[Array]], Array], operands: Sequence[Array]) -> Array:
-        rows, affine = operands[0], operands[2:-1]
+    def apart(self, run: Callable[[KernelSpec, Sequence[Array]], Array], operands: Sequence[Array]) -> list[Array]:
+        """The rows of int8 if they are kept, and the result."""
+        rows, affine, kept = operands[0], operands[2 : -self.written], list[Array]()
         for step in self.steps[:-1]:
             out = step.operands[-1]
             extra = affine if isinstance(step.body, NormKernel) else ()
             rows = run(step, [rows, *extra, np.zeros(out.shape, NUMPY_DTYPES[out.dtype])])
-        return run(self.steps[-1], [rows, self.weight, operands[-1]])
+            kept = [rows] * (self.written - 1)
+        return [*kept, run(self.steps[-1], [rows, self.weight, operands[-1]])]
 
 
 def make_codes(
-    layout: str, fmt: str, dtype: Any, norm: str | None, m: int, kind: Any, *, cols: int, m_class: Any = "large"
-) -> CodesCase:
+    layout: str, fmt: str, dtype: Any, norm: str | None, m: int, kind: Any, *, cols: int, m_class: Any = "large",
+    keeps: bool = False,
+) -> CodesCase:  # fmt: skip
     """37 rows of the weight; the clip of kind "tensor" is 2.5."""
     value = 2.5 if kind == "tensor" else 0.0
     case = make(layout, fmt, dtype, norm or "rms_bare", m, m_class, cols=cols, gap=0)
     x, w, *affine, out = case.fused.operands
     width = int8_rows.row_bytes(cols)
     codes = Operand(name="codes", dtype="i8", access="w", shape=(m, width), strides=(width, 1))
-    record = RowCodes(kind=kind, value=value)
+    record = RowCodes(kind=kind, value=value, keeps=keeps)
+    kept = [msgspec.structs.replace(codes, name="kept_codes", strides=(width + 48, 1))] * keeps
     fused = msgspec.structs.replace(case.body, codes=True, rows=record, norm=case.body.norm if norm else None)
     apart = msgspec.structs.replace(fused, rows=None, norm=None, added=None)
-    name = f"{fmt}_{dtype}_{norm}_{m}_{kind}_{cols}"
+    name = f"{fmt}_{dtype}_{norm}_{m}_{kind}_{cols}{'_kept' * keeps}"
     quantise = QuantizeRowsKernel(rows=m, cols=cols, kind=kind, value=value)
     read = msgspec.structs.replace(codes, access="r")
     steps = [
@@ -259,5 +270,5 @@ def make_codes(
         KernelSpec(name=f"codes_{name}", symbols=(), operands=(x, codes), body=quantise),
         KernelSpec(name=f"product_{name}", symbols=(), operands=(read, w, out), body=apart),
     ]
-    whole = KernelSpec(name=f"whole_{name}", symbols=(), operands=(x, w, *affine, out), body=fused)
-    return CodesCase(whole, steps, case.weight, m)
+    whole = KernelSpec(name=f"whole_{name}", symbols=(), operands=(x, w, *affine, *kept, out), body=fused)
+    return CodesCase(whole, steps, case.weight, m, 1 + keeps)

@@ -123,7 +123,7 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     for value in op.beside:
         rows = views.as_matrix(memory.result(value, shape_of(value.type)))
         assert rows is not None
-        out_draft.add("rows" if op.statistics is None else "parts", "w", rows)
+        out_draft.add({"norm": "rows", "codes": "kept_codes", None: "parts"}[op.keeps], "w", rows)
     out = views.as_matrix(memory.result(op.result, out_shape))
     assert out is not None
     out_draft.add("out", "w", out)
@@ -132,7 +132,7 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
         x = _rows_of_windows(out_draft, windows, x)
     prologue = None
     if op.prologue.blocks:
-        prologue = prologue_region(op.norms, op.quantised, x, affine, keeps=bool(op.kept))
+        prologue = prologue_region(op.norms, op.quantised, x, affine, keeps=op.keeps)
     made = qc.LinearOp(
         x, w, bias, tensor(out.shape, out.dtype), extras, epilogue, pairs=op.combines_pairs, affine=affine,
         prologue=prologue, statistics=statistics_of(op),
@@ -156,7 +156,6 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
     m_class = op.attributes.get(M_CLASS)
     if not isinstance(m_class, StringAttr):
         raise KernelSelectionError(f"the linear at '{serves}' has no row class; run select-kernels before lower-to-rt")
-    made = op.quantised
     return LinearKernel(
         m=out.shape[0],
         n=int(w.shape[0]),
@@ -170,7 +169,17 @@ def body(op: qc.LinearOp, operands: Operands, serves: str) -> LinearKernel:
         norm=_norm(op.norm, op) if op.norm is not None else None,
         added=_norm(op.residual_norm, op) if op.residual_norm is not None else None,
         statistics=statistics_of(op),
-        rows=RowCodes(kind=made.kind.data, value=made.value.value.data) if made is not None else None,  # type: ignore[arg-type]
+        rows=_codes(op),
+    )
+
+
+def _codes(op: qc.LinearOp) -> RowCodes | None:
+    """The record of the rows of int8 that a linear makes."""
+    made = op.quantised
+    if made is None:
+        return None
+    return RowCodes(
+        kind="token" if made.kind.data == "token" else "tensor", value=made.value.value.data, keeps=op.keeps == "codes"
     )
 
 
@@ -188,7 +197,7 @@ def _norm(norm: qc.RmsNormOp | qc.LayerNormOp, linear: qc.LinearOp | None = None
         eps=norm.eps.value.data,
         has_weight=norm.weight is not None,
         has_bias=isinstance(norm, qc.LayerNormOp) and norm.bias is not None,
-        keeps=linear is not None and bool(linear.kept) and norm is linear.norms[0],
+        keeps=linear is not None and linear.keeps == "norm" and norm is linear.norms[0],
         has_residual=norm.residual is not None,
         given=norm.statistics is not None,
     )

@@ -89,22 +89,23 @@ class RowNorm(Strict, frozen=True):
 
 class RowCodes(Strict, frozen=True):
     """The prologue of a linear that multiplies codes: the int8 rows of x, or of its norm, as `QuantizeRowsKernel` makes
-    them. `value` is the clip of kind "tensor"."""
+    them. `value` is the clip of kind "tensor". With `keeps`, the linear also writes the codes for other readers."""
 
     kind: Literal["token", "tensor"]
     value: float = 0.0
+    keeps: bool = False
 
 
 class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     """``out[m, n] = epilogue(sum_k x[m, k] * decode(w)[n, k] + bias[n], extras[m, n]…)``, summed in fp32.
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
-    broadcasts), weight and bias (k) and residual (m, k) of the norms, the rows that are kept (m, k), out (m, n). x
-    has unit stride along k, and out along n. Decoded weights are rounded to w's dtype before the product. The first
-    epilogue input is the fp32 sum with the bias added; the others are the extras. `m_class` is the range of M that
-    the kernel is built for. With a `window`, x is an image, and the rows are its windows. With `codes`, x holds
-    int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the results of
-    qcompiler/formats/integer_product.py.
+    broadcasts), weight and bias (k) and residual (m, k) of the norms, the rows that are kept (m, k) or the codes (m,
+    row_bytes(k)), out (m, n). x has unit stride along k, and out along n. Decoded weights are rounded to w's dtype
+    before the product. The first epilogue input is the fp32 sum with the bias added; the others are the extras.
+    `m_class` is the range of M that the kernel is built for. With a `window`, x is an image, and the rows are its
+    windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the
+    results of qcompiler/formats/integer_product.py.
 
     With `pairs`, w has two halves of rows (n is even) in one of `plan/pairs.py`'s layouts, and out has n / 2 columns:
     ``out[m, j] = epilogue(sum[m, j], sum[m, n / 2 + j], extras[m, j]…)``.  Its first two inputs are the fp32 sums of a
@@ -176,7 +177,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         if self.window is not None:
             x = Role("x", self._image(self.window), unit=True)
         if self.codes and self.rows is None:
-            x = Role("x", (self.m, int8_rows.row_bytes(self.k)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
+            x = self._codes("x", "r")
         return Contract(
             (
                 x,
@@ -185,6 +186,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
                 *(Role(f"extra{i}", (self.m, self.columns), dtypes=ANY) for i in range(extras)),
                 *(self._norm_role(name) for name in norm),
                 *([Role("rows", (self.m, self.k), "w", unit=True, like="x")] if self.keeps else []),
+                *([self._codes("kept_codes", "w")] if self.keeps_codes else []),
                 *([self._parts(self.statistics, self.n, "w")] if self.statistics is not None else []),
                 Role("out", (self.m, self.columns), "w", unit=True),
             ),
@@ -206,7 +208,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     @property
     def written(self) -> int:
         """How many operands it writes, the last ones: out, and in front of it rows that it keeps, or statistics."""
-        return 1 + self.keeps + (self.statistics is not None)
+        return 1 + self.keeps + self.keeps_codes + (self.statistics is not None)
 
     @property
     def given(self) -> RowNorm | None:
@@ -217,6 +219,11 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     def keeps(self) -> bool:
         """Whether the operand before the last is the rows that its first norm makes, which it writes."""
         return any(norm.keeps for norm in self.norms[:1])
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether the operand before the last is the rows of int8 that it makes, which it writes."""
+        return self.rows is not None and self.rows.keeps
 
     @property
     def _needs_columns(self) -> bool:
@@ -231,6 +238,8 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
             self.norm is not None and (self.norm.has_residual or (self.norm.keeps and self.added is not None))
         ):
             raise PlanError("a linear kernel adds one norm to a residual, and keeps the rows of its first norm alone")
+        if self.keeps and self.keeps_codes:
+            raise PlanError("a linear kernel keeps the rows of its norm or the codes that it makes, not both")
         if (self.codes and self.rows is None) or self.window is not None:
             raise PlanError("a linear kernel normalises rows of floats, not of int8 and not those of an image")
         if self.given is not None:
@@ -260,6 +269,10 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
             assert self.norm is not None
             return self._parts(self.norm.kind, self.k, "r")
         return Role(name, (self.k,), unit=True)
+
+    def _codes(self, name: str, access: Access) -> Role:
+        width = int8_rows.row_bytes(self.k)
+        return Role(name, (self.m, width), access, dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
 
     def _parts(self, kind: Kind, columns: int, access: Access) -> Role:
         name = STATISTICS if access == "r" else "parts"

@@ -142,7 +142,7 @@
 
 // -----
 
-// CHECK: behind which the first norm's may stand again
+// CHECK: behind which the first norm's, or the rows of int8, may stand again
 %x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
 %0, %kept = qc.linear %x, %w : tensor<2x4xf32>, tensor<2x8xf32> prologue {
 ^bb0(%rows: tensor<2x8xf32>):
@@ -152,7 +152,28 @@
 
 // -----
 
-// CHECK: `kept` are the rows that the norm gives
+// CHECK: behind which the first norm's, or the rows of int8, may stand again
+%x, %w = "test.op"() : () -> (tensor<2x64xf32>, !qc.qtensor<4x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>)
+%0, %kept = qc.linear %x, %w : tensor<2x4xf32>, tensor<2x96xi8> prologue {
+^bb0(%rows: tensor<2x64xf32>):
+  %normed = qc.rms_norm %rows {eps = 1.000000e-05} : tensor<2x64xf32>
+  %codes = qc.quantize_rows %normed {kind = "token", value = 0.000000e+00} : tensor<2x96xi8>
+  qc.yield %codes, %normed
+}
+
+// -----
+
+// CHECK: `kept` are the rows that the region gives
+%x, %w = "test.op"() : () -> (tensor<2x64xf32>, !qc.qtensor<4x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>)
+%0, %kept = qc.linear %x, %w : tensor<2x4xf32>, tensor<2x64xi8> prologue {
+^bb0(%rows: tensor<2x64xf32>):
+  %codes = qc.quantize_rows %rows {kind = "token", value = 0.000000e+00} : tensor<2x96xi8>
+  qc.yield %codes, %codes
+}
+
+// -----
+
+// CHECK: `kept` are the rows that the region gives
 %x, %w = "test.op"() : () -> (tensor<2x8xf32>, tensor<4x8xf32>)
 %0, %kept = qc.linear %x, %w : tensor<2x4xf32>, tensor<2x4xf32> prologue {
 ^bb0(%rows: tensor<2x8xf32>):

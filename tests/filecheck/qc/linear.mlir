@@ -64,6 +64,17 @@
   qc.yield %codes
 }
 
+// CHECK: %{{.*}}, %{{.*}} = qc.linear %x3, %w3 : tensor<2x4xf32>, tensor<2x96xi8> prologue {
+// CHECK-NEXT: ^bb0
+// CHECK-NEXT: qc.quantize_rows
+// CHECK-NEXT: qc.yield %{{.*}}, %{{.*}}
+// CHECK-NEXT: }
+%n5, %codes5 = qc.linear %x3, %w3 : tensor<2x4xf32>, tensor<2x96xi8> prologue {
+^bb0(%rows: tensor<2x64xf32>):
+  %codes = qc.quantize_rows %rows {kind = "token", value = 0.000000e+00} : tensor<2x96xi8>
+  qc.yield %codes, %codes
+}
+
 // CHECK: %{{.*}}, %{{.*}} = qc.linear %{{.*}}, %{{.*}} {statistics = "layer"} : tensor<9x40xf32>, tensor<9x4xf32>
 // CHECK-NEXT: qc.linear %{{.*}}, %{{.*}} affine(%{{.*}}) : tensor<9x8xf32> prologue {
 // CHECK-NEXT: ^bb0

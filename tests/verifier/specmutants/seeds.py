@@ -193,6 +193,33 @@ def linear_made(kind: str) -> ProgramImage:
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
+def linear_kept_codes(kind: str) -> ProgramImage:
+    """Rows that are normalised, and of which the linear makes rows of int8 that another one multiplies as well."""
+    maker, row = Maker({}, kind), int8_rows.row_bytes(96)
+    first, stored = packed(kind, "w", 24, 96, "q8_0")
+    second, kept = packed(kind, "v", 20, 96, "int8")
+    x, scale = operand("x", (3, 96)), operand("norm_weight", (96,))
+    codes, read = operand("kept_codes", (3, row), "w", "i8"), operand("x", (3, row), dtype="i8")
+    out, beside = operand("y", (3, 24), "w"), operand("z", (3, 20), "w")
+    for each in (x, scale):
+        maker.input(each.name, each.shape)
+    maker.activation("rows", 3 * row)
+    for each in (out, beside):
+        maker.output(each.name, each.shape)
+    for each in (stored, kept):
+        maker.store.add(each)
+    body = LinearKernel(m=3, n=24, k=96, m_class="2-8", has_bias=False, codes=True,
+                        norm=RowNorm(kind="layer", eps=1e-5, has_weight=True, has_bias=False),
+                        rows=RowCodes(kind="token", keeps=True))  # fmt: skip
+    made = spec("made", body, (x, first, scale, codes, replace(out, name="out")))
+    views = (view_of(x, "x"), view_of(first, "weight w"), view_of(scale, "norm_weight"), view_of(codes, "rows"))
+    maker.launch(made, (*views, view_of(out, "y")))
+    body = LinearKernel(m=3, n=20, k=96, m_class="2-8", has_bias=False, codes=True)
+    product = spec("product", body, (read, second, replace(beside, name="out")))
+    maker.launch(product, (view_of(read, "rows"), view_of(second, "weight v"), view_of(beside, "z")))
+    return maker.image(ARCHS[kind])
+
+
 def linear_writes(kind: str) -> ProgramImage:
     """Rows with their statistics, in two groups of columns of which the second is shorter. A CPU has no such kernel."""
     w, stored = packed(kind, "w", 40, 64)
@@ -586,7 +613,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
-        linear_added, linear_made, linear_writes, linear_given, linears, norm_added,
+        linear_added, linear_made, linear_kept_codes, linear_writes, linear_given, linears, norm_added,
         linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
         recurrent, batch_matmul, attention, attention_decode, attention_ring, attention_cache, cache_values, norm,
         norm_heads,
