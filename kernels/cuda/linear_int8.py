@@ -65,7 +65,7 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), _engine(arch)
     shared, product = SharedMemory(), _product(spec)
     warps = (launch.warps if launch is not None else None) or (8 if weight.cols >= 2048 else LEAST_WARPS)
-    made = _Made.of(spec, FEW_ROWS, warps, weight.panels)
+    made = _Made.of(spec, warps, weight.panels, many=False)
     if made is not None:
         made.room(shared)
     slots = warps if product.columns(weight.cols) >= weight.cols else 2 * warps
@@ -93,7 +93,7 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     """One linear of the other M classes. KernelSelectionError for unsupported operands."""
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), _engine(arch)
     blocks = -(-weight.panels // WARPS)
-    made = _Made.of(spec, ROWS_OF_MANY, WARPS, blocks)
+    made = _Made.of(spec, WARPS, blocks, many=True)
     large = body.m_class == "large" and engine == "mma" and made is None
     shared, tokens = SharedMemory(), 64 if large else 32
     if made is not None:
@@ -176,21 +176,22 @@ class _Made:
     rows: int
     warps: int
     blocks: int
+    many: bool
 
     @classmethod
-    def of(cls, spec: KernelSpec, rows: int, warps: int, blocks: int) -> _Made | None:
-        """For `blocks` blocks along the rows of the weight, of up to `rows` rows of x. None for rows in memory.
+    def of(cls, spec: KernelSpec, warps: int, blocks: int, *, many: bool) -> _Made | None:
+        """For `blocks` blocks along the rows of the weight, of few rows of x or of many. None for rows in memory.
         KernelSelectionError for more rows than a kernel makes."""
         body = linear_body(spec)
         if body.rows is None:
             return None
-        most = FEW_ROWS if rows == FEW_ROWS else MOST_MADE
+        most = MOST_MADE if many else FEW_ROWS
         if not isinstance(body.m, int) or body.m > most:
             raise KernelSelectionError(
                 f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA of M class {body.m_class} make up to {most} "
                 f"rows of int8, and read more from memory, where a quantize_rows kernel makes them; there are {body.m}"
             )
-        return cls(spec, min(rows, body.m), warps, blocks)
+        return cls(spec, min(ROWS_OF_MANY if many else FEW_ROWS, body.m), warps, blocks, many)
 
     @property
     def rows_argument(self) -> str:
@@ -227,7 +228,7 @@ class _Made:
             row, live = "m0", f"(int)qc_min({self.rows}, {body.m} - m0)"
             begin.append(f"const int64_t m0 = (int64_t)blockIdx.x * {self.rows};")
         kept = kept_codes_of(self.spec)
-        if self.rows > FEW_ROWS and (body.keeps or kept is not None):
+        if self.many and (body.keeps or kept is not None):
             begin.append("const uint32_t panel = blockIdx.y;  // which part of the kept rows this block writes")
         at = identifier(x.name) if row == "0" else f"{identifier(x.name)} + m0 * {c_dim(x.strides[0])}"
         sizes = (KINDS.index(body.rows.kind), threads, lanes_of(body.k, threads, self.rows), body.k)

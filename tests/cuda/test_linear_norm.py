@@ -134,6 +134,7 @@ def test_blocks_make_their_own_rows_of_many(sim_module: Module, arch: str, dtype
         support.make_codes(LAYOUT, fmt, dtype, norm, m, kind, cols=cols, m_class="9-64", keeps=number % 2 == 0)
         for number, (fmt, norm, m, kind, cols) in enumerate(MANY)
     ]
+    made += [support.make_codes(LAYOUT, "int8", dtype, "rms", 3, "token", cols=77, m_class="9-64", keeps=True)]
     check_codes(sim_module, arch, made, 63)
 
 
