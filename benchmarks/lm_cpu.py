@@ -1,4 +1,5 @@
-"""Tokens per second of a language model on the CPU: ours beside llama.cpp on the same file, and transformers in bf16.
+"""Tokens per second of a language model on the CPU: ours beside llama.cpp on the same file, transformers in bf16, and
+transformers with int4 weights by torchao, compiled.
 
     python benchmarks/lm_cpu.py --llama-python /path/to/python --json FILE     # a 0.84 B Llama, about 20 minutes
     python benchmarks/lm_cpu.py --small                                        # a tiny one: that everything runs
@@ -204,6 +205,9 @@ class LlamaCpp:
         return float(self._ask("prompt", tokens=tokens)["seconds"])
 
 
+TORCHAO = "torchao int4"
+
+
 class Transformers:
     """LlamaForCausalLM in bf16, eager, with a cache that grows."""
 
@@ -256,6 +260,57 @@ class Transformers:
         return time.perf_counter() - begin
 
 
+class Torchao(Transformers):
+    """The same with weights in int4 (groups of 32) by torchao, compiled by torch.compile, with a static cache. Every
+    shape of a step is compiled before it is measured."""
+
+    name = TORCHAO
+
+    def __init__(self, shape: Shape, length: int) -> None:
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+        from torchao.quantization import quantize_
+
+        super().__init__(shape, length)
+        quantize_(self.model, PrototypeInt4WeightOnlyConfig(group_size=32))
+        torch._dynamo.config.cache_size_limit = 64  # a shape for each cell
+        self.compiled = torch.compile(self.model, dynamic=False)
+
+    def fill(self, sequences: int, context: int, room: int = 64) -> None:
+        """The cache holds zeros: a step takes the same time whatever it holds."""
+        from transformers import StaticCache
+
+        config = self.model.config
+        self.cache = StaticCache(config, max_cache_len=context + room)
+        self.cache.early_initialization(
+            sequences, config.num_key_value_heads, config.hidden_size // config.num_attention_heads, torch.bfloat16, "cpu"
+        )
+        self.context, self.sequences = context, sequences
+        self._rewind()
+
+    def _rewind(self) -> None:
+        for layer in self.cache.layers:
+            layer.cumulative_length.fill_(self.context)
+
+    @torch.no_grad()
+    def _call(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.compiled(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+
+    def decode(self, steps: int) -> float:
+        new = torch.full((self.sequences, 1), 100)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            new = self._call(new)
+        seconds = time.perf_counter() - begin
+        self._rewind()
+        return seconds
+
+    def prompt(self, tokens: int) -> float:
+        self.fill(1, 0, tokens)
+        begin = time.perf_counter()
+        self._call(torch.full((1, tokens), 5))
+        return time.perf_counter() - begin
+
+
 # --- cells -----------------------------------------------------------------------------------------------------------
 
 
@@ -298,11 +353,13 @@ def first_token(path: Path, threads: int, rounds: int) -> dict[str, float]:
     return dict(zip(("import", "load", "token"), map(statistics.median, zip(*found[1:], strict=True)), strict=True))
 
 
-def outside_products(lm: qc.CausalLM, context: int) -> float:
-    """The share of a decode step that is not matrix product."""
+def outside_products(lm: qc.CausalLM, context: int) -> dict[str, float]:
+    """The shares of a decode step that are no product with a weight: attention, whose two products are with the cache,
+    and everything else."""
     at, how = np.array([[context]]), np.zeros((1, 10), np.int64)
     profile = lm.run.profile(ids=np.array([[5]]), positions=at, rows=at, wanted=np.array([0]), how=how, rounds=15)
-    return float(profile.not_product)
+    attention = sum(each.us for each in profile.kinds() if each.kind == "attention") / profile.steps_us
+    return {"attention": attention, "else": profile.not_product - attention}
 
 
 OURS, INT8 = "ours", "ours int8"
@@ -338,6 +395,12 @@ def peers(
         missing["transformers bf16"] = "left out by --no-transformers"
     else:
         engines.append(Transformers(shape, length))
+    if chosen.no_torchao:
+        missing[TORCHAO] = "left out by --no-torchao"
+    elif importlib.util.find_spec("torchao") is None:
+        missing[TORCHAO] = "torchao is not installed here"
+    else:
+        engines.append(Torchao(shape, length))
     return engines, missing
 
 
@@ -429,6 +492,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--no-torchao", action="store_true")
     parser.add_argument("--folder", type=Path, help="keeps the file and the programs, and takes those that are there")
     parser.add_argument("--small", action="store_true", help="a tiny model and one round")
     parser.add_argument("--json", type=Path)

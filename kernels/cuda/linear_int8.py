@@ -99,7 +99,7 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     if made is not None:
         made.room(shared)
     _add_staged(shared, tokens, SEGMENTS)
-    rows = _rows(spec, f"blockIdx.x * {tokens}") if made is None else made.rows_argument
+    rows = _rows(spec, f"(int64_t)blockIdx.x * {tokens}") if made is None else made.rows_argument
     given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, {weight.panels}, staged, runs, finish"
     lines = [
         *shared.declarations(),
@@ -132,7 +132,7 @@ def _add_staged(shared: SharedMemory, tokens: int, segments: int) -> None:
 def _rows(spec: KernelSpec, first: str) -> str:
     """The arguments that say where rows of int8 are in memory, from row `first` on."""
     x = spec.operands[0]
-    offset = "" if first == "0" else f" + (int64_t)({first}) * {c_dim(x.strides[0])}"
+    offset = "" if first == "0" else f" + {first} * {c_dim(x.strides[0])}"
     return f"{identifier(x.name)}{offset}, {c_dim(x.strides[0])}"
 
 

@@ -107,6 +107,40 @@ class Softmaxes(nn.Module):
         return shifted / shifted.sum(-1, keepdim=True), x.softmax(-1)
 
 
+class Masks(nn.Module):
+    """Causal and sliding masks: a stored triangle, positions that are compared, and numbers that are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("triangle", torch.ones(40, 40, dtype=torch.bool).tril())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        b, s = x.shape[:2]
+        q = x.view(b, s, HEADS, DEPTH).transpose(1, 2)
+        at = torch.arange(s)
+        seen = at[None, :] <= at[:, None]
+        near = seen & (at[:, None] - at[None, :] < 3)
+        added = torch.zeros(s, s, dtype=x.dtype).masked_fill(~seen, torch.finfo(x.dtype).min)
+        every = (self.triangle[:s, :s][None, None], near[None, None], added[None, None].expand(b, 1, s, s))
+        return tuple(F.scaled_dot_product_attention(q, q, q, attn_mask=mask) for mask in every)
+
+
+class Routes(nn.Module):
+    """The choice of experts as in Mixtral, and as in Qwen 3 without and gpt-oss with a softmax of the chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(HIDDEN, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = self.gate(x.reshape(-1, HIDDEN))
+        weights, experts = torch.topk(torch.softmax(logits.float(), -1), 3, -1)
+        scores, chosen = torch.topk(logits, 2, -1)
+        joined = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
+        shares = torch.topk(torch.softmax(logits * 2, -1, dtype=torch.float32), 3, -1)
+        return joined, experts, *shares, torch.softmax(scores, -1), chosen
+
+
 FORMS: dict[str, tuple[type[nn.Module], str, dict[str, int], tuple[str, ...]]] = {
     "rms norm": (RmsNorms, "fuse-elementwise", {"qc.rms_norm": 4}, ("reduction",)),
     "layer norm": (LayerNorms, "fuse-elementwise", {"qc.layer_norm": 2}, ("reduction",)),
@@ -116,6 +150,8 @@ FORMS: dict[str, tuple[type[nn.Module], str, dict[str, int], tuple[str, ...]]] =
         ("qc.batch_matmul", "qc.softmax", "linalg.broadcast", "linalg.generic"),
     ),
     "gates": (Gates, "fuse-elementwise", {"qc.linear": 4}, ("linalg.generic",)),
+    "masks": (Masks, "hoist-constant-masks", {"qc.attention": 3}, ("linalg.generic", "qc.softmax")),
+    "routes": (Routes, "fuse-routing", {"qc.route": 3}, ("qc.softmax", "qc.topk")),
     "softmax": (Softmaxes, "fuse-elementwise", {"qc.softmax": 2}, ("linalg.generic",)),
 }  # fmt: skip
 """Form -> module, last stage, the ops that must be there, what must not be there."""
@@ -154,5 +190,7 @@ def test_forms_are_recognised_at_every_size(form: str, batch: int, length: int, 
     assert {name: counts[name] for name in wanted} == wanted, f"{counts}\n{imported.module}"
     assert {name: counts[name] for name in unwanted} == dict.fromkeys(unwanted, 0), f"{counts}\n{imported.module}"
     for op in ops:
-        if op.name == "qc.attention":
+        if form == "attention" and op.name == "qc.attention":
             assert op.operands[1].type.get_shape()[1] == GROUPS, "repeated heads are read where they lie"
+        if form == "masks" and op.name == "qc.attention":
+            assert op.mask is None, f"a mask that its positions say is stored\n{imported.module}"
