@@ -16,7 +16,7 @@ FOLDERS = $(LONG) $(filter-out $(LONG) lint mlir,$(notdir $(patsubst %/,%,$(wild
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 
-.PHONY: help demo install test test-full lint fuzz bench docs site gpu-check gpu-wheels clean
+.PHONY: help demo install test test-full lint lint-style lint-types fuzz bench docs site gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
@@ -79,9 +79,14 @@ test-full: build/site/.stamp $(VENV)/.stamp-mlir
 	$(RUN_INSTALLED) $(BIN)/python -P ../tests/support/full_run.py --part $(PART) --jobs $(JOBS) \
 		$(addprefix ../tests/,$(FOLDERS) mlir)
 
-lint: build/site/.stamp site
+# Three things that know nothing of each other: `make -j2 lint` runs two at once.
+lint: lint-types site lint-style
+
+lint-style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: build/site/.stamp
 	$(BIN)/python tests/lint/check_installed.py $(SITE)
 
 # Exits with 1 and writes build/fuzz/*.json where an input ends in anything but a QCompilerError (docs/testing.md).

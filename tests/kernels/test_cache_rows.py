@@ -14,7 +14,8 @@ from qcompiler.formats import cache_rows
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
 
-ISAS = ("generic", "x86-64", "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
+NARROW = pytest.param("x86-64", marks=pytest.mark.slow)
+ISAS = ("generic", NARROW, "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
 
 
 @pytest.fixture(scope="module", params=[*ISAS, "best"])

@@ -18,7 +18,8 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 
 SIZES = ((1, 1), (8, 8), (13, 3), (60, 4), (257, 32))
 TYPES: tuple[tuple[DType, DType], ...] = (("bf16", "f32"), ("f32", "bf16"), ("f16", "f16"))
-ISAS = ("generic", "x86-64", "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
+NARROW = pytest.param("x86-64", marks=pytest.mark.slow)
+ISAS = ("generic", NARROW, "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
 
 
 def operand(name: str, kind: DType, shape: tuple[int, ...], access: Access = "w") -> Operand:

@@ -15,7 +15,8 @@ from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 SIZES = (1, 2, 13, 64, 257, 1024, 1031)
-ISAS = ("generic", "x86-64", "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
+NARROW = pytest.param("x86-64", marks=pytest.mark.slow)
+ISAS = ("generic", NARROW, "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
 SPECS = [
     *(spec(f"static_{cols}", "f32", 9, cols) for cols in SIZES), spec("apart", "f32", 9, 13, apart=3),
     *(spec(f"dynamic_{dtype}", dtype, "r", "c") for dtype in ("f32", "bf16", "f16")),
