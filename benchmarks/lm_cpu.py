@@ -81,7 +81,7 @@ class Shape:
         return sum(rows * cols // size * nbytes for name, rows, cols in self.matrices() if name != "token_embd.weight")
 
 
-SMALL = Shape(256, 2, 512, 4, 2, 1000)
+SMALL = Shape(256, 2, 512, 4, 2, 1008)
 FORMATS = {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q4_K": gguf.GGMLQuantizationType.Q4_K}
 
 
@@ -280,9 +280,14 @@ class Torchao(Transformers):
         from transformers import StaticCache
 
         config = self.model.config
+        head = config.hidden_size // config.num_attention_heads
         self.cache = StaticCache(config, max_cache_len=context + room)
         self.cache.early_initialization(
-            sequences, config.num_key_value_heads, config.hidden_size // config.num_attention_heads, torch.bfloat16, "cpu"
+            sequences,
+            config.num_key_value_heads,
+            config.hidden_size // config.num_attention_heads,
+            torch.bfloat16,
+            "cpu",
         )
         self.context, self.sequences = context, sequences
         self._rewind()
