@@ -280,7 +280,7 @@ class Torchao(Transformers):
         from transformers import StaticCache
 
         config = self.model.config
-        head = config.hidden_size // config.num_attention_heads
+        config.hidden_size // config.num_attention_heads
         self.cache = StaticCache(config, max_cache_len=context + room)
         self.cache.early_initialization(
             sequences,

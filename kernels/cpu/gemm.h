@@ -11,9 +11,9 @@
 // A task owns a range of panels and rows. It decodes [kc][16] fp32 panels into its thread's scratch and runs the
 // microkernel (QG_MR rows x QG_NP panels of accumulators in registers) over the rows of x, which stay as they are: the
 // microkernel broadcasts from them. Few rows (`qg_run_few`): codes are decoded in registers straight into the
-// accumulators, no panel is stored. For one or two rows, codes of up to 4 bits whose element is value * scale are
-// summed as they are over the columns of a scale, which then multiplies the sum. How tasks are cut never changes the
-// order of additions of an element.
+// accumulators, no panel is stored. For one or two rows, codes of up to 5 bits whose element is value * scale, or
+// value * scale + offset, are summed as they are over the columns of a scale, which then multiplies the sum; the offset
+// multiplies the sum of these columns of x. How tasks are cut never changes the order of additions of an element.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -103,9 +103,11 @@ struct qg_job {
 // GROUP divides it.
 template <class W, int ROUND> struct qg_coded {
     static constexpr int GROUP = W::GROUP;
-    // Whether an element is its code's value times a scale of whole SHARED columns, not rounded further.
+    // Whether an element is its code's value times a scale of whole SHARED columns, plus an offset perhaps, not rounded
+    // further.
     static constexpr int SHARED = W::COVERS;
-    static constexpr bool SUMMED = W::SCALED && ROUND == QG_F32 && SHARED >= 32 && W::BITS <= 4;
+    static constexpr bool OFFSET = W::OFFSET;
+    static constexpr bool SUMMED = W::SCALED && ROUND == QG_F32 && SHARED >= 32 && SHARED % 16 == 0 && W::BITS <= 5;
     const qg_packed* from;
     int64_t panel, until;  // first column of the next entries
     qg_codes<W::BITS, GROUP> codes;
@@ -114,6 +116,7 @@ template <class W, int ROUND> struct qg_coded {
 
     QG_METHOD void start(const qg_job* job, int64_t p) {
         from = &job->packed, panel = p, until = 0;
+        entries = W();
         codes.start(*from, p);
         values.start();
         if (W::COVERS == 0) entries.load(*from, p, 0);
@@ -130,9 +133,17 @@ template <class W, int ROUND> struct qg_coded {
     template <int J> QG_METHOD vf value() const {
         return qg_round<ROUND>(entries.element(values.template value<J>(codes)));
     }
-    // The factors of value(): the code's value, and the scale of the columns that share it.
+    // What value() is made of: the code's value, and the scale and the offset of the columns that share them.
     template <int J> QG_METHOD vf code() const { return values.template value<J>(codes); }
     QG_METHOD vf scale() const { return entries.scale(); }
+    QG_METHOD vf plus_offsets(vf sum, const float* x) const {
+        if constexpr (W::OFFSET) {
+            vf total = vload(x);
+            QG_UNROLL for (int k = 16; k < SHARED; k += 16) total = total + vload(x + k);
+            return vfma(vset(vsum(total)), entries.offset(), sum);
+        }
+        return sum;
+    }
 };
 
 // The same where blocks run across rows: row r, column k reads the entries of element r * K + k. They change at another
@@ -364,7 +375,16 @@ template <class D, int MR> static void qg_few_panels(
                 qg_steps<0, D::GROUP>(body, D::GROUP);
             }
             QG_UNROLL for (int i = 0; i < MR; i++)
-                sum[i][0][0] = vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), sum[i][0][0]);
+                sum[i][0][0] = decoder[0].plus_offsets(
+                    vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), sum[i][0][0]), x + i * stride + k);
+        }
+        if constexpr (D::OFFSET) {  // an infinity times a code of 0 is no number, and times the element it may be one
+            bool finite = true;
+            QG_UNROLL for (int i = 0; i < MR; i++) finite = finite && vsum(sum[i][0][0] - sum[i][0][0]) == 0.0f;
+            if (!finite) {
+                QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0][0] = vzero();
+                decoder[0].start(job, panel), k = 0;
+            }
         }
     }
     for (; k + D::GROUP <= job->k; k += D::GROUP) {

@@ -34,7 +34,7 @@ import numpy as np
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Field, Format, Section
 from qcompiler.formats.equation import CStyle, Float32
-from qcompiler.formats.integer_product import factor_of
+from qcompiler.formats.integer_product import line_of
 from qcompiler.kernels import layouts
 from qcompiler.kernels.decoding import ends_inside_groups, first_of_integers, shared_columns
 from qcompiler.kernels.layouts.panels import LANES, place_of, plane_name, planes
@@ -165,9 +165,18 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
     parts = list(d.split.per_entry)
     of_tables = _fields_of_tables(fmt)
     members = [f"vf {', '.join(parts)};"] if parts else []
-    loads, number = [], bits.bit_count()  # entries follow the planes of codes
+    loads, number = list[str](), bits.bit_count()  # entries follow the planes of codes
+    longer: dict[int, list[str]] = {}  # entries that several steps of the decoder share, by their columns
     for field, place in zip(d.fields, places, strict=True):
         if place != "codes":
+            columns = field.covers if isinstance(field.covers, int) and place == "panels" and not across else 0
+            if covers and columns > covers and columns % covers == 0:
+                own, pointer = f"{entries[field.name]}_", f"(const {entry_type(field)}*)from.part[{number}]"
+                members.append(f"decltype(qg_entries((const {entry_type(field)}*)nullptr)) {own};")
+                longer.setdefault(columns, []).append(f"{own} = qg_entries({pointer} + at{columns} * 16);")
+                loads.append(f"const auto {entries[field.name]} = {own};")
+                number += 1
+                continue
             kept = place == "flat" and not across and field.name not in of_tables
             read = _entries_across(field, place, number) if across else _entries(field, place, number)
             if kept:
@@ -175,9 +184,15 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
                 read = f"{entries[field.name]}_.at(from, {number}, panel, k)"
             loads.append(f"const auto {entries[field.name]} = {read};")
             number += 1
+    for columns, read_once in longer.items():
+        members.append(f"int64_t of{columns} = -1;  // where the entries of {columns} columns are from")
+        begin = f"const int64_t at{columns} = panel * qg_up(from.k, {columns}) + k / {columns};"
+        loads[:0] = [
+            begin, f"if (at{columns} != of{columns}) {{", *indent([f"of{columns} = at{columns};", *read_once]), "}",
+        ]  # fmt: skip
     where = "const int64_t (&at)[16]" if across else "int64_t panel, int64_t k"
     computed = [f"{g} = {eq.to_c(entries, looked_up, VECTORS)};" for g, eq in d.split.per_entry.items()]
-    factor = None if across else factor_of(d)
+    line = None if across else line_of(d)
     element = d.split.per_element.to_c({"code": "code", **{g: g for g in parts}}, style=FLOAT_LANES)
     lines = [
         f"// {fmt} in {PANEL_LAYOUT}: {d.decode.text}",
@@ -189,11 +204,13 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
         *indent([*loads, *computed], 2),
         "    }",
         f"    QG_METHOD vf element(vf code) const {{ return {element}; }}",
-        f"    static constexpr bool SCALED = {str(factor is not None).lower()};",
+        f"    static constexpr bool SCALED = {str(line is not None).lower()};",
+        f"    static constexpr bool OFFSET = {str(line is not None and line[1] is not None).lower()};",
     ]
-    if factor is not None:
-        scale = factor.to_c({g: g for g in parts}, style=FLOAT_LANES)
-        lines.append(f"    QG_METHOD vf scale() const {{ return {scale}; }}")
+    for what, equation in zip(("scale", "offset"), line or (), strict=False):
+        if equation is not None:
+            text = equation.to_c({g: g for g in parts}, style=FLOAT_LANES)
+            lines.append(f"    QG_METHOD vf {what}() const {{ return {text}; }}")
     if across:
         picked = ", ".join(f"vsel(m, a.{g}, b.{g})" for g in parts)
         lines.append(

@@ -116,12 +116,14 @@ def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor)
         return np.asarray(total * scales.reshape(-1, 1), np.float32)
 
 
-def factor_of(declaration: Declaration) -> Equation | None:
-    """The scale of an element that is its code's value times a scale (nf4, q4_0), over the parts of
-    `Declaration.split.per_entry`; None for any other."""
+def line_of(declaration: Declaration) -> tuple[Equation, Equation | None] | None:
+    """Scale and offset of an element that is its code's value times a scale (nf4, q4_0: no offset), and perhaps plus an
+    offset (q4_K), over the parts of `Declaration.split.per_entry`; None for any other."""
     text = declaration.split.per_element.text
-    slope = None if _adds(text) else _slope(ast.parse(text, mode="eval").body)
-    return None if slope is None or isinstance(slope, ast.Constant) else Equation(ast.unparse(slope))
+    slope = _slope(ast.parse(text, mode="eval").body)
+    if slope is None or isinstance(slope, ast.Constant):
+        return None
+    return Equation(ast.unparse(slope)), Equation(_offset(text)) if _adds(text) else None
 
 
 # --- equations -------------------------------------------------------------------------------------------------------
@@ -166,4 +168,21 @@ def _at_zero(text: str) -> str:
     return ast.unparse(Zero().visit(ast.parse(text, mode="eval")))
 
 
-__all__ = ["BITS", "WIDEST", "IntegerProduct", "factor_of", "first_of_integers", "integer_product", "multiply"]
+def _offset(text: str) -> str:
+    """The terms that do not read the code: `0 - g1` of `g0 * code - g1`, whatever g0 is."""
+
+    class Without(ast.NodeTransformer):
+        def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+            names = [each.id for each in (node.left, node.right) if isinstance(each, ast.Name)]
+            if isinstance(node.op, ast.Mult) and "code" in names:
+                return ast.Constant(0)
+            self.generic_visit(node)
+            return node
+
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.Constant(0) if node.id == "code" else node
+
+    return ast.unparse(Without().visit(ast.parse(text, mode="eval")))
+
+
+__all__ = ["BITS", "WIDEST", "IntegerProduct", "first_of_integers", "integer_product", "line_of", "multiply"]

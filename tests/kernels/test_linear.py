@@ -230,3 +230,28 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
         emit(spec, "x86-64-v4")
     with pytest.raises(KernelSelectionError, match="no CPU matrix kernels for ISA 'z80'"):
         scratch_bytes(case.spec, "z80")
+
+
+def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Callable[..., Any], isa: str) -> None:
+    """Codes with an offset are summed before it: an infinity times a code of 0 would be no number."""
+    found = {}
+    for number, (fmt, m) in enumerate((("q4_K", 1), ("q4_K", 2), ("q4_1", 1), ("q5_K", 2))):
+        w = np.random.default_rng(number).standard_normal((37, 256)).astype(np.float32)
+        stored, data, values = stored_weight(w, FormatRef(fmt, {}), "f32", "cpu_p16_v1")
+        x = Operand(name="x", dtype="f32", access="r", shape=(m, 256), strides=(256, 1))
+        out = Operand(name="out", dtype="f32", access="w", shape=(m, 37), strides=(37, 1))
+        body = LinearKernel(m=m, n=37, k=256, m_class="1" if m == 1 else "2-8", has_bias=False)
+        spec = KernelSpec(name=f"infinite_{fmt}_{m}", symbols=(), operands=(x, stored, out), body=body)
+        found[spec.name] = (spec, aligned(data), values.astype(np.float64), m)
+    kernels = build([spec for spec, *_ in found.values()], isa)
+    for name, (_, data, values, m) in found.items():
+        for infinite in (True, False):
+            x = np.random.default_rng(1).standard_normal((m, 256)).astype(np.float32)
+            if infinite:
+                x[0, 77] = np.inf
+            given = lambda x=x, data=data, m=m: [x, data, np.zeros((m, 37), np.float32)]  # noqa: E731
+            out = kernels.run_both(name, given)[-1].astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                wanted = x.astype(np.float64) @ values.T
+            assert np.isinf(wanted[0]).all() == infinite
+            np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
