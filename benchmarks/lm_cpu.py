@@ -230,7 +230,8 @@ class Transformers:
         model.model.rotary_emb = type(model.model.rotary_emb)(config)
         self.model = model
 
-    def fill(self, sequences: int, context: int) -> None:
+    def fill(self, sequences: int, context: int, room: int = 64) -> None:
+        """A cache with `context` tokens. It grows: `room` for more is what a static one asks for."""
         from transformers import DynamicCache
 
         self.cache, self.context = DynamicCache(), context
@@ -250,11 +251,14 @@ class Transformers:
         for _ in range(steps):
             new = self._call(new)
         seconds = time.perf_counter() - begin
-        self.cache.crop(-steps)
+        self._forget(steps)
         return seconds
 
+    def _forget(self, steps: int) -> None:
+        self.cache.crop(-steps)
+
     def prompt(self, tokens: int) -> float:
-        self.fill(1, 0)
+        self.fill(1, 0, tokens)
         begin = time.perf_counter()
         self._call(torch.full((1, tokens), 5))
         return time.perf_counter() - begin
@@ -280,40 +284,19 @@ class Torchao(Transformers):
         from transformers import StaticCache
 
         config = self.model.config
-        config.hidden_size // config.num_attention_heads
+        head = config.hidden_size // config.num_attention_heads
         self.cache = StaticCache(config, max_cache_len=context + room)
-        self.cache.early_initialization(
-            sequences,
-            config.num_key_value_heads,
-            config.hidden_size // config.num_attention_heads,
-            torch.bfloat16,
-            "cpu",
-        )
+        self.cache.early_initialization(sequences, config.num_key_value_heads, head, torch.bfloat16, "cpu")
         self.context, self.sequences = context, sequences
-        self._rewind()
+        self._forget(0)
 
-    def _rewind(self) -> None:
+    def _forget(self, steps: int) -> None:
         for layer in self.cache.layers:
             layer.cumulative_length.fill_(self.context)
 
     @torch.no_grad()
     def _call(self, ids: torch.Tensor) -> torch.Tensor:
         return self.compiled(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
-
-    def decode(self, steps: int) -> float:
-        new = torch.full((self.sequences, 1), 100)
-        begin = time.perf_counter()
-        for _ in range(steps):
-            new = self._call(new)
-        seconds = time.perf_counter() - begin
-        self._rewind()
-        return seconds
-
-    def prompt(self, tokens: int) -> float:
-        self.fill(1, 0, tokens)
-        begin = time.perf_counter()
-        self._call(torch.full((1, tokens), 5))
-        return time.perf_counter() - begin
 
 
 # --- cells -----------------------------------------------------------------------------------------------------------

@@ -169,19 +169,18 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
     longer: dict[int, list[str]] = {}  # entries that several steps of the decoder share, by their columns
     for field, place in zip(d.fields, places, strict=True):
         if place != "codes":
-            columns = field.covers if isinstance(field.covers, int) and place == "panels" and not across else 0
-            if covers and columns > covers and columns % covers == 0:
-                own, pointer = f"{entries[field.name]}_", f"(const {entry_type(field)}*)from.part[{number}]"
-                members.append(f"decltype(qg_entries((const {entry_type(field)}*)nullptr)) {own};")
-                longer.setdefault(columns, []).append(f"{own} = qg_entries({pointer} + at{columns} * 16);")
-                loads.append(f"const auto {entries[field.name]} = {own};")
-                number += 1
-                continue
             kept = place == "flat" and not across and field.name not in of_tables
             read = _entries_across(field, place, number) if across else _entries(field, place, number)
+            kind, own = entry_type(field), f"{entries[field.name]}_"
+            columns = field.covers if isinstance(field.covers, int) and place == "panels" and not across else 0
+            if covers and columns > covers and columns % covers == 0:
+                members.append(f"decltype(qg_entries((const {kind}*)nullptr)) {own};")
+                begin = f"(const {kind}*)from.part[{number}] + at{columns} * 16"
+                longer.setdefault(columns, []).append(f"{own} = qg_entries({begin});")
+                read = own
             if kept:
-                members.append(f"qg_stream<{entry_type(field)}, {field.covers}> {entries[field.name]}_;")
-                read = f"{entries[field.name]}_.at(from, {number}, panel, k)"
+                members.append(f"qg_stream<{kind}, {field.covers}> {own};")
+                read = f"{own}.at(from, {number}, panel, k)"
             loads.append(f"const auto {entries[field.name]} = {read};")
             number += 1
     for columns, read_once in longer.items():

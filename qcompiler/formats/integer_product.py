@@ -117,8 +117,8 @@ def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor)
 
 
 def line_of(declaration: Declaration) -> tuple[Equation, Equation | None] | None:
-    """Scale and offset of an element that is its code's value times a scale (nf4, q4_0: no offset), and perhaps plus an
-    offset (q4_K), over the parts of `Declaration.split.per_entry`; None for any other."""
+    """(scale, offset) of an element that is `scale * code + offset` (q4_K), or `scale * code` with None as its offset
+    (nf4, q4_0). Both read the parts of `Declaration.split.per_entry`. None for any other element."""
     text = declaration.split.per_element.text
     slope = _slope(ast.parse(text, mode="eval").body)
     if slope is None or isinstance(slope, ast.Constant):
@@ -158,31 +158,32 @@ def _adds(text: str) -> bool:
     return any(isinstance(n, ast.Add | ast.Sub) for n in ast.walk(ast.parse(text, mode="eval")))
 
 
+class _AtZero(ast.NodeTransformer):
+    """Puts 0 in place of the code."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(0) if node.id == "code" else node
+
+
+class _WithoutCode(_AtZero):
+    """The same, and in place of a product with the code."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        names = [each.id for each in (node.left, node.right) if isinstance(each, ast.Name)]
+        if isinstance(node.op, ast.Mult) and "code" in names:
+            return ast.Constant(0)
+        self.generic_visit(node)
+        return node
+
+
 def _at_zero(text: str) -> str:
     """The expression at code 0: the factor of the sum of q."""
-
-    class Zero(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return ast.Constant(0) if node.id == "code" else node
-
-    return ast.unparse(Zero().visit(ast.parse(text, mode="eval")))
+    return ast.unparse(_AtZero().visit(ast.parse(text, mode="eval")))
 
 
 def _offset(text: str) -> str:
-    """The terms that do not read the code: `0 - g1` of `g0 * code - g1`, whatever g0 is."""
-
-    class Without(ast.NodeTransformer):
-        def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-            names = [each.id for each in (node.left, node.right) if isinstance(each, ast.Name)]
-            if isinstance(node.op, ast.Mult) and "code" in names:
-                return ast.Constant(0)
-            self.generic_visit(node)
-            return node
-
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return ast.Constant(0) if node.id == "code" else node
-
-    return ast.unparse(Without().visit(ast.parse(text, mode="eval")))
+    """The terms that do not read the code: `0 - g1` of `g0 * code - g1`, also where g0 is infinite."""
+    return ast.unparse(_WithoutCode().visit(ast.parse(text, mode="eval")))
 
 
 __all__ = ["BITS", "WIDEST", "IntegerProduct", "first_of_integers", "integer_product", "line_of", "multiply"]

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from cache_cases import COLUMNS, HEADS, SPECS, TYPES, numbers
+from kernel_cases import PORTABLE_ISAS
 
 from qcompiler.formats import cache_rows
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
 
-NARROW = pytest.param("x86-64", marks=pytest.mark.slow)
-ISAS = ("generic", NARROW, "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
 
-
-@pytest.fixture(scope="module", params=[*ISAS, "best"])
+@pytest.fixture(scope="module", params=[*PORTABLE_ISAS, "best"])
 def kernels(build: Callable[..., Any], isa: str, request: pytest.FixtureRequest) -> Any:
     return build(SPECS, isa if request.param == "best" else request.param)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import PORTABLE_ISAS
 from route_cases import FORMS, close, routed, rows, spec
 
 from qcompiler.plan.kernel import Access, DType, KernelSpec, Operand
@@ -18,8 +18,6 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 
 SIZES = ((1, 1), (8, 8), (13, 3), (60, 4), (257, 32))
 TYPES: tuple[tuple[DType, DType], ...] = (("bf16", "f32"), ("f32", "bf16"), ("f16", "f16"))
-NARROW = pytest.param("x86-64", marks=pytest.mark.slow)
-ISAS = ("generic", NARROW, "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
 
 
 def operand(name: str, kind: DType, shape: tuple[int, ...], access: Access = "w") -> Operand:
@@ -50,7 +48,7 @@ SPECS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=PORTABLE_ISAS)
 def kernels(build: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
     return build(SPECS, request.param)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import PORTABLE_ISAS
 from top_p_cases import drawn, rows, shares, spec
 
 from qcompiler.kernels.cpu.emit import scratch_bytes
@@ -15,15 +15,13 @@ from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 SIZES = (1, 2, 13, 64, 257, 1024, 1031)
-NARROW = pytest.param("x86-64", marks=pytest.mark.slow)
-ISAS = ("generic", NARROW, "x86-64-v3") if platform.machine() == "x86_64" else ("generic",)
 SPECS = [
     *(spec(f"static_{cols}", "f32", 9, cols) for cols in SIZES), spec("apart", "f32", 9, 13, apart=3),
     *(spec(f"dynamic_{dtype}", dtype, "r", "c") for dtype in ("f32", "bf16", "f16")),
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=PORTABLE_ISAS)
 def kernels(build: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
     return build(SPECS, request.param)
 

@@ -126,7 +126,8 @@ class Masks(nn.Module):
 
 
 class Routes(nn.Module):
-    """The choice of experts as in Mixtral, and as in Qwen 3 without and gpt-oss with a softmax of the chosen."""
+    """Three choices of experts: a softmax, and its largest divided by their sum (Mixtral); the largest as they are
+    (Qwen 3); a softmax of the largest scores (gpt-oss)."""
 
     def __init__(self) -> None:
         super().__init__()

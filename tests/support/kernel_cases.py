@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from qcompiler import formats
 from qcompiler.kernels import layouts
@@ -20,6 +22,12 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 Array = npt.NDArray[Any]
 PLAIN = ("layout", "rows", "wide", "columns")
 """How a weight that is not packed lies: in the engine's layout, row-major, rows of three more elements, transposed."""
+PORTABLE_ISAS: tuple[Any, ...] = (
+    ("generic", pytest.param("x86-64", marks=pytest.mark.slow), "x86-64-v3")
+    if platform.machine() == "x86_64"
+    else ("generic",)
+)
+"""Instruction sets for kernels that have no wide form of their own; the narrow vectors wait for the full run."""
 
 
 def row_major(name: str, dtype: DType, access: Any, *shape: Any, strides: tuple[Any, ...] | None = None) -> Operand:

@@ -178,9 +178,7 @@ def _codes(op: qc.LinearOp) -> RowCodes | None:
     made = op.quantised
     if made is None:
         return None
-    return RowCodes(
-        kind="token" if made.kind.data == "token" else "tensor", value=made.value.value.data, keeps=op.keeps == "codes"
-    )
+    return RowCodes(kind=made.kind.data, value=made.value.value.data, keeps=op.keeps == "codes")  # type: ignore[arg-type]
 
 
 def statistics_of(op: qc.LinearOp) -> Kind | None:
