@@ -1,7 +1,7 @@
 """Linear kernels beside torch's fp32 linear, per shape and M, in one interleaved run.
 
     .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
-        [--formats nf4 q4_K q6_K] [--int8] [--cpu-time]
+        [--formats nf4 q4_K q6_K] [--shapes 4096x4096] [--int8] [--bf16] [--cpu-time]
 
 Every round times each kernel once for each case (short calls in batches), in a varying order, so that a slow moment of
 the machine affects all of them; the table gives medians. The same run also measures fused multiply-adds on all threads
@@ -12,6 +12,8 @@ With `--cpu-time` clocks count processor time: for one thread on a shared machin
 
 With `--int8` the table has products of codes beside those of decoded values: "int8 a8" and "int4 a8" read rows of int8,
 "rows" is the time to make these from fp32, "_int_mm" is torch's product of int8 matrices (int32 out, from 17 rows on).
+
+With `--bf16` each format stands twice, with x, bias and result in fp32 and ("nf4 bf16") in bf16, and so does torch.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ from qcompiler import formats
 from qcompiler.formats.int8_rows import quantise, row_bytes
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu import emit
-from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime.compiler import compile_library
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.support import Context, parallel_address
@@ -50,6 +53,9 @@ FORMATS: dict[str, tuple[str, dict[str, Any]] | None] = {
 }  # fmt: skip
 CODES = " a8"
 """Suffix of a format whose codes are multiplied with rows of int8."""
+
+BF16 = " bf16"
+"""Suffix of a format whose factors are bf16."""
 
 CPU_TIME = False
 CLOCK_PROCESS_CPUTIME_ID = 2
@@ -126,17 +132,21 @@ def rows_spec(k: int) -> KernelSpec:
     return KernelSpec(name=f"rows_{k}", symbols=("m",), operands=operands, body=body)
 
 
+def dtype_of(kind: str) -> DType:
+    return "bf16" if kind.endswith(BF16) else "f32"
+
+
 def make_spec(kind: str, m: int, n: int, k: int) -> KernelSpec:
-    codes = kind.endswith(CODES)
+    codes, dtype = kind.endswith(CODES), dtype_of(kind)
     chosen = FORMATS[kind]
     ref = None if chosen is None else FormatRef(name=chosen[0], params=chosen[1])
     operands = (
         Operand(name="x", dtype="i8", access="r", shape=("m", row_bytes(k)), strides=(row_bytes(k), 1))
         if codes
-        else Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1)),
-        Operand(name="w", dtype="f32", access="r", shape=(n, k), format=ref, layout="cpu_p16_v1"),
-        Operand(name="bias", dtype="f32", access="r", shape=(n,), strides=(1,)),
-        Operand(name="out", dtype="f32", access="w", shape=("m", n), strides=(n, 1)),
+        else Operand(name="x", dtype=dtype, access="r", shape=("m", k), strides=(k, 1)),
+        Operand(name="w", dtype=dtype, access="r", shape=(n, k), format=ref, layout="cpu_p16_v1"),
+        Operand(name="bias", dtype=dtype, access="r", shape=(n,), strides=(1,)),
+        Operand(name="out", dtype=dtype, access="w", shape=("m", n), strides=(n, 1)),
     )
     body = LinearKernel(m="m", n=n, k=k, m_class=m_class(m), has_bias=True, codes=codes)
     name = f"{kind.replace(' ', '_')}_{n}_{k}_{m_class(m).replace('-', '_')}"
@@ -193,8 +203,10 @@ def now() -> float:
     return time.process_time() if CPU_TIME else time.perf_counter()
 
 
-def torch_engine(x: npt.NDArray[Any], w: npt.NDArray[Any], bias: npt.NDArray[Any]) -> Engine:
-    tensors = [torch.from_numpy(array) for array in (x, w, bias)]
+def torch_engine(
+    x: npt.NDArray[Any], w: npt.NDArray[Any], bias: npt.NDArray[Any], dtype: torch.dtype = torch.float32
+) -> Engine:
+    tensors = [torch.from_numpy(array).to(dtype) for array in (x, w, bias)]
 
     def run(times: int) -> float:
         start = now()
@@ -202,7 +214,8 @@ def torch_engine(x: npt.NDArray[Any], w: npt.NDArray[Any], bias: npt.NDArray[Any
             torch.nn.functional.linear(*tensors)
         return (now() - start) / times
 
-    return Engine("torch", run, w.nbytes)
+    nbytes = tensors[1].numel() * tensors[1].element_size()
+    return Engine("torch" + BF16 * (dtype == torch.bfloat16), run, nbytes)
 
 
 def int_mm_engine(m: int, n: int, k: int) -> Engine:
@@ -222,13 +235,17 @@ def make_case(bench: Bench, m: int, n: int, k: int) -> list[Engine]:
     x, bias = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal(n).astype(np.float32)
     w = rng.standard_normal((n, k)).astype(np.float32)
     engines = [torch_engine(x, w, bias)]
+    if any(kind.endswith(BF16) for kind in FORMATS):
+        engines.append(torch_engine(x, w, bias, torch.bfloat16))
     layout = layouts.get("cpu_p16_v1")
     for kind, chosen in FORMATS.items():
         fmt = None if chosen is None else formats.get(chosen[0], **chosen[1])
-        canonical = w.view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
-        data = aligned(layout.pack(fmt, "f32", n, k, canonical))
-        given = quantise(x, "token", 0.0, None) if kind.endswith(CODES) else x
-        arrays: list[npt.NDArray[Any]] = [given, data, bias, np.zeros((m, n), np.float32)]
+        dtype = dtype_of(kind)
+        numbers = NUMPY_DTYPES[dtype]
+        canonical = w.astype(numbers).view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
+        data = aligned(layout.pack(fmt, dtype, n, k, canonical))
+        given = quantise(x, "token", 0.0, None) if kind.endswith(CODES) else x.astype(numbers)
+        arrays: list[npt.NDArray[Any]] = [given, data, bias.astype(numbers), np.zeros((m, n), numbers)]
         engines.append(bench.engine(make_spec(kind, m, n, k), kind, arrays, m, data.size))
     if any(kind.endswith(CODES) for kind in FORMATS):
         made = np.zeros((m, row_bytes(k)), np.int8)
@@ -278,6 +295,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--m", type=int, nargs="*", default=list(MS))
     parser.add_argument("--formats", nargs="*", help="formats with their default parameters, instead of the usual four")
+    parser.add_argument("--shapes", nargs="*", default=[f"{n}x{k}" for n, k in SHAPES], metavar="NxK")
+    parser.add_argument("--bf16", action="store_true", help="each format in bf16 as well, and torch's linear")
     parser.add_argument("--int8", action="store_true", help="products of codes with rows of int8 beside fp32 ones")
     parser.add_argument("--cpu-time", action="store_true", help="processor time, with one thread")
     parser.add_argument("--json", default=None, help="also write every row to this file")
@@ -291,10 +310,13 @@ def main() -> None:
         chosen = {kind: FORMATS[kind] for kind in ("int8", "int4")}
         FORMATS.clear()
         FORMATS.update(chosen | {kind + CODES: each for kind, each in chosen.items()})
+    if options.bf16:
+        FORMATS.update({kind + BF16: chosen for kind, chosen in FORMATS.items() if not kind.endswith(CODES)})
+    shapes = [(int(n), int(k)) for n, _, k in (text.partition("x") for text in options.shapes)]
     threads = resolve_num_threads(options.threads)
     torch.set_num_threads(threads)
-    specs = [make_spec(kind, m, n, k) for n, k in SHAPES for m in options.m for kind in FORMATS]
-    bench = Bench([*specs, *(rows_spec(k) for k in sorted({k for _, k in SHAPES}) if options.int8)], threads)
+    specs = [make_spec(kind, m, n, k) for n, k in shapes for m in options.m for kind in FORMATS]
+    bench = Bench([*specs, *(rows_spec(k) for k in sorted({k for _, k in shapes}) if options.int8)], threads)
     print(f"{threads} threads, {host_isa()}, torch {torch.__version__}, medians of {options.rounds}")
     print(
         f"{'N x K':>10} {'M':>5} {'engine':>10} {'us':>9} {'GFLOP/s':>8} {'of peak':>8} {'GB/s':>6} {'of read':>8} "
@@ -302,7 +324,7 @@ def main() -> None:
     )
     found: list[dict[str, Any]] = []
     with torch.no_grad():
-        for n, k in SHAPES:
+        for n, k in shapes:
             for m in options.m:
                 for row in rows(bench, m, n, k, options.rounds):
                     found.append(row)

@@ -6,7 +6,8 @@ transformers with int4 weights by torchao, compiled.
 
 The weights are random and lie in one .gguf file (hidden 2048, 16 layers, FFN 5632, 32 heads, 4 of them for keys and
 values, vocabulary 32000), which we compile by `compile_causal_lm` and llama.cpp reads as it is.  It stands in the table
-twice for us: "ours" multiplies in fp32, "ours int8" makes int8 rows of the activations (`activations="int8"`), as
+three times for us: "ours" multiplies in fp32, "ours bf16" rounds the factors to bf16 (`compute="bf16"`), and "ours
+int8" makes int8 rows of the activations (`compute="int8"`), as
 llama.cpp does.  All keep keys and values in fp16 and use the same number of threads.  llama-cpp-python may lie in an
 environment of its own (`--llama-python`); a peer that is not there is named as missing.  `--folder` keeps the file and
 the compiled programs, and takes those that lie there already: remove them after a change of the compiler.
@@ -350,7 +351,8 @@ def outside_products(lm: qc.CausalLM, context: int) -> dict[str, float]:
     return {"attention": attention, "else": profile.not_product - attention}
 
 
-OURS, INT8 = "ours", "ours int8"
+OURS = "ours"
+COMPUTES = {OURS: "exact", "ours bf16": "bf16", "ours int8": "int8"}
 
 
 def compile_ours(chosen: argparse.Namespace, shape: Shape, length: int, folder: Path) -> tuple[Path, dict[str, Path]]:
@@ -359,7 +361,8 @@ def compile_ours(chosen: argparse.Namespace, shape: Shape, length: int, folder: 
     if not file.exists():
         write_model(file, chosen.format, shape, length)
     found = {}
-    for name, recipe in ((OURS, None), (INT8, qc.QuantConfig(chosen.format, activations="int8"))):
+    for name, compute in COMPUTES.items():
+        recipe = qc.QuantConfig(chosen.format, compute=compute)
         found[name] = folder / f"{chosen.format}-{name.replace(' ', '-')}.qca"
         if not found[name].exists():
             batch = max(chosen.batches)

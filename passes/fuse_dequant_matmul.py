@@ -9,7 +9,8 @@ weights are transposed at compile time, and two transposes cancel. Then one patt
 linear(w)`, and the same for the table of an embedding and for the weights of experts.
 
 If x is dequantised int8 rows and the weight's format has an integer product, the linear multiplies codes:
-`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. A weight that another op reads in full is decoded by an
+`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. On GPUs, x is rounded to the type of a weight in bf16. A
+weight that another op reads in full is decoded by an
 embedding of all its rows, and the report says so.
 """
 
@@ -64,6 +65,8 @@ class FuseDequantMatmulPass(ModulePass):
                 if isinstance(each, qc.LinearOp):
                     _transpose_at_compile_time(each, context)
             rewrite(list(body.ops), [read_packed, read_rows])
+            if context.target.kind == "cuda":
+                rewrite(list(body.ops), [round_rows], again=False)
             for each in list(body.ops):
                 if isinstance(each, qc.DequantizeOp) and each.result.uses:
                     _report(each, context)
@@ -97,6 +100,24 @@ def read_rows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
         return None
     op.operands[0] = build.reshape(rewriter, source.rows, (*shape[:-1], shape_of(source.rows.type)[-1]))
     erase_if_dead(view, rewriter.erase)
+    return op.result
+
+
+@pattern
+def round_rows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """Rounds x to the weight's type in front of a linear whose kernels multiply on tensor cores, which read both in one
+    type. A CPU's kernels round the rows that they read."""
+    dtype = tensor_dtype(op.w.type)
+    if dtype != "bf16" or tensor_dtype(op.x.type) not in ("f32", "f16"):
+        return None
+
+    def rounded(inner: Builder, scalars: Sequence[SSAValue]) -> SSAValue:
+        wide = scalars[0]
+        if wide.type != ELEMENT_TYPES["f32"]:
+            wide = inner.insert(arith.ExtFOp(wide, ELEMENT_TYPES["f32"])).result
+        return inner.insert(arith.TruncFOp(wide, ELEMENT_TYPES[dtype])).result
+
+    op.operands[0] = build.pointwise(rewriter, [op.x], shape_of(op.x.type), dtype, rounded)
     return op.result
 
 

@@ -125,6 +125,9 @@ _PROMISED = {"nf4": 6.5, "int8": 9.0, "int4": 6.5}
 
 LLM_INT8_THRESHOLD = 6.0
 
+COMPUTES = ("exact", "bf16", "int8")
+"""The kinds of arithmetic that `QuantConfig.compute` takes."""
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -186,6 +189,9 @@ class QuantConfig:
     `activations` is the type of the input of linears with quantised weights: None (floats), "int8" (a scale per
     token), "int8:static" (one per tensor, from `qcompile(calibrate=…)`), or "llm_int8", optionally with its threshold
     ("llm_int8:6.0").
+    `compute` is the arithmetic of linears with quantised weights: "exact" (products and sums in fp32), "bf16" (x and
+    the weight's elements are rounded to bf16, sums in fp32), "int8" (the same as activations="int8"), or None: bf16 for
+    models in bf16, as in torch, and exact for all others.
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same
@@ -198,6 +204,7 @@ class QuantConfig:
     rules: tuple[Rule, ...] | Mapping[str, str | None] | Sequence[RuleLike] = ()
     promise_bits: float | _Unset | None = PRESET
     activations: str | None = None
+    compute: str | None = None
     observer: str = "minmax"
     separate: tuple[str, ...] = ()
 
@@ -205,6 +212,10 @@ class QuantConfig:
         _refuse_kinds(self)
         object.__setattr__(self, "separate", tuple(self.separate))
         check_observer(self.observer)
+        if self.compute not in (None, *COMPUTES):
+            raise RecipeError(f"compute={self.compute!r}: choose {', '.join(map(repr, COMPUTES))}, or leave it out")
+        if self.compute == "int8" and self.activations is None:
+            object.__setattr__(self, "activations", "int8")
         if self.activations is not None:
             Activations.of(self.activations)
         known = ("float", *MIXTURES, *formats.names())
@@ -288,7 +299,8 @@ def _refuse_kinds(config: QuantConfig) -> None:
             f'QuantConfig({config.preset!r}): the preset is a name such as "nf4", or "float" to keep weights as '
             'they are: QuantConfig("float", …)'
         )
-    for field, example in (("linear", '"nf4"'), ("embedding", '"int8"'), ("activations", '"int8"')):
+    examples = {"linear": '"nf4"', "embedding": '"int8"', "activations": '"int8"', "compute": '"bf16"'}
+    for field, example in examples.items():
         value = getattr(config, field)
         if not (value is None or isinstance(value, str | _Unset)):
             raise RecipeError(f"{field}={value!r}: write a name, such as {field}={example}, or None")

@@ -31,8 +31,8 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     assert isinstance(body, BatchMatmulKernel)
     if isinstance(body.k, int):
         block = block_of(body.k)
-        return product_scratch(isa, block, whole=block >= body.k, converts=_converts(spec))
-    return product_scratch(isa, KC, whole=False, converts=_converts(spec))
+        return product_scratch(isa, block, whole=block >= body.k)
+    return product_scratch(isa, KC, whole=False)
 
 
 def _offset(operand: Operand, rank: int) -> str:
@@ -91,8 +91,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     a, b, _ = spec.operands
     scratch = scratch_bytes(spec, isa)
     bound = c_dim(body.k) if isinstance(body.k, int) else None
-    converts = str(_converts(spec)).lower()
-    size = f"qg_scratch({bound}, {converts})" if bound else f"qg_scratch_for(QG_KC, false, {converts})"
+    size = f"qg_scratch({bound})" if bound else "qg_scratch_for(QG_KC, false)"
     lines = [
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {c_dim(body.n)}, job.k = {c_dim(body.k)};",

@@ -73,6 +73,9 @@ typedef void (*qg_load_x)(const qg_job* job, int64_t m0, int64_t rows, int64_t k
 typedef void (*qg_finish)(
     const qg_job* job, const float* tile, int64_t stride, int64_t m0, int64_t rows, int64_t n0, int64_t cols);
 
+// Panels [p0, p1) (at most QG_GROUP) times rows [m0, m1) (at most QG_BLOCKS * QG_MR), finished.
+typedef void (*qg_multiply)(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch);
+
 struct qg_job {
     int64_t m, n, k;
     const char* x;
@@ -83,6 +86,7 @@ struct qg_job {
     qg_packed packed;      // a packed weight
     int64_t w_row, w_col;  // strides of a row-major w in elements
     qg_decode decode;      // null: plain fp32 panels, read in place
+    qg_multiply multiply;  // null: in fp32
     qg_finish finish;
     void* const* op;       // for `finish`: the kernel's operands and symbols
     const int64_t* sym;
@@ -101,13 +105,13 @@ struct qg_job {
 
 // Packed weights: W is the struct of their format (decode.h). COVERS columns share the entries (0: all columns do);
 // GROUP divides it.
-template <class W, int ROUND> struct qg_coded {
+template <class W> struct qg_coded {
     static constexpr int GROUP = W::GROUP;
     // Whether an element is its code's value times a scale of whole SHARED columns, plus an offset perhaps, not rounded
     // further.
     static constexpr int SHARED = W::COVERS;
     static constexpr bool OFFSET = W::OFFSET;
-    static constexpr bool SUMMED = W::SCALED && ROUND == QG_F32 && SHARED >= 32 && SHARED % 16 == 0 && W::BITS <= 5;
+    static constexpr bool SUMMED = W::SCALED && SHARED >= 32 && SHARED % 16 == 0 && W::BITS <= 5;
     const qg_packed* from;
     int64_t panel, until;  // first column of the next entries
     qg_codes<W::BITS, GROUP> codes;
@@ -131,7 +135,7 @@ template <class W, int ROUND> struct qg_coded {
         values.at(codes);
     }
     template <int J> QG_METHOD vf value() const {
-        return qg_round<ROUND>(entries.element(values.template value<J>(codes)));
+        return entries.element(values.template value<J>(codes));
     }
     // What value() is made of: the code's value, and the scale and the offset of the columns that share them.
     template <int J> QG_METHOD vf code() const { return values.template value<J>(codes); }
@@ -148,7 +152,7 @@ template <class W, int ROUND> struct qg_coded {
 
 // The same where blocks run across rows: row r, column k reads the entries of element r * K + k. They change at another
 // column in each lane, at most once in COVERS columns.
-template <class W, int ROUND> struct qg_straddling {
+template <class W> struct qg_straddling {
     static constexpr int GROUP = W::GROUP;
     static constexpr bool SUMMED = false;
     const qg_packed* from;
@@ -186,7 +190,7 @@ template <class W, int ROUND> struct qg_straddling {
     }
     template <int J> QG_METHOD vf value() const {
         const vm before = QC_EACH(vm, q_ltu(q_seti(J), (qi)change.r[i]));
-        return qg_round<ROUND>(W::pick(before, here, next).element(values.template value<J>(codes)));
+        return W::pick(before, here, next).element(values.template value<J>(codes));
     }
 };
 
@@ -279,6 +283,14 @@ template <class T> static void qg_convert_x(
     }
 }
 
+// The same, rounded to bf16.
+template <class T> static void qg_round_x(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride) {
+    qg_convert_x<T>(job, m0, rows, k0, kc, dst, stride);
+    for (int64_t i = 0; i < rows; i++, dst += stride)
+        for (int64_t k = 0; k < kc; k += 16) vstore(dst + k, vround_bf16(vload(dst + k)));
+}
+
 // Calls body.template step<J>() for J = 0 … min(COUNT, left) - 1, unrolled.
 template <int J, int COUNT, class Body> QC_INLINE void qg_steps(Body& body, int64_t left) {
     if constexpr (J < COUNT) {
@@ -358,14 +370,14 @@ template <int COUNT> QC_INLINE vf qg_sum(const vf* sum) {
     else return qg_sum<COUNT / 2>(sum) + qg_sum<COUNT / 2>(sum + COUNT / 2);
 }
 
-template <class D, int MR> static void qg_few_panels(
+template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_few_panels(
     const qg_job* job, const float* x, int64_t stride, int64_t panel, int64_t next, float* tile) {
     constexpr int PANELS = qg_few_shape<D, MR>::PANELS, SUMS = qg_few_shape<D, MR>::SUMS;
     vf sum[MR][PANELS][SUMS] = {};
     D decoder[PANELS];
     QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].start(job, p ? next : panel);
     int64_t k = 0;
-    if constexpr (D::SUMMED && MR <= 2) {  // each row and column group is scaled once, instead of every element
+    if constexpr (BY_CODES) {  // each row and column group is scaled once, instead of every element
         constexpr int PARTS = SUMS < 4 ? SUMS : 4;
         for (; k + D::SHARED <= job->k; k += D::SHARED) {
             vf part[MR][PARTS] = {};
@@ -377,14 +389,6 @@ template <class D, int MR> static void qg_few_panels(
             QG_UNROLL for (int i = 0; i < MR; i++)
                 sum[i][0][0] = decoder[0].plus_offsets(
                     vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), sum[i][0][0]), x + i * stride + k);
-        }
-        if constexpr (D::OFFSET) {  // an infinity times a code of 0 is no number, and times the element it may be one
-            bool finite = true;
-            QG_UNROLL for (int i = 0; i < MR; i++) finite = finite && vsum(sum[i][0][0] - sum[i][0][0]) == 0.0f;
-            if (!finite) {
-                QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0][0] = vzero();
-                decoder[0].start(job, panel), k = 0;
-            }
         }
     }
     for (; k + D::GROUP <= job->k; k += D::GROUP) {
@@ -402,6 +406,12 @@ template <class D, int MR> static void qg_few_panels(
     }
     QG_UNROLL for (int i = 0; i < MR; i++)
         QG_UNROLL for (int p = 0; p < PANELS; p++) vstore(tile + (i * QG_NP + p) * 16, qg_sum<SUMS>(sum[i][p]));
+    if constexpr (BY_CODES)
+        for (int i = 0; i < MR; i++) {  // a sum of codes may be no number where that of elements is one: 0 * infinity
+            const vf found = vload(tile + i * QG_NP * 16);
+            if (vsum(found - found) != 0.0f)
+                qg_few_panels<D, 1, false>(job, x + i * stride, stride, panel, next, tile + i * QG_NP * 16);
+        }
 }
 
 // One unit of at most QG_NP panels; `next` repeats the last panel where the unit is short.
@@ -447,13 +457,17 @@ constexpr int64_t qg_few_scratch(int64_t k, int64_t rows, bool converts) {
 // the result move between the cores' caches (docs/performance.md has the time with 2048).
 enum { QG_TASK = 8192 };
 
-template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
+QC_COLD void qg_share_few(qc_ctx* ctx, qg_job* job, void (*run)(void* job, int64_t task, char* scratch)) {
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 2 / QG_TASK;
     job->tasks = ctx->num_threads > 1 ? qc_min(qc_min(worth, units), 4 * (int64_t)ctx->num_threads) : 1;
-    if (job->tasks > 1) return ctx->parallel(ctx, job->tasks, qg_few_task<D, MAX>, job);
+    if (job->tasks > 1) return ctx->parallel(ctx, job->tasks, run, job);
     job->tasks = 1;
-    qg_few_task<D, MAX>(job, 0, ctx->scratch);
+    run(job, 0, ctx->scratch);
+}
+
+template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
+    qg_share_few(ctx, job, qg_few_task<D, MAX>);
 }
 
 // --- many rows: decoded panels and the microkernel -------------------------------------------------------------------
@@ -528,23 +542,45 @@ constexpr int64_t qg_block(int64_t k) {
     return k <= QG_KC ? k : ((k + (k + QG_KC - 1) / QG_KC - 1) / ((k + QG_KC - 1) / QG_KC) + 15) / 16 * 16;
 }
 
-// Bytes of scratch of qg_product: decoded panels, converted rows of x, tiles of sums.
-constexpr int64_t qg_scratch_for(int64_t block, bool whole, bool converts) {
-    return 4 * (QG_GROUP * block * 16 + (converts ? QG_MR * (block + 16) : 0)
-                + QG_MR * QG_GROUP * 16 * (whole ? 1 : QG_BLOCKS));
+// Bytes of scratch of qg_product: decoded panels, converted or copied rows of x, tiles of sums.
+constexpr int64_t qg_scratch_for(int64_t block, bool whole) {
+    return 4 * (QG_GROUP * block * 16 + QG_MR * (block + 16) + QG_MR * QG_GROUP * 16 * (whole ? 1 : QG_BLOCKS));
 }
-constexpr int64_t qg_scratch(int64_t k, bool converts) {
-    return qg_scratch_for(qg_block(k), qg_block(k) >= k, converts);
+constexpr int64_t qg_scratch(int64_t k) { return qg_scratch_for(qg_block(k), qg_block(k) >= k); }
+
+// Products of fp32 numbers: rows that `load_x` makes stay as they are, and others lie where they lie.
+struct qg_fp32 {
+    static constexpr int WIDTH = sizeof(float);  // bytes of an element of x
+    static QG_METHOD void round_rows(float*, int64_t, int64_t, int64_t) {}
+    static QG_METHOD void micro(
+        int64_t rows, const char* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
+        int64_t tile_stride, bool add) {
+        qg_micro_any(rows, (const float*)x, stride / WIDTH, panel, kc, tile, tile_stride, add);
+    }
+};
+
+// Rows that begin a multiple of so many bytes apart share one set of an L1 cache (64 sets of lines of 64 bytes), which
+// holds 8 or 12 lines: QG_MR such rows are copied to where they do not (docs/performance.md has what that is worth).
+enum { QG_ALIASES = 4096 };
+
+static void qg_copy_rows(char* to, int64_t to_stride, const char* from, int64_t stride, int64_t rows, int64_t bytes) {
+    for (int64_t i = 0; i < rows; i++, to += to_stride, from += stride) {
+        int64_t at = 0;
+        for (; at + 64 <= bytes; at += 64) vstore((int32_t*)(to + at), vload((const int32_t*)(from + at)));
+        memcpy(to + at, from + at, (size_t)(bytes - at));
+    }
 }
 
-// Panels [p0, p1) (at most QG_GROUP) times rows [m0, m1) (at most QG_BLOCKS * QG_MR).
-static void qg_product(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch) {
+// A `qg_multiply` with engine E.
+template <class E> static void qg_product(
+    const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch) {
     const int64_t block = qg_block(job->k), tile_stride = QG_GROUP * 16, x_stride = block + 16;
     const int64_t rows = m1 - m0, blocks = (rows + QG_MR - 1) / QG_MR;
     const bool whole = block >= job->k;  // one block of k: each tile is finished at once, and its memory used again
     float* panels = (float*)scratch;
     float* converted = panels + QG_GROUP * block * 16;
-    float* tiles = converted + (job->load_x ? QG_MR * x_stride : 0);
+    float* tiles = converted + QG_MR * x_stride;
+    const bool aliases = !job->load_x && E::WIDTH * job->x_row % QG_ALIASES == 0;
     int64_t k0 = 0;
     do {  // once even for k = 0, whose sums are zero
         const int64_t kc = job->k - k0 < block ? job->k - k0 : block;
@@ -558,14 +594,18 @@ static void qg_product(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, in
         for (int64_t b = 0; b < blocks; b++) {
             const int64_t first = rows * b / blocks, count = rows * (b + 1) / blocks - first, row = m0 + first;
             float* tile = whole ? tiles : tiles + first * tile_stride;
-            const float* x = (const float*)job->x + row * job->x_row + k0;
-            int64_t stride = job->x_row;
+            const char* x = job->x + E::WIDTH * (row * job->x_row + k0);
+            int64_t stride = E::WIDTH * job->x_row;
             if (job->load_x) {
                 job->load_x(job, row, count, k0, kc, converted, x_stride);
-                x = converted, stride = x_stride;
+                E::round_rows(converted, x_stride, count, kc);
+                x = (const char*)converted, stride = sizeof(float) * x_stride;
+            } else if (aliases) {
+                qg_copy_rows((char*)converted, E::WIDTH * x_stride, x, stride, count, E::WIDTH * kc);
+                x = (const char*)converted, stride = E::WIDTH * x_stride;
             }
             for (int64_t p = 0; p < p1 - p0; p += QG_NP)
-                qg_micro_any(count, x, stride, panel + p, kc, tile + p * 16, tile_stride, k0 > 0);
+                E::micro(count, x, stride, panel + p, kc, tile + p * 16, tile_stride, k0 > 0);
             if (k0 + kc == job->k) {
                 const int64_t n0 = p0 * 16, n1 = p1 * 16 < job->n ? p1 * 16 : job->n;
                 job->finish(job, tile, tile_stride, row, count, n0, n1 - n0);
@@ -612,7 +652,8 @@ static void qg_task(void* arg, int64_t task, char* scratch) {
         const int64_t m1 = qc_share(blocks, chunk + 1, job->chunks) * QG_MR;
         qg_job one = *job;
         if (job->select) job->select(&one, i / cells);
-        qg_product(&one, p0, p1 < panels ? p1 : panels, m0, m1 < job->m ? m1 : job->m, scratch);
+        const qg_multiply multiply = job->multiply ? job->multiply : qg_product<qg_fp32>;
+        multiply(&one, p0, p1 < panels ? p1 : panels, m0, m1 < job->m ? m1 : job->m, scratch);
     }
 }
 

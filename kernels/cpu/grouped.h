@@ -119,7 +119,7 @@ static void qm_item(const qm_job* job, int64_t unit, int64_t group, char* scratc
                 continue;
             }
         }
-        qg_product(&one, p0, p1, 0, rows, scratch);
+        qg_product<qg_fp32>(&one, p0, p1, 0, rows, scratch);
     }
 }
 

@@ -39,7 +39,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     if body.top:
         return 4 * ((tile.panels + GROUP) * 16 + row)
     few = 4 * min(tile.few, MOST_ROWS_FROM_CODES) * (16 * tile.panels + row)
-    return max(few, product_scratch(isa, block, whole=block >= body.k, converts=True))
+    return max(few, product_scratch(isa, block, whole=block >= body.k))
 
 
 def _body(spec: KernelSpec) -> GroupedLinearKernel:
@@ -77,7 +77,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
             f"qm_run_{form}<{types}>(ctx, &job);",
         ]
     else:
-        needed = f"qg_scratch({body.k}, true) <= {scratch_bytes(spec, isa)} && qm_few_scratch({body.k})"
+        needed = f"qg_scratch({body.k}) <= {scratch_bytes(spec, isa)} && qm_few_scratch({body.k})"
         lines += [
             f"job.finish = qm_finish<{out_type}>;",
             *([] if weight.in_place else [f"job.decode = qg_decode_panel<{weight.decoder}>;"]),

@@ -4,7 +4,8 @@ A linear becomes three pieces of C++: the decoder of a packed weight (weights.py
 one rounding, store), and the kernel itself, which fills a `qg_job` and runs the driver for its M class:
 
     "1", "2-8"  qg_run_few<decoder, rows>: codes are decoded in registers straight into the accumulators
-    "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x
+    "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x; qb_run does the
+                same in bf16 where the processor can
 
 Every class gives correct results for any M >= 0; the class only says for which M it is fast.
 """
@@ -73,12 +74,12 @@ def block_of(k: int) -> int:
     return k if k <= KC else _up(_up(k, _up(k, KC)), 16) * 16
 
 
-def product_scratch(isa: str, block: int, *, whole: bool, converts: bool) -> int:
-    """Scratch bytes per thread of gemm.h's qg_product (its qg_scratch): decoded panels, converted rows of x, tiles of
-    sums."""
+def product_scratch(isa: str, block: int, *, whole: bool) -> int:
+    """Scratch bytes per thread of gemm.h's qg_product (its qg_scratch): decoded panels, converted or copied rows of x,
+    tiles of sums."""
     rows = tile_of(isa).rows
     panels = GROUP * block * 16
-    converted = rows * (block + 16) if converts else 0
+    converted = rows * (block + 16)
     tiles = rows * GROUP * 16 * (1 if whole else BLOCKS)
     return 4 * (panels + converted + tiles)
 
@@ -97,7 +98,7 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     body = spec.body
     assert isinstance(body, LinearKernel)
-    return ("decode.h", "gemm.h", *["im2col.h"] * (body.window is not None), *["int8.h"] * body.codes)
+    return ("decode.h", "gemm.h", "gemm_bf16.h", *["im2col.h"] * (body.window is not None), *["int8.h"] * body.codes)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
@@ -112,12 +113,29 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     """What the product itself needs of it."""
-    converts = _converts(spec, body)
-    rows = few_rows(spec, body, isa)
+    tile, block, rows = tile_of(isa), block_of(body.k), few_rows(spec, body, isa)
+    few = 4 * (rows or tile.few) * (16 * tile.panels + (_up(body.k, 16) * 16 if _converts(spec, body) else 0))
+    if multiplies_bf16(spec, isa):
+        few = max(few, _few_bf16(body.k, rows or tile.few, tile.panels, rounds=_rounds(spec)))
     if rows:
-        return 4 * rows * (16 * tile_of(isa).panels + (_up(body.k, 16) * 16 if converts else 0))
-    block = block_of(body.k)
-    return product_scratch(isa, block, whole=block >= body.k, converts=converts)
+        return few
+    panels = product_scratch(isa, block, whole=block >= body.k)
+    return max(few, panels) if multiplies_bf16(spec, isa) else panels
+
+
+def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
+    """gemm_bf16.h's qb_few_scratch."""
+    return rows * (64 * panels + 64 * _up(k, 32) * (1 + rounds) + k // 16 * 4)
+
+
+def multiplies_bf16(spec: KernelSpec, isa: str) -> bool:
+    """Whether factors are bf16 numbers, and `isa` has processors that multiply pairs of these (gemm_bf16.h)."""
+    return isa == "x86-64-v4" and spec.operands[1].dtype == "bf16"
+
+
+def _rounds(spec: KernelSpec) -> bool:
+    """Whether x is rounded to bf16, the type of the weight."""
+    return spec.operands[1].dtype == "bf16" and spec.operands[0].dtype != "bf16"
 
 
 def _int8() -> ModuleType:
@@ -126,8 +144,8 @@ def _int8() -> ModuleType:
 
 
 def _converts(spec: KernelSpec, body: LinearKernel) -> bool:
-    """Whether rows of x are made in scratch: converted from another type, or gathered from an image (im2col)."""
-    return spec.operands[0].dtype != "f32" or body.window is not None
+    """Whether rows of x are made in scratch: converted from another type or to it, or gathered from an image."""
+    return spec.operands[0].dtype != "f32" or body.window is not None or _rounds(spec)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -135,10 +153,11 @@ def _converts(spec: KernelSpec, body: LinearKernel) -> bool:
 
 @dataclass(frozen=True)
 class Weight:
-    """How a kernel reads its weight: gemm.h's decoder, definitions before the kernel, and statements that fill the
-    job."""
+    """How a kernel reads its weight: gemm.h's decoder, the columns of its steps, definitions before the kernel, and
+    statements that fill the job."""
 
     decoder: str
+    group: int
     definitions: str
     statements: tuple[str, ...]
     in_place: bool
@@ -158,7 +177,8 @@ def _packed_weight(name: str, operand: Operand) -> Weight:
         )
     made = panel_weight(packed_format(operand.format), operand.dtype, n, k)
     parts = [f"job.packed.part[{i}] = w + {offset};" for i, offset in enumerate(made.parts)]
-    return Weight(made.decoder, made.definitions, (f"job.packed.n = {n}, job.packed.k = {k};", *parts), False)
+    sizes = f"job.packed.n = {n}, job.packed.k = {k};"
+    return Weight(made.decoder, made.group, made.definitions, (sizes, *parts), False)
 
 
 def weight_of(name: str, operand: Operand) -> Weight:
@@ -169,12 +189,12 @@ def weight_of(name: str, operand: Operand) -> Weight:
         return _packed_weight(name, operand)
     kind = STORAGE_TYPES[operand.dtype]
     if operand.layout == PANEL_LAYOUT:
-        return Weight(f"qg_plain<{kind}>", "", ("job.codes = w;",), operand.dtype == "f32")
+        return Weight(f"qg_plain<{kind}>", 8, "", ("job.codes = w;",), operand.dtype == "f32")
     if operand.layout not in (None, "canonical"):
         raise KernelSelectionError(f"kernel '{name}': no decoder for plain weights in layout '{operand.layout}'")
     down, right = (operand.strides or (operand.shape[1], 1))[:2]
     strides = f"job.w_row = {c_dim(down)}, job.w_col = {c_dim(right)};"
-    return Weight(f"qg_strided<{kind}>", "", ("job.codes = w;", strides), False)
+    return Weight(f"qg_strided<{kind}>", 16, "", ("job.codes = w;", strides), False)
 
 
 # --- finish ----------------------------------------------------------------------------------------------------------
@@ -308,9 +328,16 @@ def _source(x: Operand, window: Window | None) -> list[str]:
     ]
 
 
-def _conversion(x: Operand, window: Window | None) -> list[str]:
+def _conversion(spec: KernelSpec, window: Window | None) -> list[str]:
     """Statements that set in the job how to read x."""
+    x, rounds = spec.operands[0], _rounds(spec)
     kind = STORAGE_TYPES[x.dtype]
+    if rounds and window is not None:
+        raise KernelSelectionError(
+            f"kernel '{spec.name}' ({spec.serves}): windows of {x.dtype} are not rounded to bf16"
+        )
+    if rounds:
+        return [f"job.load_x = qg_round_x<{kind}>;"]
     if window is not None:
         return [f"job.load_x = qg_load_windows<{kind}>;"]
     return [] if x.dtype == "f32" else [f"job.load_x = qg_convert_x<{kind}>;"]
@@ -337,21 +364,27 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
         *(linear_norm.source(spec, scratch) if body.norms else _source(x, body.window)),
-        *_conversion(x, body.window),
+        *_conversion(spec, body.window),
         "const char* const w = (const char*)op[1];",
         *weight.statements,
         f"job.finish = qk_{spec.name}_finish;",
         "job.op = op, job.sym = sym;",
     ]
+    dots = multiplies_bf16(spec, isa) and weight.group % 2 == 0
+    kind = STORAGE_TYPES[x.dtype]
+    straight = 0 if body.window is not None or weight.decoder.startswith("qg_strided") else tile_of(isa).few
     if rows:
-        lines.append(f"qg_run_few<{weight.decoder}, {rows}>(ctx, &job);")
+        chosen = f"qb_run_few<{weight.decoder}, {kind}" if dots and straight else f"qg_run_few<{weight.decoder}"
+        lines.append(f"{chosen}, {rows}>(ctx, &job);")
         size = f"qg_few_scratch({body.k}, {rows}, {converts})"
     else:
         if not weight.in_place:
             lines.append(f"job.decode = qg_decode_panel<{weight.decoder}>;")
-        lines.append("qg_run(ctx, &job);")
-        size = f"qg_scratch({body.k}, {converts})"
+        lines.append(f"qb_run<{weight.decoder}, {kind}, {straight}>(ctx, &job);" if dots else "qg_run(ctx, &job);")
+        size = f"qg_scratch({body.k})"
     lines = [*used_symbols(spec, lines, "sym"), *lines]
+    if dots and straight:
+        size = f"{size} <= {scratch} && qb_few_scratch({body.k}, {rows or straight}, {str(_rounds(spec)).lower()})"
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')
     header = shared.header_comment(
         spec,

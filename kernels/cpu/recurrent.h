@@ -103,7 +103,7 @@ static void qr_gate(const qr_product* job, int64_t rows, const float* x, int64_t
             return;
         }
     }
-    qg_product(job, p0, p1, job->from_row, job->from_row + rows, scratch);
+    qg_product<qg_fp32>(job, p0, p1, job->from_row, job->from_row + rows, scratch);
 }
 
 // FEW: most rows that are multiplied straight from codes; 0 for weights that lie row by row.
@@ -131,7 +131,7 @@ template <class LAYER, class D, int FEW> static void qr_item(const qr_job* job, 
 constexpr int64_t qr_scratch(int64_t k, int64_t rows, int64_t few, int gates, bool converts) {
     const int64_t sums = 4 * (rows < QR_ROWS ? rows : QR_ROWS) * gates * QR_UNITS;
     const int64_t straight = few ? qg_few_scratch(k, few, converts) : 0;
-    const int64_t panels = rows > few ? qg_scratch(k, converts) : 0;
+    const int64_t panels = rows > few ? qg_scratch(k) : 0;
     return sums + (straight > panels ? straight : panels);
 }
 

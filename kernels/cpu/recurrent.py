@@ -56,7 +56,7 @@ def _product(k: int, rows: int, few: int, isa: str, *, converts: bool) -> int:
     codes."""
     block = block_of(k)
     straight = 4 * few * (16 * tile_of(isa).panels + (-(-k // 16) * 16 if converts else 0))
-    panels = product_scratch(isa, block, whole=block >= k, converts=converts) if rows > few else 0
+    panels = product_scratch(isa, block, whole=block >= k) if rows > few else 0
     return max(straight, panels)
 
 

@@ -29,6 +29,7 @@ import math
 import zlib
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from qcompiler.errors import KernelSelectionError
@@ -119,17 +120,19 @@ class PanelWeight:
     """How linear kernels read a packed weight: guarded definitions, and the decoder of gemm.h that walks its panels.
 
     `parts` are the byte offsets of the sections in the order of `qg_packed.part`: planes of codes, then entries.
-    `struct` is the name of the format's struct.
+    `struct` is the name of the format's struct, `group` the columns that a step of the decoder takes.
     """
 
     decoder: str
+    group: int
     definitions: str
     parts: tuple[int, ...]
     struct: str
 
 
 def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight:
-    """The decoder of a weight (rows, cols) of `fmt` in cpu_p16_v1, with elements rounded to `dtype`."""
+    """The decoder of a weight (rows, cols) of `fmt` in cpu_p16_v1. `dtype` is the type that it stands for: elements are
+    decoded to fp32, and no kernel of fp32 sums rounds them further."""
     sections = sorted(layouts.get(PANEL_LAYOUT).sections(fmt, dtype, rows, cols), key=lambda s: not _is_plane(fmt, s))
     if len(sections) > MOST_PARTS:
         raise KernelSelectionError(f"{fmt} has {len(sections)} sections; CPU kernels read at most {MOST_PARTS}")
@@ -137,8 +140,8 @@ def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight
     places = tuple(place_of(fmt, f, cols) for f in fmt.declaration.fields)
     name, definitions = _panel_struct(fmt, across, places)
     walk = "qg_straddling" if across else "qg_coded"
-    decoder = f"{walk}<{name}, QG_{dtype.upper()}>"
-    return PanelWeight(decoder, definitions, tuple(s.offset for s in sections), name)
+    group = columns_at_a_time(fmt.declaration.codes.bits, shared_columns(fmt))
+    return PanelWeight(f"{walk}<{name}>", group, definitions, tuple(s.offset for s in sections), name)
 
 
 def _is_plane(fmt: Format, section: Section) -> bool:
@@ -206,6 +209,8 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
         f"    static constexpr bool SCALED = {str(line is not None).lower()};",
         f"    static constexpr bool OFFSET = {str(line is not None and line[1] is not None).lower()};",
     ]
+    if bits in (2, 4) and line is not None:
+        lines.append(f"    static constexpr uint16_t HALVES[32] = {{{_halves(d.code_values)}}};  // in bf16")
     for what, equation in zip(("scale", "offset"), line or (), strict=False):
         if equation is not None:
             text = equation.to_c({g: g for g in parts}, style=FLOAT_LANES)
@@ -216,6 +221,12 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
             f"    static QG_METHOD {name} pick(vm m, const {name}& a, const {name}& b) {{ return {{{picked}}}; }}"
         )
     return "".join([*([values.table] if values.table else []), *tables, *(f"{line}\n" for line in [*lines, "};"])])
+
+
+def _halves(values: Float32) -> str:
+    """The values of codes, repeated up to 32, as the bits of bf16."""
+    bits = np.resize(values, 32).astype(ml_dtypes.bfloat16).view(np.uint16)
+    return ", ".join(f"0x{number:04x}" for number in bits)
 
 
 def _tables_of_entries(fmt: Format) -> list[str]:

@@ -66,6 +66,8 @@ class Constants:
         ours, theirs = self.weight(last), self.weight(first)
         if (ours.format, ours.dtype) != (theirs.format, theirs.dtype):
             return f"the weights are stored as {_stored(theirs)} and as {_stored(ours)}"
+        if tensor_dtype(first.w.type) != tensor_dtype(last.w.type):
+            return "their products have different arithmetic"
         biases = {tensor_dtype(op.bias.type) for op in group if op.bias is not None}
         if len(biases) > 1:
             return "their biases have different types"
@@ -134,7 +136,7 @@ def constant(stored: StoredTensor, like: SSAValue) -> qc.ConstOp:
     if isinstance(like.type, QTensorType):
         assert stored.format is not None
         rows, cols = stored.shape
-        return qc.ConstOp(stored.key, QTensorType.of((rows, cols), stored.dtype, stored.format, stored.layout))
+        return qc.ConstOp(stored.key, QTensorType.of((rows, cols), like.type.dtype, stored.format, stored.layout))
     assert isinstance(like.type, TensorType)
     return qc.ConstOp(stored.key, tensor(stored.shape, stored.dtype))
 

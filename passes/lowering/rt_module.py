@@ -119,7 +119,8 @@ class EntryMemory:
         buffer = self.program.buffer(f"w.{op.key}{suffix}", arena, tensor.nbytes, weight=op.key)
         if tensor.format is None and tensor.layout == "canonical":
             return contiguous(buffer, tensor.dtype, tensor.shape)
-        return View(buffer=buffer, dtype=tensor.dtype, shape=tensor.shape, format=tensor.format, layout=tensor.layout)
+        dtype = tensor.dtype if tensor.format is None else tensor_dtype(op.result.type)  # which its readers decode to
+        return View(buffer=buffer, dtype=dtype, shape=tensor.shape, format=tensor.format, layout=tensor.layout)
 
     def state(self, key: str, value: SSAValue, device: str) -> View:
         """The memory of a state. Its initial value is a weight, or zeros."""

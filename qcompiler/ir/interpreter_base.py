@@ -37,8 +37,8 @@ class Frame:
     unpack: Unpack | None = None
     constants: Mapping[str, Array] = field(default_factory=dict)
     """What `@init` computed."""
-    decoded: dict[int, tuple[Array, Array]] = field(default_factory=dict)
-    """id of packed bytes -> (those bytes, kept alive; their f32 values)."""
+    decoded: dict[tuple[int, DType], tuple[Array, Array]] = field(default_factory=dict)
+    """(id of packed bytes, the type they decode to) -> (those bytes, kept alive; their values in f32)."""
     updates: dict[str, Array] = field(default_factory=dict)
     """States to be written when the call ends."""
 
@@ -71,12 +71,12 @@ class Frame:
 
     def decode(self, type_: QTensorType, data: Array) -> Array:
         """The f32 values of a quantised tensor, rounded to its element type and widened again."""
-        known = self.decoded.get(id(data))
+        known = self.decoded.get((id(data), type_.dtype))
         if known is not None:
             return known[1]
         packed = self.packed(type_, data)
         values = round_to(packed.format.decode(packed).reshape(type_.shape), type_.dtype).astype(np.float32)
-        self.decoded[id(data)] = (data, values)
+        self.decoded[id(data), type_.dtype] = (data, values)
         return values
 
 

@@ -138,6 +138,7 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     else:
         w = plain(operands[1], op.w.type, frame)
         acc = accumulator(x, w)
+        rows = round_to(rows, tensor_dtype(op.w.type))
         out = (rows.astype(acc, copy=False) @ w.astype(acc, copy=False).T).reshape(*x.shape[:-1], w.shape[0])
     rest = list(operands[2 : len(operands) - len(op.affine)])
     if op.bias is not None:

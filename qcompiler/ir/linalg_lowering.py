@@ -156,6 +156,8 @@ def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
         (x,) = lower(apart, lowering)
         apart.erase()
         kept = kept or [x] * len(op.kept)
+    if (factor := tensor_dtype(op.w.type)) != tensor_dtype(x.type):
+        x = build.pointwise(b, [x], shape_of(x.type), factor, lambda i, s: _convert(i, s[0], factor))
     rank, acc = len(shape_of(op.x.type)), _accumulator(op.x, w)
     out = (*shape_of(op.x.type)[:-1], shape_of(op.w.type)[0])
     # loops: the leading dims of x, n, then k

@@ -245,6 +245,9 @@ Keeps = Literal["norm", "codes"]
 class LinearOp(QCOp):
     """`x (…, K) @ w (N, K)ᵀ + bias (N)`, then an optional scalar epilogue.
 
+    x is rounded to the element type of w, where that is another (the arithmetic that a recipe chose). Elements of a
+    packed weight are rounded to that type as well, or stay as they are decoded, in fp32.
+
     If x has element type i8, it holds int8 rows (`qc.quantize_rows`), `(…, row_bytes(K))`, and w is quantised. The
     codes are then multiplied as integers, in the order of formats/integer_product.py.
 

@@ -13,6 +13,7 @@ from qcompiler import formats
 from qcompiler.errors import ScheduleError
 from qcompiler.plan.dims import Dim, Range, dim, never_negative, product
 from qcompiler.plan.kernel import ITEMSIZE, Operand
+from qcompiler.plan.kernel_body import FLOATS
 from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, View, WeightEntry
 from qcompiler.plan.sizes import check_view_sizes
@@ -177,7 +178,8 @@ class EntryViews:
         return int(formats.get(view.format.name, **view.format.params).nbytes(rows, cols))
 
     def _match_weight(self, buffer: Buffer, view: View) -> None:
-        """ScheduleError unless a view of a constant has the weight's dtype and storage and, if packed, its shape."""
+        """ScheduleError unless a view of a constant has the weight's dtype and storage and, if packed, its shape. The
+        dtype of a packed view is the float that its elements decode to: the bytes do not depend on it."""
         weight = self.program.weight_of(buffer)
         if weight is None or weight.nbytes > buffer.nbytes:
             raise ScheduleError(
@@ -185,7 +187,8 @@ class EntryViews:
                 "directory",
                 rule="unknown-weight",
             )
-        if view.dtype != weight.dtype or not same_storage(view, weight):
+        wanted = FLOATS if is_packed(view) else (weight.dtype,)
+        if view.dtype not in wanted or not same_bytes(view, weight):
             self._refuse_weight(buffer, weight, f"{view.dtype} {storage(view)}", f"{weight.dtype} {storage(weight)}")
         if is_packed(view) and tuple(view.shape) != weight.shape:
             self._refuse_weight(buffer, weight, f"shape {view.shape}", f"shape {weight.shape}")
@@ -206,9 +209,14 @@ def same_dims(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
     return a == b or (len(a) == len(b) and all(x == y or dim(x) == dim(y) for x, y in zip(a, b, strict=True)))
 
 
+def same_bytes(a: View | Operand | WeightEntry, b: View | Operand | WeightEntry) -> bool:
+    """Whether two tensors have the same format and layout."""
+    return a.format == b.format and (a.layout or "canonical") == (b.layout or "canonical")
+
+
 def same_storage(a: View | Operand | WeightEntry, b: View | Operand | WeightEntry) -> bool:
     """Whether two tensors have the same dtype, format and layout."""
-    return a.dtype == b.dtype and a.format == b.format and (a.layout or "canonical") == (b.layout or "canonical")
+    return a.dtype == b.dtype and same_bytes(a, b)
 
 
 def storage(of: View | Operand | WeightEntry) -> str:

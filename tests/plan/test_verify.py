@@ -303,7 +303,8 @@ def test_packed_weight_is_accepted_as_it_is_stored(maker):
         (replace(ENTRY, layout="canonical"), PACKED, "weight-mismatch"),
         (replace(ENTRY, format=replace(NF4, params={"block": 128})), PACKED, "weight-mismatch"),
         (replace(ENTRY, shape=(64, 16)), PACKED, "weight-mismatch"),
-        (ENTRY, replace(PACKED, dtype="bf16"), "weight-mismatch"),
+        (ENTRY, replace(PACKED, dtype="bf16"), None),  # another type to decode to
+        (ENTRY, replace(PACKED, dtype="i32"), "weight-mismatch"),
         (ENTRY, replace(PACKED, offset=4), "view-rank"),
         (replace(ENTRY, offset=64), PACKED, "misaligned-weight"),
         (replace(ENTRY, offset=-256), PACKED, "negative-offset"),

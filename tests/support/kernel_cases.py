@@ -55,7 +55,8 @@ def aligned(data: Array) -> Array:
 def stored_weight(
     w: Array, kind: str | FormatRef, dtype: DType, layout: str, name: str = "w"
 ) -> tuple[Operand, Array, Array]:
-    """(operand, what the kernel is given, the values of `dtype` that it multiplies with).
+    """(operand, what the kernel is given, the values that it multiplies with: of `dtype`, but packed ones on a CPU in
+    fp32).
 
     `kind` is a format, which is packed into `layout`, or one of PLAIN. A plain weight in `layout` and a packed one are
     given as bytes; `wide` and `columns` as the array that holds all elements in order of memory.
@@ -66,7 +67,8 @@ def stored_weight(
         packed = fmt.encode(w)
         data = layouts.get(layout).pack(fmt, dtype, n, k, packed.data)
         operand = Operand(name=name, dtype=dtype, access="r", shape=(n, k), format=kind, layout=layout)
-        return operand, data, fmt.decode(packed).astype(NUMPY_DTYPES[dtype])
+        values = fmt.decode(packed)
+        return operand, data, values if layout.startswith("cpu") else values.astype(NUMPY_DTYPES[dtype])
     plain = w.astype(NUMPY_DTYPES[dtype])
     match kind:
         case "layout":

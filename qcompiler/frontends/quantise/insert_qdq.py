@@ -31,6 +31,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.frontends.quantise.activations import quantise_inputs
+from qcompiler.frontends.quantise.arithmetic import choose_arithmetic
 from qcompiler.frontends.quantise.calibrate import Calibration, Watched
 from qcompiler.frontends.quantise.choose_formats import FormatChooser, Kind
 from qcompiler.frontends.quantise.conv_weights import restore
@@ -194,6 +195,9 @@ class _Rewriter:
                 progress.reach(done)
         self.files.finish()
         self._quantise_activations()
+        if self.recipe.compute in ("exact", "bf16"):
+            done = choose_arithmetic(self.graph, self.recipe.compute, lambda node: self.decoded.get(node, node.name))
+            self.decisions += [("compute", path, what) for path, what in done]
         self.graph.lint()
         self.program.graph_module.recompile()
         exported = replace(self.exported, program=self._program())

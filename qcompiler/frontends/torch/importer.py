@@ -36,7 +36,7 @@ from qcompiler.frontends.torch.capture.writes import is_read
 from qcompiler.frontends.torch.common.empty_weights import is_empty
 from qcompiler.frontends.torch.common.origins import describe
 from qcompiler.frontends.torch.common.values import dtype_name, to_numpy
-from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_rows, torch_sample
+from qcompiler.frontends.torch.qc_ops import torch_cache, torch_linear, torch_ring, torch_rows, torch_sample
 from qcompiler.ir import qc, types
 from qcompiler.ir.module import set_arg_names, set_path, set_ranges
 from qcompiler.ledger import Ledger
@@ -266,7 +266,7 @@ class Importer:
         if node.target is torch.ops.qc.grouped_linear.default:
             self.scope.values[node] = self._grouped_linear(scope, node)
             return
-        for imports in (torch_rows.IMPORTS, torch_cache.IMPORTS, torch_ring.IMPORTS):
+        for imports in (torch_rows.IMPORTS, torch_cache.IMPORTS, torch_ring.IMPORTS, torch_linear.IMPORTS):
             if node.target in imports:
                 self.scope.values[node] = imports[node.target](scope, node)
                 return

@@ -101,10 +101,10 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
 
     Operands: x (m, k), w (n, k) plain or packed, bias (n) if `has_bias`, the epilogue's extra inputs (m, n; stride 0
     broadcasts), weight and bias (k) and residual (m, k) of the norms, the rows that are kept (m, k) or the codes (m,
-    row_bytes(k)), out (m, n). x has unit stride along k, and out along n. Decoded weights are rounded to w's dtype
-    before the product. The first epilogue input is the fp32 sum with the bias added; the others are the extras.
-    `m_class` is the range of M that the kernel is built for. With a `window`, x is an image, and the rows are its
-    windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the
+    row_bytes(k)), out (m, n). x has unit stride along k, and out along n. x is rounded to w's dtype where that is
+    narrower; decoded weights are rounded to it or stay in fp32. The first epilogue input is the fp32 sum with the bias
+    added; the others are the extras. `m_class` is the range of M that the kernel is built for. With a `window`, x is an
+    image, and the rows are its windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the
     results of qcompiler/formats/integer_product.py.
 
     With `pairs`, w has two halves of rows (n is even) in one of `plan/pairs.py`'s layouts, and out has n / 2 columns:

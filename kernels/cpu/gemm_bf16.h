@@ -1,0 +1,417 @@
+// Products of bf16 numbers with sums in fp32, on processors with AVX512-BF16 (asked for at run time, since x86-64-v4
+// does not promise it). `vdpbf16ps` multiplies two neighbouring columns of 16 rows of w by those of a row of x:
+//
+//     sum[lane] += x[k] * w[lane][k] + x[k + 1] * w[lane][k + 1]     products exact; numbers below 2^-126 count as zero
+//
+// Many rows: a panel holds words of two columns, [pair of columns][16 lanes], and rows of bf16 are read where they lie.
+// The work is cut as gemm.h cuts it, and so is K. Few rows: codes become words of two columns in registers. The number
+// of rows decides which of the two it is, so that a sum's order never depends on threads.
+#pragma once
+#include "gemm.h"
+
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)  // tests leave it out
+typedef uint32_t qb_word __attribute__((may_alias));
+
+QC_INLINE void qb_dot(qf& sum, qu w, const qb_word* x) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*x));
+}
+
+// The order that puts 16 numbers and the 16 behind them side by side.
+alignas(64) static const uint16_t qb_side_by_side[32] = {
+    0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31,
+};
+
+QC_INLINE qu qb_permute(const uint16_t* order, __m512i numbers) {
+    return (qu)_mm512_permutexvar_epi16(_mm512_load_si512(order), numbers);
+}
+
+// Words of bf16: `even` in the low halves, `odd` in the high ones, both rounded to nearest even.
+QC_INLINE qu qb_pairs(vf even, vf odd) {
+    __m512i both;
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(even.r[0]), "v"(odd.r[0]));
+    return qb_permute(qb_side_by_side, both);
+}
+
+template <class T> struct qb_same { static constexpr bool value = false; };
+template <> struct qb_same<qc_bf16> { static constexpr bool value = true; };
+
+QC_INLINE void qb_store(void* to, vf x) {
+    __m256i rounded;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(x.r[0]));
+    memcpy(to, &rounded, 32);
+}
+
+// Columns J and J + 1 of a group, as words.
+template <int J, class D> QC_INLINE qu qb_columns(const D& decoder) {
+    return qb_pairs(decoder.template value<J>(), decoder.template value<J + 1>());
+}
+template <int J> QC_INLINE qu qb_columns(const qg_plain<qc_bf16>& decoder) {
+    return qb_permute(qb_side_by_side, _mm512_loadu_si512(decoder.now + 16 * J));
+}
+
+// --- panels ----------------------------------------------------------------------------------------------------------
+
+template <class D> struct qb_store_step {
+    const D& decoder;
+    uint32_t* dst;
+    template <int J> QG_METHOD void step() {
+        if (J % 2 == 0) q_store((int32_t*)dst + 8 * J, (qi)qb_columns<J / 2 * 2>(decoder));
+    }
+};
+
+// Column `column` of a group, which is even, beside zeros.
+template <int J, int COUNT, class D> QC_INLINE qu qb_last_of(const D& decoder, int64_t column) {
+    if constexpr (J + 2 < COUNT)
+        if (column != J) return qb_last_of<J + 2, COUNT>(decoder, column);
+    return qb_pairs(decoder.template value<J>(), vzero());
+}
+
+// A `qg_decode` for decoder D: words of pairs, rounded to bf16. k0 is a multiple of 16, D::GROUP is even.
+template <class D> QC_COLD void qb_decode_panel(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst) {
+    static_assert(D::GROUP % 2 == 0, "pairs of columns");
+    D decoder;
+    decoder.start(job, panel);
+    uint32_t* to = (uint32_t*)dst;
+    for (int64_t done = 0; done < kc; done += D::GROUP, to += 8 * D::GROUP) {
+        const int64_t left = qc_min(kc - done, D::GROUP);
+        decoder.at(k0 + done);
+        qb_store_step<D> body{decoder, to};
+        qg_steps<0, D::GROUP>(body, left / 2 * 2);
+        if (left % 2) q_store((int32_t*)to + 8 * (left - 1), (qi)qb_last_of<0, D::GROUP>(decoder, left - 1));
+    }
+}
+
+// --- the microkernel -------------------------------------------------------------------------------------------------
+
+// tile[i][16 * p + lane] (+)= sum_k x[i][k] * panel[p][k][lane], as qg_micro; `stride` is in bytes.
+template <int MR> static void qb_micro(
+    const char* x, int64_t stride, const uint32_t* const* panel, int64_t kc, float* tile, int64_t tile_stride,
+    bool add) {
+    enum { THIRDS = (MR + 2) / 3, STEP = 2 };
+    qf sum[MR][QG_NP];
+    QG_UNROLL for (int i = 0; i < MR; i++) QG_UNROLL for (int p = 0; p < QG_NP; p++) sum[i][p] = (qf){};
+    const char* row[THIRDS];
+    QG_UNROLL for (int t = 0; t < THIRDS; t++) {
+        row[t] = x + 3 * t * stride;
+        asm("" : "+r"(row[t]));
+    }
+    const uint32_t* b[QG_NP];
+    QG_UNROLL for (int p = 0; p < QG_NP; p++) b[p] = panel[p];
+    auto pair = [&](int u) __attribute__((always_inline)) {
+        qu w[QG_NP];
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) w[p] = (qu)q_load((const int32_t*)b[p] + 16 * u);
+        QG_UNROLL for (int i = 0; i < MR; i++)
+            QG_UNROLL for (int p = 0; p < QG_NP; p++)
+                qb_dot(sum[i][p], w[p], (const qb_word*)(row[i / 3] + (i % 3) * stride + 4 * u));
+    };
+    auto advance = [&](int pairs) __attribute__((always_inline)) {
+        QG_UNROLL for (int t = 0; t < THIRDS; t++) {
+            row[t] += 4 * pairs;
+            asm("" : "+r"(row[t]));
+        }
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+            b[p] += 16 * pairs;
+            asm("" : "+r"(b[p]));
+        }
+    };
+    int64_t k = 0;
+    for (; k + 2 * STEP <= kc; k += 2 * STEP) {
+        QG_UNROLL for (int u = 0; u < STEP; u++) pair(u);
+        advance(STEP);
+    }
+    for (; k + 2 <= kc; k += 2) {
+        pair(0);
+        advance(1);
+    }
+    if (k < kc)  // one column more: behind it lies another row, or nothing
+        QG_UNROLL for (int i = 0; i < MR; i++) {
+            uint16_t last;
+            memcpy(&last, row[i / 3] + (i % 3) * stride, 2);
+            const qb_word word = last;
+            QG_UNROLL for (int p = 0; p < QG_NP; p++) qb_dot(sum[i][p], (qu)q_load((const int32_t*)b[p]), &word);
+        }
+    QG_UNROLL for (int i = 0; i < MR; i++)
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+            float* const to = tile + i * tile_stride + QC_W * p;
+            q_store(to, add ? q_load(to) + sum[i][p] : sum[i][p]);
+        }
+}
+
+template <int MR> QC_INLINE void qb_micro_rows(
+    int64_t rows, const char* x, int64_t stride, const uint32_t* const* panel, int64_t kc, float* tile,
+    int64_t tile_stride, bool add) {
+    if constexpr (MR > 0) {
+        if (rows == MR) return qb_micro<MR>(x, stride, panel, kc, tile, tile_stride, add);
+        qb_micro_rows<MR - 1>(rows, x, stride, panel, kc, tile, tile_stride, add);
+    }
+}
+
+// gemm.h's engine. Rows that `load_x` makes in fp32 are rounded where they lie.
+struct qb_bf16 {
+    static constexpr int WIDTH = sizeof(qc_bf16);
+    static QG_METHOD void round_rows(float* rows, int64_t stride, int64_t count, int64_t kc) {
+        for (int64_t i = 0; i < count; i++, rows += stride)
+            for (int64_t k = 0; k < kc; k += 16) qb_store((char*)rows + 2 * k, vload(rows + k));
+    }
+    static void micro(
+        int64_t rows, const char* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
+        int64_t tile_stride, bool add) {
+        qb_micro_rows<QG_MR>(rows, x, stride, (const uint32_t* const*)panel, kc, tile, tile_stride, add);
+    }
+};
+
+// --- few rows --------------------------------------------------------------------------------------------------------
+
+// Where an element is code * scale (+ offset), the values of codes are multiplied, each rounded to bf16 (integers of up
+// to 8 bits are exact), and the scale multiplies the sum of its columns. Codes of 2 and 4 bits are looked up in words:
+// shifted right by J codes, a word of 8 (or 16) columns has column J in the lowest bits of its low half, and column
+// J + 4 (J + 8) in those of its high half, and `vpermw` takes 5 bits of both. The table repeats, so the bits above the
+// code do not count. Rows of x are put in the same order before.
+template <class D> struct qb_coded { static constexpr bool SUMMED = false, LOOKED_UP = false; };
+template <class W> struct qb_coded<qg_coded<W>> {
+    static constexpr bool SUMMED = W::SCALED && (W::COVERS == 0 || W::COVERS >= 16) && W::COVERS % W::GROUP == 0;
+    static constexpr bool LOOKED_UP = SUMMED && (W::BITS == 2 || W::BITS == 4) && W::GROUP * W::BITS == 32;
+    static QG_METHOD int64_t span(int64_t k) { return W::COVERS ? W::COVERS : k / W::GROUP * W::GROUP; }
+};
+
+// Eight columns (of codes of 4 bits) or sixteen (of 2), as their words of codes hold them.
+template <int BITS> QC_INLINE void qb_reorder(const uint16_t* x, uint16_t* to, int64_t columns) {
+    constexpr int GROUP = 32 / BITS, HALF = GROUP / 2;
+    alignas(64) static constexpr struct order {
+        uint16_t from[32];
+        constexpr order() : from() {
+            for (int i = 0; i < 32; i++) from[i] = (uint16_t)(i / GROUP * GROUP + i % GROUP / 2 + i % 2 * HALF);
+        }
+    } order;
+    int64_t k = 0;
+    for (; k + 32 <= columns; k += 32) {
+        const qu moved = qb_permute(order.from, _mm512_loadu_si512(x + k));
+        memcpy(to + k, &moved, 64);
+    }
+    for (; k < columns; k++) to[k] = x[k / 32 * 32 + order.from[k % 32]];
+}
+
+// What rows of x bring along: for codes that are looked up, their words in order, and for offsets the sums of groups.
+struct qb_rows {
+    const char* x;  // bf16, rows `stride` bytes apart
+    int64_t stride;
+    const char* ordered;
+    int64_t ordered_stride;
+    const float* total;
+    int64_t groups;
+};
+
+template <int MR> struct qb_few_shape { static constexpr int SUMS = MR == 1 ? 8 : MR <= 3 ? 4 : MR < 8 ? 2 : 1; };
+
+template <class D, int MR, int SUMS> struct qb_dot_step {
+    const D& decoder;
+    const char* x;
+    int64_t stride;
+    qf (&sum)[MR][SUMS];
+    template <int J> QG_METHOD void step() {
+        if constexpr (J % 2 == 0) {
+            const qu w = qb_columns<J>(decoder);
+            QG_UNROLL for (int i = 0; i < MR; i++)
+                qb_dot(sum[i][J / 2 % SUMS], w, (const qb_word*)(x + i * stride + 2 * J));
+        }
+    }
+};
+
+template <int COUNT> QC_INLINE qf qb_sum(const qf* sum) {
+    if constexpr (COUNT == 1) return sum[0];
+    else return qb_sum<COUNT / 2>(sum) + qb_sum<COUNT / 2>(sum + COUNT / 2);
+}
+
+// As qb_dot_step, with the values of codes.
+template <class D, int MR, int SUMS> struct qb_code_step {
+    const D& decoder;
+    const char* x;
+    int64_t stride;
+    qf (&sum)[MR][SUMS];
+    template <int J> QG_METHOD void step() {
+        if constexpr (J % 2 == 0) {
+            const qu w = qb_pairs(decoder.template code<J>(), decoder.template code<J + 1>());
+            QG_UNROLL for (int i = 0; i < MR; i++)
+                qb_dot(sum[i][J / 2 % SUMS], w, (const qb_word*)(x + i * stride + 2 * J));
+        }
+    }
+};
+
+// The columns that whole scales cover: adds to `sum`, and returns where they end.
+template <class D, int MR> QC_INLINE int64_t qb_by_codes(
+    const qg_job* job, const qb_rows& rows, int64_t panel, qf (&sum)[MR]) {
+    typedef decltype(D::entries) W;
+    constexpr int SUMS = qb_few_shape<MR>::SUMS < 4 ? qb_few_shape<MR>::SUMS : 4, BITS = W::BITS;
+    constexpr bool LOOKED_UP = qb_coded<D>::LOOKED_UP;
+    const int64_t span = qb_coded<D>::span(job->k);
+    D decoder;
+    decoder.start(job, panel);
+    __m512i table = {};
+    const uint32_t* words = nullptr;
+    if constexpr (LOOKED_UP) {
+        table = _mm512_loadu_si512(W::HALVES);
+        words = (const uint32_t*)job->packed.part[0] + panel * qg_up(job->k, W::GROUP) * 16;
+    }
+    int64_t k = 0;
+    for (int64_t group = 0; span > 0 && k + span <= job->k; k += span, group++) {
+        qf part[MR][SUMS] = {};
+        for (int64_t at = k; at < k + span; at += W::GROUP) {
+            if constexpr (LOOKED_UP) {
+                const qu word = (qu)q_load((const int32_t*)words);
+                const char* const x = rows.ordered + 2 * at;
+                QG_UNROLL for (int j = 0; j < 16 / BITS; j++) {
+                    const qu w = (qu)_mm512_permutexvar_epi16((__m512i)(word >> (BITS * j)), table);
+                    QG_UNROLL for (int i = 0; i < MR; i++)
+                        qb_dot(part[i][j % SUMS], w, (const qb_word*)(x + i * rows.ordered_stride + 4 * j));
+                }
+                words += 16;
+            } else {
+                decoder.at(at);
+                qb_code_step<D, MR, SUMS> body{decoder, rows.x + 2 * at, rows.stride, part};
+                qg_steps<0, W::GROUP>(body, W::GROUP);
+            }
+        }
+        if (LOOKED_UP && W::COVERS != 0) decoder.entries.load(job->packed, panel, k);
+        const qf scale = decoder.entries.scale().r[0];
+        QG_UNROLL for (int i = 0; i < MR; i++) {
+            sum[i] = q_fma(qb_sum<SUMS>(part[i]), scale, sum[i]);
+            if constexpr (W::OFFSET)
+                sum[i] = q_fma(q_set(rows.total[i * rows.groups + group]), decoder.entries.offset().r[0], sum[i]);
+        }
+    }
+    return k;
+}
+
+// Columns [k, K) by elements: adds to `sum`.
+template <class D, int MR, int SUMS>
+QC_INLINE void qb_by_elements(const qg_job* job, const qb_rows& rows, int64_t panel, int64_t k, qf (&sum)[MR][SUMS]) {
+    D decoder;
+    decoder.start(job, panel);
+    for (; k < job->k; k += D::GROUP) {
+        const int64_t left = qc_min(job->k - k, D::GROUP);
+        decoder.at(k);
+        qb_dot_step<D, MR, SUMS> body{decoder, rows.x + 2 * k, rows.stride, sum};
+        qg_steps<0, D::GROUP>(body, left / 2 * 2);
+        if (left % 2) {  // behind the last column lies another row, or nothing
+            const qu w = qb_last_of<0, D::GROUP>(decoder, left - 1);
+            for (int i = 0; i < MR; i++) {
+                uint16_t last;
+                memcpy(&last, rows.x + i * rows.stride + 2 * (k + left - 1), 2);
+                const qb_word word = last;
+                qb_dot(sum[i][0], w, &word);
+            }
+        }
+    }
+}
+
+template <class D, int MR>
+static void qb_few_panel(const qg_job* job, const qb_rows& rows, int64_t panel, float* tile) {
+    constexpr int SUMS = qb_few_shape<MR>::SUMS;
+    qf sum[MR][SUMS] = {};
+    int64_t k = 0;
+    if constexpr (qb_coded<D>::SUMMED) {
+        qf whole[MR] = {};
+        k = qb_by_codes<D, MR>(job, rows, panel, whole);
+        QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0] = whole[i];
+    }
+    if (k < job->k) qb_by_elements<D, MR, SUMS>(job, rows, panel, k, sum);
+    QG_UNROLL for (int i = 0; i < MR; i++) q_store(tile + i * QG_NP * 16, qb_sum<SUMS>(sum[i]));
+    if constexpr (qb_coded<D>::SUMMED)
+        for (int i = 0; i < MR; i++) {  // as in qg_few_panels
+            const vf x = vload(tile + i * QG_NP * 16);
+            if (vsum(x - x) == 0.0f) continue;
+            const qb_rows row = {rows.x + i * rows.stride, rows.stride, nullptr, 0, nullptr, 0};
+            qf one[1][1] = {};
+            qb_by_elements<D, 1, 1>(job, row, panel, 0, one);
+            q_store(tile + i * QG_NP * 16, one[0][0]);
+        }
+}
+
+template <class D, int MR> QC_INLINE void qb_few_rows(
+    const qg_job* job, int64_t count, const qb_rows& rows, int64_t panel, float* tile) {
+    if constexpr (MR > 0) {
+        if (count != MR) return qb_few_rows<D, MR - 1>(job, count, rows, panel, tile);
+        qb_few_panel<D, MR>(job, rows, panel, tile);
+    }
+}
+
+// Rows of T, rounded to bf16 behind each other.
+template <class T>
+static void qb_round_rows(const T* x, int64_t x_row, int64_t rows, int64_t k, char* to, int64_t stride) {
+    for (int64_t i = 0; i < rows; i++, x += x_row, to += stride)
+        for (int64_t at = 0; at < k; at += 16) qb_store(to + 2 * at, vload_upto(x + at, (int)qc_min(k - at, 16)));
+}
+
+// As qg_few_task; rows of T other than bf16 are rounded first.
+template <class D, class T, int MAX> static void qb_few_task(void* arg, int64_t task, char* scratch) {
+    const qg_job* const job = (const qg_job*)arg;
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
+    float* const tile = (float*)scratch;
+    uint16_t* const ordered = (uint16_t*)(tile + MAX * QG_NP * 16);
+    const int64_t width = (job->k + 31) / 32 * 32;
+    char* const rounded = (char*)(ordered + MAX * width);
+    float* const total = (float*)(rounded + (qb_same<T>::value ? 0 : 2 * MAX * width));
+    for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
+        const int64_t count = qc_min(job->m - m0, MAX);
+        qb_rows rows = {job->x + 2 * m0 * job->x_row, 2 * job->x_row, (const char*)ordered, 2 * width, total, 0};
+        if constexpr (!qb_same<T>::value) {
+            qb_round_rows((const T*)job->x + m0 * job->x_row, job->x_row, count, job->k, rounded, 2 * width);
+            rows.x = rounded, rows.stride = 2 * width;
+        }
+        if constexpr (qb_coded<D>::SUMMED) {
+            typedef decltype(D::entries) W;
+            const int64_t span = qb_coded<D>::span(job->k);
+            rows.groups = span ? job->k / span : 0;
+            for (int64_t i = 0; i < count; i++) {
+                const uint16_t* const x = (const uint16_t*)(rows.x + i * rows.stride);
+                if constexpr (qb_coded<D>::LOOKED_UP)
+                    qb_reorder<W::BITS>(x, ordered + i * width, job->k / W::GROUP * W::GROUP);
+                for (int64_t g = 0; W::OFFSET && g < rows.groups; g++) {
+                    vf sum = vzero();
+                    for (int64_t k = g * span; k < (g + 1) * span; k += 16)
+                        sum = sum + vload_upto((const qc_bf16*)x + k, (int)qc_min((g + 1) * span - k, 16));
+                    total[i * rows.groups + g] = vsum(sum);
+                }
+            }
+        }
+        for (int64_t u = first; u < last; u++) {
+            const int64_t panel = u * QG_NP, end = qc_min(panel + QG_NP, panels), n0 = panel * 16;
+            for (int64_t p = panel; p < end; p++)
+                qb_few_rows<D, MAX>(job, count, rows, p, tile + (p - panel) * 16);
+            job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
+        }
+    }
+}
+#endif
+
+// The most rows for which a task multiplies straight from codes, some at a time, before panels pay.
+enum { QB_STRAIGHT = 64 };
+
+// Bytes of scratch of qb_few_task: a tile, rows in order, rounded rows, sums of 16 columns or more.
+constexpr int64_t qb_few_scratch(int64_t k, int64_t rows, bool rounds) {
+    return rows * (64 * QG_NP + 2 * ((k + 31) / 32 * 32) * (rounds ? 2 : 1) + k / 16 * 4);
+}
+
+// Few rows of T, MAX at a time; without AVX512-BF16 in fp32.
+template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job* job) {
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
+    if (__builtin_cpu_supports("avx512bf16")) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
+#endif
+    qg_run_few<D, MAX>(ctx, job);
+}
+
+// Rows of T times a weight. MAX is how many rows can be multiplied straight from codes, 0 if none. Without AVX512-BF16
+// the job runs in fp32 as it is.
+template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job) {
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
+    if (__builtin_cpu_supports("avx512bf16")) {
+        if constexpr (MAX > 0)
+            if (job->m <= QB_STRAIGHT) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
+        if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qg_convert_x<T>;
+        job->decode = qb_decode_panel<D>, job->multiply = qg_product<qb_bf16>;
+    }
+#endif
+    qg_run(ctx, job);
+}

@@ -1,0 +1,75 @@
+"""The arithmetic of linears with quantised weights: `QuantConfig(compute=…)`, as types of decoded weights.
+
+    before   dequantize = qc.dequantize(w, "nf4:block=64", [384, 384], f32)
+             linear = aten.linear(x, dequantize, bias)
+    after    dequantize = qc.dequantize(w, "nf4:block=64", [384, 384], bf16)
+             linear = qc.linear(x, dequantize, bias)
+
+    "bf16"      x and the weight's elements are rounded to bf16; products are exact, sums in fp32
+    "exact"     the weight's elements and x as they are; products and sums in fp32
+    "int8"      rows of int8 times integer codes (activations.py)
+
+A model in bf16 that says nothing has bf16 arithmetic, as in torch; any other is exact. Linears that multiply integers
+already are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from qcompiler.frontends.torch.qc_ops import torch_linear  # noqa: F401  (registers the operator)
+
+aten = torch.ops.aten
+TYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
+
+
+def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node], str]) -> list[tuple[str, str]]:
+    """Gives the decoded weights of linears the type of `compute`; returns (the weight's path, what was done) for each.
+
+    A weight that something else reads as well (a tied embedding) is decoded twice, from the same codes.
+    """
+    wanted, made, done = TYPES[compute], dict[fx.Node, fx.Node](), list[tuple[str, str]]()
+    for node in list(graph.nodes):
+        if node.target is not aten.linear.default or not _takes(node, wanted):
+            continue
+        x, weight, bias = (*node.args, None)[:3]
+        if weight not in made:
+            made[weight] = _decoded_as(graph, weight, wanted)
+        with graph.inserting_before(node):
+            other = graph.call_function(torch.ops.qc.linear.default, (x, made[weight], bias))
+        other.meta = dict(node.meta)
+        node.replace_all_uses_with(other)
+        graph.erase_node(node)
+        done.append((path_of(weight), f"{compute} arithmetic, x is {_name(x)}"))
+    for weight in made:
+        if not weight.users:
+            graph.erase_node(weight)
+    return done
+
+
+def _takes(node: fx.Node, wanted: torch.dtype) -> bool:
+    """Whether a linear has a decoded weight of another type, and does not multiply integers."""
+    x, weight = node.args[:2]
+    assert isinstance(x, fx.Node)
+    if not isinstance(weight, fx.Node) or weight.target is not torch.ops.qc.dequantize.default:
+        return False
+    return x.target is not torch.ops.qc.dequantize_rows.default and weight.args[3] != wanted
+
+
+def _decoded_as(graph: fx.Graph, weight: fx.Node, dtype: torch.dtype) -> fx.Node:
+    with graph.inserting_after(weight):
+        node = graph.call_function(torch.ops.qc.dequantize.default, (*weight.args[:3], dtype))
+    node.meta = dict(weight.meta)
+    with weight.meta["val"].fake_mode:
+        node.meta["val"] = weight.meta["val"].to(dtype)
+    return node
+
+
+def _name(x: fx.Node) -> str:
+    return str(x.meta["val"].dtype).removeprefix("torch.")
+
+
+__all__ = ["choose_arithmetic"]

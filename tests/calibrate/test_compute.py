@@ -1,0 +1,142 @@
+"""`QuantConfig(compute=…)`: the arithmetic of linears, end to end, against the oracle and on every device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import qcompiler as qc
+from qcompiler.errors import RecipeError
+
+SHAPES = {"x": {0: ("s", 1, 100)}}
+
+
+class Block(nn.Module):
+    """q, k and v of one norm, and what reads them."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.LayerNorm(128)
+        self.q, self.k, self.v = (nn.Linear(128, 64) for _ in range(3))
+        self.out = nn.Linear(64, 128, bias=False)
+        self.to(dtype).eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.norm(x)
+        return x + self.out(torch.tanh(self.q(rows)) * self.k(rows) + self.v(rows))
+
+
+class Tied(nn.Module):
+    """An embedding whose table is the head's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(96, 64)
+        self.head = nn.Linear(64, 96, bias=False)
+        self.head.weight = self.embed.weight
+        self.eval()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(ids))
+
+
+def compiled(compute: str | None, dtype: torch.dtype = torch.float32, weights: str = "nf4", **more: Any) -> qc.Program:
+    recipe = qc.QuantConfig(weights, compute=compute, promise_bits=None)
+    return qc.qcompile(
+        Block(dtype), (torch.randn(7, 128).to(dtype),), quant=recipe, dynamic_shapes=SHAPES, verify_each="numerics",
+        **more,
+    )  # fmt: skip
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    wide = a.detach().double(), b.detach().double()
+    return float((wide[0] - wide[1]).norm() / wide[1].norm())
+
+
+def x_of(rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows)).to(dtype)
+
+
+@pytest.mark.parametrize("weights", ["nf4", "q4_0", "int8"])
+def test_bf16_is_the_oracle_up_to_one_rounding_of_a_factor(weights: str) -> None:
+    program, exact = compiled("bf16", weights=weights), compiled("exact", weights=weights)
+    for rows in (1, 7, 100):
+        x = x_of(rows)
+        given, oracle = program(x), program.oracle(x)
+        assert apart(given, oracle) < 2e-3
+        assert 1e-5 < apart(oracle, exact.oracle(x)) < 4e-3, "the oracle rounds as well"
+        assert apart(exact(x), exact.oracle(x)) < 1e-6
+
+
+def test_the_kernel_multiplies_what_the_ir_says() -> None:
+    program = compiled("bf16")
+    assert "xbf16, #qc.format" in program.ir("fuse-dequant-matmul")
+    chosen = [choice.what for choice in program.report().choices if choice.stage == "compute"]
+    assert chosen == ["bf16 arithmetic, x is float32"] * 4
+    assert weight_types(program) == {"bf16"}
+    launches = [len(p.plan.entries[0].steps) for p in (program, compiled("exact"))]
+    assert launches[0] == launches[1], "no launch for the rounding of x"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_exact_widens_the_rows_of_a_narrow_model(dtype: torch.dtype) -> None:
+    program = compiled("exact", dtype)
+    for rows in (1, 100):
+        x = x_of(rows, dtype)
+        assert apart(program(x), program.oracle(x)) < (4e-3 if dtype == torch.bfloat16 else 6e-4)
+
+
+def weight_types(program: qc.Program) -> set[str]:
+    return {kernel.operands[1].dtype for kernel in program.plan.kernels if kernel.template == "linear"}
+
+
+def test_a_model_in_bf16_has_bf16_arithmetic_unless_told_otherwise() -> None:
+    assert weight_types(compiled(None, torch.bfloat16)) == {"bf16"}
+    assert weight_types(compiled("exact", torch.bfloat16)) == {"f32"}
+    assert weight_types(compiled(None)) == {"f32"}
+
+
+@pytest.mark.parametrize("compute", ["bf16", "exact"])
+def test_a_gpu_multiplies_the_same(compute: str) -> None:
+    dtype = torch.float32 if compute == "bf16" else torch.bfloat16
+    program = compiled(compute, dtype, device="sim:0")
+    for rows in (1, 20):
+        x = x_of(rows, dtype)
+        assert apart(program(x), program.oracle(x)) < (1e-6 if compute == "bf16" else 4e-3)
+
+
+def test_a_tied_weight_is_decoded_in_two_types_from_one_buffer(tmp_path: Path) -> None:
+    recipe = qc.QuantConfig("int8", compute="bf16")
+    program = qc.qcompile(Tied(), (torch.arange(9),), quant=recipe, verify_each="numerics")
+    assert len(program.plan.weights) == 1
+    given = program(torch.arange(9))
+    assert apart(given, program.oracle(torch.arange(9))) < 2e-3
+    program.save(tmp_path / "tied.qca")
+    assert torch.equal(torch.as_tensor(qc.load(tmp_path / "tied.qca")(torch.arange(9).numpy())), given)
+
+
+def test_int8_is_the_same_as_activations() -> None:
+    assert qc.QuantConfig("int8", compute="int8").activations == "int8"
+    assert qc.QuantConfig("int8", compute="int8", activations="llm_int8").activations == "llm_int8"
+    x = x_of(5)
+    ours = qc.qcompile(Block(), (x,), quant=qc.QuantConfig("int8", compute="int8"))(x)
+    assert torch.equal(ours, qc.qcompile(Block(), (x,), quant=qc.QuantConfig("int8", activations="int8"))(x))
+
+
+def test_linears_that_multiply_integers_keep_them() -> None:
+    recipe = qc.QuantConfig("int8", rules={"out": "nf4"}, activations="int8", compute="bf16", promise_bits=None)
+    program = qc.qcompile(Block(), (x_of(5),), quant=recipe)
+    linears = [kernel for kernel in program.plan.kernels if kernel.template == "linear"]
+    assert {(kernel.body.codes, kernel.operands[1].dtype) for kernel in linears} == {(True, "f32"), (False, "bf16")}
+
+
+@pytest.mark.parametrize("compute", ["fp16", "", 16])
+def test_other_words_are_refused(compute: Any) -> None:
+    with pytest.raises(RecipeError, match="compute="):
+        qc.QuantConfig("nf4", compute=compute)
