@@ -29,6 +29,7 @@ from qcompiler.ir.module import arg_names, find_func, functions, init_func, rang
 from qcompiler.ir.types import shape_of
 from qcompiler.plan.dims import dim
 from qcompiler.plan.equations import solve
+from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import WeightStore
 
 __all__ = ["RULES", "Interpreter", "Unpack", "bind_symbols", "evaluate_op", "run"]
@@ -44,7 +45,7 @@ class Interpreter:
         self._weights = weights
         self._unpack = unpack
         self._constants: dict[str, Array] | None = None
-        self._decoded: dict[int, tuple[Array, Array]] = {}
+        self._decoded: dict[tuple[int, DType], tuple[Array, Array]] = {}
 
     def run(
         self, inputs: Arrays, *, entry: str = "main", states: MutableMapping[str, Array] | None = None

@@ -136,6 +136,11 @@ def test_linears_that_multiply_integers_keep_them() -> None:
     assert {(kernel.body.codes, kernel.operands[1].dtype) for kernel in linears} == {(True, "f32"), (False, "bf16")}
 
 
+def test_a_recipe_without_quantised_linears_has_no_arithmetic_to_choose() -> None:
+    with pytest.raises(RecipeError, match="compute='bf16', and no linear has a quantised weight"):
+        qc.qcompile(Block(), (x_of(5),), quant=qc.QuantConfig("float", compute="bf16"))
+
+
 @pytest.mark.parametrize("compute", ["fp16", "", 16])
 def test_other_words_are_refused(compute: Any) -> None:
     with pytest.raises(RecipeError, match="compute="):

@@ -23,6 +23,7 @@ from torch import fx
 from qcompiler.frontends.torch.qc_ops import torch_linear  # noqa: F401  (registers the operator)
 
 aten = torch.ops.aten
+LINEARS = (aten.linear.default, torch.ops.qc.linear.default)
 TYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
 
 
@@ -72,4 +73,4 @@ def _name(x: fx.Node) -> str:
     return str(x.meta["val"].dtype).removeprefix("torch.")
 
 
-__all__ = ["choose_arithmetic"]
+__all__ = ["LINEARS", "choose_arithmetic"]

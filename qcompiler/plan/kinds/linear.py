@@ -104,8 +104,8 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     row_bytes(k)), out (m, n). x has unit stride along k, and out along n. x is rounded to w's dtype where that is
     narrower; decoded weights are rounded to it or stay in fp32. The first epilogue input is the fp32 sum with the bias
     added; the others are the extras. `m_class` is the range of M that the kernel is built for. With a `window`, x is an
-    image, and the rows are its windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies codes as integers, with the
-    results of qcompiler/formats/integer_product.py.
+    image, and the rows are its windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies
+    codes as integers, with the results of qcompiler/formats/integer_product.py.
 
     With `pairs`, w has two halves of rows (n is even) in one of `plan/pairs.py`'s layouts, and out has n / 2 columns:
     ``out[m, j] = epilogue(sum[m, j], sum[m, n / 2 + j], extras[m, j]…)``.  Its first two inputs are the fp32 sums of a
