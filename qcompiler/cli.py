@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         "--quant", default=None, help="a storage format such as nf4, int8, int4 or nf4:block=128; default float"
     )
     command.add_argument(
+        "--compute", choices=("exact", "bf16", "int8"), help="the arithmetic of linears with quantised weights"
+    )
+    command.add_argument(
         "--device", default=None, help="cpu, cuda:0 or sim:0 (the simulated GPU); default: the model's"
     )
     command.add_argument(
@@ -242,13 +245,14 @@ def _compile(options: argparse.Namespace) -> None:
     with Stages(1):
         stage(f"load {options.model}")
         from qcompiler.api import qcompile  # torch, which takes seconds to import
+        from qcompiler.config import recipe_of
 
         model, args, kwargs, dynamic_shapes = _factory(options.model)
     program = qcompile(
         model,
         args,
         kwargs,
-        quant=options.quant,
+        quant=recipe_of(options.quant, options.compute),
         dynamic_shapes=dynamic_shapes,
         device=options.device,
         targets=options.targets.split(",") if options.targets else None,

@@ -292,6 +292,11 @@ class QuantConfig:
             raise RecipeError(f"rule '{rule.pattern}' matches no module of the model; near: {hint}")
 
 
+def recipe_of(quant: str | None, compute: str | None) -> str | QuantConfig | None:
+    """What a command line says by `--quant` and `--compute`, as `quant=` takes it. RecipeError as for `QuantConfig`."""
+    return quant if compute is None else QuantConfig(quant or "float", compute=compute)
+
+
 def _refuse_kinds(config: QuantConfig) -> None:
     """RecipeError for a field of the wrong type; the message says what to write."""
     if not isinstance(config.preset, str):

@@ -46,6 +46,11 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", help="cpu, cuda:0 or sim:0")
     command.add_argument("--quant", help="for a folder or a .gguf file: a recipe such as q4_K for weights in floats")
     command.add_argument(
+        "--compute",
+        choices=("exact", "bf16", "int8"),
+        help="for a folder or a .gguf file: the arithmetic of linears with quantised weights",
+    )
+    command.add_argument(
         "--max-seq-len",
         type=int,
         help="for a folder or a .gguf file: tokens in all (default: the model's, at most 4096)",

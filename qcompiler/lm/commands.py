@@ -35,8 +35,10 @@ def open_model(options: argparse.Namespace) -> CausalLM:
     path: Path = options.model
     adapter: Path | None = options.adapter or options.adapter_beside
     if path.suffix == ".qca":
-        if options.quant or options.max_seq_len or options.kv_cache != "auto":
-            raise ArgumentError(f"{path} is compiled already: --quant, --max-seq-len and --kv-cache come too late")
+        if options.quant or options.compute or options.max_seq_len or options.kv_cache != "auto":
+            raise ArgumentError(
+                f"{path} is compiled already: --quant, --compute, --max-seq-len and --kv-cache come too late"
+            )
         if adapter is not None:
             raise ArgumentError(
                 f"{path} is compiled already: name the folder or the .gguf file it was made from, or merge the adapter "
@@ -44,10 +46,11 @@ def open_model(options: argparse.Namespace) -> CausalLM:
             )
         lm = load_causal_lm(path, device=options.device)
     else:
+        from qcompiler.config import recipe_of
         from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
 
         lm = compile_causal_lm(
-            path, options.quant, max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device,
+            path, recipe_of(options.quant, options.compute), max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device,
             adapter=adapter, merge=options.adapter_beside is None,
         )  # fmt: skip
     lm.require_text()

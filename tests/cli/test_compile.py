@@ -46,6 +46,14 @@ def test_stage_texts_can_be_left_out(workspace: Path, capsys: pytest.CaptureFixt
     assert "IR inside   none" in capsys.readouterr().out
 
 
+def test_the_arithmetic_is_an_option(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "small_model:model", "-o", "a.qca", "--quant", "nf4", "--compute", "bf16"]) == 0
+    linears = [kernel for kernel in qc.load(workspace / "a.qca").plan.kernels if kernel.template == "linear"]
+    assert linears and {kernel.operands[1].dtype for kernel in linears} == {"bf16"}
+    assert main(["compile", "small_model:model", "-o", "b.qca", "--compute", "bf16"]) != 0
+    assert "no linear has a quantised weight" in capsys.readouterr().err
+
+
 def test_numerics_are_checked_after_each_pass_on_request(workspace: Path) -> None:
     assert main(["compile", "small_model:model", "-o", "v.qca", "--quant", "nf4", "--verify-each", "numerics"]) == 0
 

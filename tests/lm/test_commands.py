@@ -74,6 +74,8 @@ def test_generate_says_what_is_wrong(path: Path, tmp_path: Path, capsys: pytest.
     assert "max_seq_len=64" in capsys.readouterr().err
     assert main(["generate", str(path), "--prompt", ""]) == 1
     assert "prompt 0 is empty" in capsys.readouterr().err
+    assert main(["generate", str(path), "--prompt", "a", "--compute", "bf16"]) == 1
+    assert "compiled already" in capsys.readouterr().err
     without = qc.CausalLM(compiled().run, compiled().record)
     without.save(tmp_path / "ids.qca")
     assert main(["generate", str(tmp_path / "ids.qca"), "--prompt", "a"]) == 1
