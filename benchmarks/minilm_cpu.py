@@ -1,6 +1,7 @@
 """MiniLM on the CPU beside torch, in one interleaved run.
 
-    python benchmarks/minilm_cpu.py [--formats nf4 int8 int4 float] [--rounds 21] [--json FILE]
+    python benchmarks/minilm_cpu.py [--formats nf4 int8 int4 float] [--compute exact bf16 int8] [--rounds 21]
+        [--json FILE]
 
 For batches of 1 x 32 and 32 x 128 tokens: the median of each program, its ratio to torch fp32 eager (pairwise, round by
 round), and the rate of its matrix products.  Compare ratios: machines differ and are noisy.  All qcompiler rows use
@@ -21,6 +22,8 @@ from statistics import median
 from typing import Any
 
 import torch
+
+import qcompiler as qc
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, HIDDEN, FFN = 6, 384, 1536
@@ -47,6 +50,7 @@ def matmul_flops(batch: int, length: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--formats", nargs="+", default=["nf4", "int8", "int4", "float"])
+    parser.add_argument("--compute", nargs="+", default=["exact"], choices=("exact", "bf16", "int8"))
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -55,8 +59,11 @@ def main() -> None:
     runners: dict[str, Callable[..., Any]] = {"torch fp32": model}
     runners["torch bf16"] = copy.deepcopy(model).to(torch.bfloat16)
     for name in options.formats:
-        quant = None if name == "float" else name
-        runners[f"qcompiler {name}"] = example.compile_encoder(model, quant, None)
+        for compute in options.compute:
+            if compute == "exact" or name != "float":
+                quant = None if name == "float" else qc.QuantConfig(name, compute=compute)
+                which = name if compute == "exact" else f"{name} {compute}"
+                runners[f"qcompiler {which}"] = example.compile_encoder(model, quant, None)
     results = []
     for shape in example.SHAPES:
         batch = {"input_ids": torch.randint(1000, 30000, shape), "attention_mask": torch.ones(shape, dtype=torch.int64)}
