@@ -142,6 +142,24 @@ def linear(kind: str) -> ProgramImage:
     return Maker({"b": (1, 20)}, kind).kernel(spec("linear", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
 
 
+def linear_bf16(kind: str) -> ProgramImage:
+    """Factors in bf16, which x is rounded to: straight from codes for few rows, by panels for more."""
+    w, stored = packed(kind, "w", 24, 64)
+    narrow = replace(w, dtype="bf16")
+    operands = (operand("x", ("b", 64)), narrow, operand("out", ("b", 24), "w"))
+    body = LinearKernel(m="b", n=24, k=64, m_class="large", has_bias=False)
+    return Maker({"b": (1, 70)}, kind).kernel(spec("linear", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
+
+
+def linear_bf16_few(kind: str) -> ProgramImage:
+    """The same with offsets, and rows in bf16."""
+    w, stored = packed(kind, "w", 24, 96, "q4_1")
+    narrow = replace(w, dtype="bf16")
+    operands = (operand("x", (3, 96), dtype="bf16"), narrow, operand("out", (3, 24), "w", dtype="bf16"))
+    body = LinearKernel(m=3, n=24, k=96, m_class="2-8", has_bias=False)
+    return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
 def linear_few(kind: str) -> ProgramImage:
     w, stored = packed(kind, "w", 24, 64, "q8_0")
     operands = (operand("x", (3, 64)), w, operand("extra", (3, 24), dtype="bf16"), operand("out", (3, 24), "w"))
@@ -612,9 +630,9 @@ def whole(kind: str) -> ProgramImage:
 SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
-        add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_few, linear_pairs, linear_norm,
-        linear_added, linear_made, linear_kept_codes, linear_writes, linear_given, linears, norm_added,
-        linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
+        add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_bf16, linear_bf16_few,
+        linear_few, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes, linear_writes,
+        linear_given, linears, norm_added, linear_plain, convolution, linear_codes, grouped, grouped_pairs, grouped_mixed,
         recurrent, batch_matmul, attention, attention_decode, attention_ring, attention_cache, cache_values, norm,
         norm_heads,
         softmax, embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm,
