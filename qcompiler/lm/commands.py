@@ -50,8 +50,8 @@ def open_model(options: argparse.Namespace) -> CausalLM:
         from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
 
         lm = compile_causal_lm(
-            path, recipe_of(options.quant, options.compute), max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device,
-            adapter=adapter, merge=options.adapter_beside is None,
+            path, recipe_of(options.quant, options.compute), max_seq_len=options.max_seq_len,
+            kv_cache=options.kv_cache, device=options.device, adapter=adapter, merge=options.adapter_beside is None,
         )  # fmt: skip
     lm.require_text()
     return lm
