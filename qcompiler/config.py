@@ -191,7 +191,7 @@ class QuantConfig:
     ("llm_int8:6.0").
     `compute` is the arithmetic of linears with quantised weights: "exact" (products and sums in fp32), "bf16" (x and
     the weight's elements are rounded to bf16, sums in fp32), "int8" (the same as activations="int8"), or None: bf16 for
-    models in bf16, as in torch, and exact for all others.
+    models in bf16, as in torch, fp16 for those in fp16, and exact for all others.
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same

@@ -580,7 +580,7 @@ template <class E> static void qg_product(
     float* panels = (float*)scratch;
     float* converted = panels + QG_GROUP * block * 16;
     float* tiles = converted + QG_MR * x_stride;
-    const bool aliases = !job->load_x && E::WIDTH * job->x_row % QG_ALIASES == 0;
+    const bool aliases = !job->load_x && job->x_row != 0 && E::WIDTH * job->x_row % QG_ALIASES == 0;
     int64_t k0 = 0;
     do {  // once even for k = 0, whose sums are zero
         const int64_t kc = job->k - k0 < block ? job->k - k0 : block;

@@ -5,7 +5,7 @@
 //
 // Many rows: a panel holds words of two columns, [pair of columns][16 lanes], and rows of bf16 are read where they lie.
 // The work is cut as gemm.h cuts it, and so is K. Few rows: codes become words of two columns in registers. The number
-// of rows decides which of the two it is, so that a sum's order never depends on threads.
+// of rows decides which of the two it is (images and row-major weights always take panels), never that of threads.
 #pragma once
 #include "gemm.h"
 
@@ -389,9 +389,9 @@ template <class D, class T, int MAX> static void qb_few_task(void* arg, int64_t 
 // The most rows for which a task multiplies straight from codes, some at a time, before panels pay.
 enum { QB_STRAIGHT = 64 };
 
-// Bytes of scratch of qb_few_task: a tile, rows in order, rounded rows, sums of 16 columns or more.
+// Bytes of scratch of qb_few_task: a tile, rows in order, rounded rows, sums of groups: of 16 columns or more, or one.
 constexpr int64_t qb_few_scratch(int64_t k, int64_t rows, bool rounds) {
-    return rows * (64 * QG_NP + 2 * ((k + 31) / 32 * 32) * (rounds ? 2 : 1) + k / 16 * 4);
+    return rows * (64 * QG_NP + 2 * ((k + 31) / 32 * 32) * (rounds ? 2 : 1) + (k / 16 + 1) * 4);
 }
 
 // Few rows of T, MAX at a time; without AVX512-BF16 in fp32.

@@ -125,7 +125,7 @@ def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 
 def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     """gemm_bf16.h's qb_few_scratch."""
-    return rows * (64 * panels + 64 * _up(k, 32) * (1 + rounds) + k // 16 * 4)
+    return rows * (64 * panels + 64 * _up(k, 32) * (1 + rounds) + (k // 16 + 1) * 4)
 
 
 def multiplies_bf16(spec: KernelSpec, isa: str) -> bool:

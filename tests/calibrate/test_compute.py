@@ -141,6 +141,12 @@ def test_a_recipe_without_quantised_linears_has_no_arithmetic_to_choose() -> Non
         qc.qcompile(Block(), (x_of(5),), quant=qc.QuantConfig("float", compute="bf16"))
 
 
+def test_outliers_of_llm_int8_keep_their_precision() -> None:
+    recipe = qc.QuantConfig("int8", activations="llm_int8", compute="bf16")
+    program = qc.qcompile(Block(), (x_of(5),), quant=recipe)
+    assert weight_types(program) == {"f32"}
+
+
 @pytest.mark.parametrize("compute", ["fp16", "", 16])
 def test_other_words_are_refused(compute: Any) -> None:
     with pytest.raises(RecipeError, match="compute="):

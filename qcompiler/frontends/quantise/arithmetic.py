@@ -9,7 +9,7 @@
     "exact"     the weight's elements and x as they are; products and sums in fp32
     "int8"      rows of int8 times integer codes (activations.py)
 
-A model in bf16 that says nothing has bf16 arithmetic, as in torch; any other is exact. Linears that multiply integers
+A recipe that says nothing keeps the model's type: bf16 in a model of bf16, as in torch. Linears that multiply integers
 already are left alone.
 """
 
@@ -33,10 +33,12 @@ def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node]
     A weight that something else reads as well (a tied embedding) is decoded twice, from the same codes.
     """
     wanted, made, done = TYPES[compute], dict[fx.Node, fx.Node](), list[tuple[str, str]]()
+    integers = {node.args[1] for node in graph.nodes if _multiplies_integers(node)}
     for node in list(graph.nodes):
-        if node.target is not aten.linear.default or not _takes(node, wanted):
+        if node.target is not aten.linear.default or node.args[1] in integers or not _takes(node, wanted):
             continue
-        x, weight, bias = (*node.args, None)[:3]
+        x, weight = node.args[:2]
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
         if weight not in made:
             made[weight] = _decoded_as(graph, weight, wanted)
         with graph.inserting_before(node):
@@ -51,13 +53,16 @@ def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node]
     return done
 
 
+def _multiplies_integers(node: fx.Node) -> bool:
+    """Whether a linear reads int8 rows. What else reads its weight are the columns of outliers (LLM.int8)."""
+    x = node.args[0] if node.target is aten.linear.default else None
+    return isinstance(x, fx.Node) and x.target is torch.ops.qc.dequantize_rows.default
+
+
 def _takes(node: fx.Node, wanted: torch.dtype) -> bool:
-    """Whether a linear has a decoded weight of another type, and does not multiply integers."""
-    x, weight = node.args[:2]
-    assert isinstance(x, fx.Node)
-    if not isinstance(weight, fx.Node) or weight.target is not torch.ops.qc.dequantize.default:
-        return False
-    return x.target is not torch.ops.qc.dequantize_rows.default and weight.args[3] != wanted
+    """Whether a linear has a decoded weight of another type."""
+    weight = node.args[1]
+    return isinstance(weight, fx.Node) and weight.target is torch.ops.qc.dequantize.default and weight.args[3] != wanted
 
 
 def _decoded_as(graph: fx.Graph, weight: fx.Node, dtype: torch.dtype) -> fx.Node:
