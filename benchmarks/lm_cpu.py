@@ -7,10 +7,10 @@ transformers with int4 weights by torchao, compiled.
 The weights are random and lie in one .gguf file (hidden 2048, 16 layers, FFN 5632, 32 heads, 4 of them for keys and
 values, vocabulary 32000), which we compile by `compile_causal_lm` and llama.cpp reads as it is.  It stands in the table
 three times for us: "ours" multiplies in fp32, "ours bf16" rounds the factors to bf16 (`compute="bf16"`), and "ours
-int8" makes int8 rows of the activations (`compute="int8"`), as
-llama.cpp does.  All keep keys and values in fp16 and use the same number of threads.  llama-cpp-python may lie in an
-environment of its own (`--llama-python`); a peer that is not there is named as missing.  `--folder` keeps the file and
-the compiled programs, and takes those that lie there already: remove them after a change of the compiler.
+int8" makes int8 rows of the activations (`compute="int8"`), as llama.cpp does.  All keep keys and values in fp16 and
+use the same number of threads.  llama-cpp-python may lie in an environment of its own (`--llama-python`); a peer that
+is not there is named as missing.  `--folder` keeps the file and the compiled programs, and takes those that lie there
+already: remove them after a change of the compiler.
 
     decode    one token of each sequence, and the most likely next one taken from the logits, with so many tokens in
               the cache before; a step does not depend on which tokens these are

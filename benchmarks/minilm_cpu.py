@@ -4,8 +4,8 @@
         [--json FILE]
 
 For batches of 1 x 32 and 32 x 128 tokens: the median of each program, its ratio to torch fp32 eager (pairwise, round by
-round), and the rate of its matrix products.  Compare ratios: machines differ and are noisy.  All qcompiler rows use
-exact mode: weights are decoded to fp32, all arithmetic is fp32.
+round), and the rate of its matrix products.  Compare ratios: machines differ and are noisy.  `--compute` names
+the arithmetic of the linears (docs/quantisation.md); everything else is fp32.
 """
 
 from __future__ import annotations

@@ -100,15 +100,14 @@ struct qg_job {
 // --- decoders --------------------------------------------------------------------------------------------------------
 
 // Each decoder walks one panel, given to `start`, in groups of GROUP columns: `at(k)` moves to the group that starts at
-// k (a multiple of GROUP, ascending), `value<J>()` gives the 16 lanes of column k + J, scaled and rounded as the
-// format's decoder does.
+// k (a multiple of GROUP, ascending), `value<J>()` gives the 16 lanes of column k + J in fp32, scaled as the format's
+// decoder does.
 
 // Packed weights: W is the struct of their format (decode.h). COVERS columns share the entries (0: all columns do);
 // GROUP divides it.
 template <class W> struct qg_coded {
     static constexpr int GROUP = W::GROUP;
-    // Whether an element is its code's value times a scale of whole SHARED columns, plus an offset perhaps, not rounded
-    // further.
+    // Whether an element is its code's value times a scale of whole SHARED columns, plus an offset perhaps.
     static constexpr int SHARED = W::COVERS;
     static constexpr bool OFFSET = W::OFFSET;
     static constexpr bool SUMMED = W::SCALED && SHARED >= 32 && SHARED % 16 == 0 && W::BITS <= 5;
@@ -472,69 +471,88 @@ template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
 
 // --- many rows: decoded panels and the microkernel -------------------------------------------------------------------
 
-// tile[i][16 * p + lane] (+)= sum_k x[i][k] * panel[p][k][lane] for MR rows. Row pointers are kept for every third row,
-// the two after it are reached by index, so that MR rows need MR / 3 registers.
-template <int MR> static void qg_micro(
-    const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile, int64_t tile_stride, bool add) {
-    enum { THIRDS = (MR + 2) / 3, STEP = 2 };
-    qf sum[MR][QG_NP * QC_REGS];
+// How numbers are multiplied. A panel holds steps of 16 words of 32 bits, a word for each lane, and a row of x holds a
+// word for each step. This engine's words are fp32 numbers; gemm_bf16.h has one for pairs of bf16.
+struct qg_fp32 {
+    static constexpr int WIDTH = sizeof(float);  // bytes of a column of x
+    typedef qf word;
+    static QG_METHOD word load(const float* p) { return q_load(p); }
+    // sum[v] += w[v] * the word of x
+    template <int N> static QG_METHOD void multiply(qf (&sum)[N], const word (&w)[N], const char* x) {
+        const qf a = q_set(*(const float*)x);
+        QG_UNROLL for (int v = 0; v < N; v++) sum[v] = q_fma(a, w[v], sum[v]);
+    }
+    // The same for the columns that are left when no whole word is.
+    template <int N> static QG_METHOD void multiply_last(qf (&)[N], const word (&)[N], const char*) {}
+    // What becomes of rows that `load_x` has made.
+    static QG_METHOD void round_rows(float*, int64_t, int64_t, int64_t) {}
+};
+
+// tile[i][16 * p + lane] (+)= sum_k x[i][k] * panel[p][k][lane] for MR rows, `stride` bytes apart. Row pointers are
+// kept for every third row, the two after it are reached by index, so that MR rows need MR / 3 registers.
+template <class E, int MR> static void qg_micro(
+    const char* x, int64_t stride, const float* const* panel, int64_t kc, float* tile, int64_t tile_stride, bool add) {
+    enum { THIRDS = (MR + 2) / 3, STEP = 2, REGS = QG_NP * QC_REGS, COLUMNS = sizeof(float) / E::WIDTH };
+    qf sum[MR][REGS];
     QG_UNROLL for (int i = 0; i < MR; i++)
-        QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) sum[i][v] = (qf){};
-    const float* row[THIRDS];
+        QG_UNROLL for (int v = 0; v < REGS; v++) sum[i][v] = (qf){};
+    const char* row[THIRDS];
     QG_UNROLL for (int t = 0; t < THIRDS; t++) {
         row[t] = x + 3 * t * stride;
         asm("" : "+r"(row[t]));  // a register of its own, not an expression of x
     }
     const float* b[QG_NP];
     QG_UNROLL for (int p = 0; p < QG_NP; p++) b[p] = panel[p];
-    auto column = [&](int u) __attribute__((always_inline)) {
-        qf w[QG_NP * QC_REGS];
-        QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++)
-            w[v] = q_load(b[v / QC_REGS] + 16 * u + QC_W * (v % QC_REGS));
+    auto step = [&](int u, bool whole) __attribute__((always_inline)) {
+        typename E::word w[REGS];
+        QG_UNROLL for (int v = 0; v < REGS; v++)
+            w[v] = E::load(b[v / QC_REGS] + 16 * u + QC_W * (v % QC_REGS));
         QG_UNROLL for (int i = 0; i < MR; i++) {
-            qf a = q_set(row[i / 3][(i % 3) * stride + u]);
-            QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) sum[i][v] = q_fma(a, w[v], sum[i][v]);
+            const char* const at = row[i / 3] + (i % 3) * stride + sizeof(float) * u;
+            if (whole) E::multiply(sum[i], w, at);
+            else E::multiply_last(sum[i], w, at);
         }
     };
-    auto advance = [&](int columns) __attribute__((always_inline)) {
+    auto advance = [&](int steps) __attribute__((always_inline)) {
         QG_UNROLL for (int t = 0; t < THIRDS; t++) {
-            row[t] += columns;
+            row[t] += sizeof(float) * steps;
             asm("" : "+r"(row[t]));
         }
         QG_UNROLL for (int p = 0; p < QG_NP; p++) {
-            b[p] += 16 * columns;
+            b[p] += 16 * steps;
             asm("" : "+r"(b[p]));
         }
     };
     int64_t k = 0;
-    for (; k + STEP <= kc; k += STEP) {
-        QG_UNROLL for (int u = 0; u < STEP; u++) column(u);
+    for (; k + STEP * COLUMNS <= kc; k += STEP * COLUMNS) {
+        QG_UNROLL for (int u = 0; u < STEP; u++) step(u, true);
         advance(STEP);
     }
-    for (; k < kc; k++) {
-        column(0);
+    for (; k + COLUMNS <= kc; k += COLUMNS) {
+        step(0, true);
         advance(1);
     }
+    if (COLUMNS > 1 && k < kc) step(0, false);
     QG_UNROLL for (int i = 0; i < MR; i++)
-        QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++) {
+        QG_UNROLL for (int v = 0; v < REGS; v++) {
             float* to = tile + i * tile_stride + QC_W * v;
             q_store(to, add ? q_load(to) + sum[i][v] : sum[i][v]);
         }
 }
 
-template <int MR> QC_INLINE void qg_micro_rows(
-    int64_t rows, const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
+template <class E, int MR> QC_INLINE void qg_micro_rows(
+    int64_t rows, const char* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
     int64_t tile_stride, bool add) {
     if constexpr (MR > 0) {
-        if (rows == MR) return qg_micro<MR>(x, stride, panel, kc, tile, tile_stride, add);
-        qg_micro_rows<MR - 1>(rows, x, stride, panel, kc, tile, tile_stride, add);
+        if (rows == MR) return qg_micro<E, MR>(x, stride, panel, kc, tile, tile_stride, add);
+        qg_micro_rows<E, MR - 1>(rows, x, stride, panel, kc, tile, tile_stride, add);
     }
 }
 
-static void qg_micro_any(
-    int64_t rows, const float* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
+template <class E> static void qg_micro_any(
+    int64_t rows, const char* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
     int64_t tile_stride, bool add) {
-    qg_micro_rows<QG_MR>(rows, x, stride, panel, kc, tile, tile_stride, add);
+    qg_micro_rows<E, QG_MR>(rows, x, stride, panel, kc, tile, tile_stride, add);
 }
 
 // Columns in a block of k: equal blocks of at most QG_KC, whole groups of every decoder.
@@ -547,17 +565,6 @@ constexpr int64_t qg_scratch_for(int64_t block, bool whole) {
     return 4 * (QG_GROUP * block * 16 + QG_MR * (block + 16) + QG_MR * QG_GROUP * 16 * (whole ? 1 : QG_BLOCKS));
 }
 constexpr int64_t qg_scratch(int64_t k) { return qg_scratch_for(qg_block(k), qg_block(k) >= k); }
-
-// Products of fp32 numbers: rows that `load_x` makes stay as they are, and others lie where they lie.
-struct qg_fp32 {
-    static constexpr int WIDTH = sizeof(float);  // bytes of an element of x
-    static QG_METHOD void round_rows(float*, int64_t, int64_t, int64_t) {}
-    static QG_METHOD void micro(
-        int64_t rows, const char* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
-        int64_t tile_stride, bool add) {
-        qg_micro_any(rows, (const float*)x, stride / WIDTH, panel, kc, tile, tile_stride, add);
-    }
-};
 
 // Rows that begin a multiple of so many bytes apart share one set of an L1 cache (64 sets of lines of 64 bytes), which
 // holds 8 or 12 lines: QG_MR such rows are copied to where they do not (docs/performance.md has what that is worth).
@@ -605,7 +612,7 @@ template <class E> static void qg_product(
                 x = (const char*)converted, stride = E::WIDTH * x_stride;
             }
             for (int64_t p = 0; p < p1 - p0; p += QG_NP)
-                E::micro(count, x, stride, panel + p, kc, tile + p * 16, tile_stride, k0 > 0);
+                qg_micro_any<E>(count, x, stride, panel + p, kc, tile + p * 16, tile_stride, k0 > 0);
             if (k0 + kc == job->k) {
                 const int64_t n0 = p0 * 16, n1 = p1 * 16 < job->n ? p1 * 16 : job->n;
                 job->finish(job, tile, tile_stride, row, count, n0, n1 - n0);

@@ -82,82 +82,24 @@ template <class D> QC_COLD void qb_decode_panel(const qg_job* job, int64_t panel
     }
 }
 
-// --- the microkernel -------------------------------------------------------------------------------------------------
-
-// tile[i][16 * p + lane] (+)= sum_k x[i][k] * panel[p][k][lane], as qg_micro; `stride` is in bytes.
-template <int MR> static void qb_micro(
-    const char* x, int64_t stride, const uint32_t* const* panel, int64_t kc, float* tile, int64_t tile_stride,
-    bool add) {
-    enum { THIRDS = (MR + 2) / 3, STEP = 2 };
-    qf sum[MR][QG_NP];
-    QG_UNROLL for (int i = 0; i < MR; i++) QG_UNROLL for (int p = 0; p < QG_NP; p++) sum[i][p] = (qf){};
-    const char* row[THIRDS];
-    QG_UNROLL for (int t = 0; t < THIRDS; t++) {
-        row[t] = x + 3 * t * stride;
-        asm("" : "+r"(row[t]));
-    }
-    const uint32_t* b[QG_NP];
-    QG_UNROLL for (int p = 0; p < QG_NP; p++) b[p] = panel[p];
-    auto pair = [&](int u) __attribute__((always_inline)) {
-        qu w[QG_NP];
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) w[p] = (qu)q_load((const int32_t*)b[p] + 16 * u);
-        QG_UNROLL for (int i = 0; i < MR; i++)
-            QG_UNROLL for (int p = 0; p < QG_NP; p++)
-                qb_dot(sum[i][p], w[p], (const qb_word*)(row[i / 3] + (i % 3) * stride + 4 * u));
-    };
-    auto advance = [&](int pairs) __attribute__((always_inline)) {
-        QG_UNROLL for (int t = 0; t < THIRDS; t++) {
-            row[t] += 4 * pairs;
-            asm("" : "+r"(row[t]));
-        }
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
-            b[p] += 16 * pairs;
-            asm("" : "+r"(b[p]));
-        }
-    };
-    int64_t k = 0;
-    for (; k + 2 * STEP <= kc; k += 2 * STEP) {
-        QG_UNROLL for (int u = 0; u < STEP; u++) pair(u);
-        advance(STEP);
-    }
-    for (; k + 2 <= kc; k += 2) {
-        pair(0);
-        advance(1);
-    }
-    if (k < kc)  // one column more: behind it lies another row, or nothing
-        QG_UNROLL for (int i = 0; i < MR; i++) {
-            uint16_t last;
-            memcpy(&last, row[i / 3] + (i % 3) * stride, 2);
-            const qb_word word = last;
-            QG_UNROLL for (int p = 0; p < QG_NP; p++) qb_dot(sum[i][p], (qu)q_load((const int32_t*)b[p]), &word);
-        }
-    QG_UNROLL for (int i = 0; i < MR; i++)
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
-            float* const to = tile + i * tile_stride + QC_W * p;
-            q_store(to, add ? q_load(to) + sum[i][p] : sum[i][p]);
-        }
-}
-
-template <int MR> QC_INLINE void qb_micro_rows(
-    int64_t rows, const char* x, int64_t stride, const uint32_t* const* panel, int64_t kc, float* tile,
-    int64_t tile_stride, bool add) {
-    if constexpr (MR > 0) {
-        if (rows == MR) return qb_micro<MR>(x, stride, panel, kc, tile, tile_stride, add);
-        qb_micro_rows<MR - 1>(rows, x, stride, panel, kc, tile, tile_stride, add);
-    }
-}
-
-// gemm.h's engine. Rows that `load_x` makes in fp32 are rounded where they lie.
+// gemm.h's engine for pairs of columns. Rows that `load_x` makes in fp32 are rounded where they lie.
 struct qb_bf16 {
     static constexpr int WIDTH = sizeof(qc_bf16);
+    typedef qu word;
+    static QG_METHOD word load(const float* p) { return (qu)q_load((const int32_t*)p); }
+    template <int N> static QG_METHOD void multiply(qf (&sum)[N], const word (&w)[N], const char* x) {
+        QG_UNROLL for (int v = 0; v < N; v++) qb_dot(sum[v], w[v], (const qb_word*)x);
+    }
+    // Behind the last column lies another row, or nothing.
+    template <int N> static QG_METHOD void multiply_last(qf (&sum)[N], const word (&w)[N], const char* x) {
+        uint16_t column;
+        memcpy(&column, x, 2);
+        const qb_word last = column;
+        QG_UNROLL for (int v = 0; v < N; v++) qb_dot(sum[v], w[v], &last);
+    }
     static QG_METHOD void round_rows(float* rows, int64_t stride, int64_t count, int64_t kc) {
         for (int64_t i = 0; i < count; i++, rows += stride)
             for (int64_t k = 0; k < kc; k += 16) qb_store((char*)rows + 2 * k, vload(rows + k));
-    }
-    static void micro(
-        int64_t rows, const char* x, int64_t stride, const float* const* panel, int64_t kc, float* tile,
-        int64_t tile_stride, bool add) {
-        qb_micro_rows<QG_MR>(rows, x, stride, (const uint32_t* const*)panel, kc, tile, tile_stride, add);
     }
 };
 
@@ -204,14 +146,17 @@ struct qb_rows {
 
 template <int MR> struct qb_few_shape { static constexpr int SUMS = MR == 1 ? 8 : MR <= 3 ? 4 : MR < 8 ? 2 : 1; };
 
-template <class D, int MR, int SUMS> struct qb_dot_step {
+// Columns J and J + 1 of a group: MR rows of x times the elements, or with CODES times the values of the codes.
+template <class D, int MR, int SUMS, bool CODES = false> struct qb_dot_step {
     const D& decoder;
     const char* x;
     int64_t stride;
     qf (&sum)[MR][SUMS];
     template <int J> QG_METHOD void step() {
         if constexpr (J % 2 == 0) {
-            const qu w = qb_columns<J>(decoder);
+            qu w;
+            if constexpr (CODES) w = qb_pairs(decoder.template code<J>(), decoder.template code<J + 1>());
+            else w = qb_columns<J>(decoder);
             QG_UNROLL for (int i = 0; i < MR; i++)
                 qb_dot(sum[i][J / 2 % SUMS], w, (const qb_word*)(x + i * stride + 2 * J));
         }
@@ -222,21 +167,6 @@ template <int COUNT> QC_INLINE qf qb_sum(const qf* sum) {
     if constexpr (COUNT == 1) return sum[0];
     else return qb_sum<COUNT / 2>(sum) + qb_sum<COUNT / 2>(sum + COUNT / 2);
 }
-
-// As qb_dot_step, with the values of codes.
-template <class D, int MR, int SUMS> struct qb_code_step {
-    const D& decoder;
-    const char* x;
-    int64_t stride;
-    qf (&sum)[MR][SUMS];
-    template <int J> QG_METHOD void step() {
-        if constexpr (J % 2 == 0) {
-            const qu w = qb_pairs(decoder.template code<J>(), decoder.template code<J + 1>());
-            QG_UNROLL for (int i = 0; i < MR; i++)
-                qb_dot(sum[i][J / 2 % SUMS], w, (const qb_word*)(x + i * stride + 2 * J));
-        }
-    }
-};
 
 // The columns that whole scales cover: adds to `sum`, and returns where they end.
 template <class D, int MR> QC_INLINE int64_t qb_by_codes(
@@ -268,7 +198,7 @@ template <class D, int MR> QC_INLINE int64_t qb_by_codes(
                 words += 16;
             } else {
                 decoder.at(at);
-                qb_code_step<D, MR, SUMS> body{decoder, rows.x + 2 * at, rows.stride, part};
+                qb_dot_step<D, MR, SUMS, true> body{decoder, rows.x + 2 * at, rows.stride, part};
                 qg_steps<0, W::GROUP>(body, W::GROUP);
             }
         }
@@ -293,13 +223,12 @@ QC_INLINE void qb_by_elements(const qg_job* job, const qb_rows& rows, int64_t pa
         decoder.at(k);
         qb_dot_step<D, MR, SUMS> body{decoder, rows.x + 2 * k, rows.stride, sum};
         qg_steps<0, D::GROUP>(body, left / 2 * 2);
-        if (left % 2) {  // behind the last column lies another row, or nothing
-            const qu w = qb_last_of<0, D::GROUP>(decoder, left - 1);
+        if (left % 2) {
+            const qu w[1] = {qb_last_of<0, D::GROUP>(decoder, left - 1)};
             for (int i = 0; i < MR; i++) {
-                uint16_t last;
-                memcpy(&last, rows.x + i * rows.stride + 2 * (k + left - 1), 2);
-                const qb_word word = last;
-                qb_dot(sum[i][0], w, &word);
+                qf last[1] = {sum[i][0]};
+                qb_bf16::multiply_last(last, w, rows.x + i * rows.stride + 2 * (k + left - 1));
+                sum[i][0] = last[0];
             }
         }
     }

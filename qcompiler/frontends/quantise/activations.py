@@ -44,7 +44,7 @@ def quantise_inputs(
     made: dict[tuple[fx.Node, float, bool], tuple[fx.Node, fx.Node | None]] = {}
     done = []
     for node in list(graph.nodes):
-        if node.target is not aten.linear.default or not _is_decoded(node.args[1]):
+        if node.target is not aten.linear.default or not is_decoded(node.args[1]):
             continue
         x, path = node.args[0], path_of(node.args[1])
         clip = clips.get(path, 0.0) if kind.kind == "tensor" else 0.0
@@ -75,7 +75,8 @@ def _add_product(graph: fx.Graph, node: fx.Node, outliers: fx.Node) -> None:
         reader.replace_input_with(node, total)
 
 
-def _is_decoded(weight: Any) -> bool:
+def is_decoded(weight: Any) -> bool:
+    """Whether an argument of a node is a weight that `qc.dequantize` decodes."""
     return isinstance(weight, fx.Node) and weight.target is torch.ops.qc.dequantize.default
 
 
@@ -154,4 +155,4 @@ class _Builder:
         return self.call(aten.full.default, [], value, dtype=torch.float32, device=x.meta["val"].device)
 
 
-__all__ = ["quantise_inputs"]
+__all__ = ["is_decoded", "quantise_inputs"]

@@ -20,10 +20,10 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
+from qcompiler.frontends.quantise.activations import is_decoded
 from qcompiler.frontends.torch.qc_ops import torch_linear  # noqa: F401  (registers the operator)
 
 aten = torch.ops.aten
-LINEARS = (aten.linear.default, torch.ops.qc.linear.default)
 TYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
 
 
@@ -35,9 +35,11 @@ def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node]
     wanted, made, done = TYPES[compute], dict[fx.Node, fx.Node](), list[tuple[str, str]]()
     integers = {node.args[1] for node in graph.nodes if _multiplies_integers(node)}
     for node in list(graph.nodes):
-        if node.target is not aten.linear.default or node.args[1] in integers or not _takes(node, wanted):
+        if node.target is not aten.linear.default or not is_decoded(node.args[1]):
             continue
         x, weight = node.args[:2]
+        if weight in integers or weight.args[3] == wanted:
+            continue
         bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
         if weight not in made:
             made[weight] = _decoded_as(graph, weight, wanted)
@@ -46,7 +48,7 @@ def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node]
         other.meta = dict(node.meta)
         node.replace_all_uses_with(other)
         graph.erase_node(node)
-        done.append((path_of(weight), f"{compute} arithmetic, x is {_name(x)}"))
+        done.append((path_of(weight), f"{compute} arithmetic, x is {str(x.meta['val'].dtype).removeprefix('torch.')}"))
     for weight in made:
         if not weight.users:
             graph.erase_node(weight)
@@ -59,12 +61,6 @@ def _multiplies_integers(node: fx.Node) -> bool:
     return isinstance(x, fx.Node) and x.target is torch.ops.qc.dequantize_rows.default
 
 
-def _takes(node: fx.Node, wanted: torch.dtype) -> bool:
-    """Whether a linear has a decoded weight of another type."""
-    weight = node.args[1]
-    return isinstance(weight, fx.Node) and weight.target is torch.ops.qc.dequantize.default and weight.args[3] != wanted
-
-
 def _decoded_as(graph: fx.Graph, weight: fx.Node, dtype: torch.dtype) -> fx.Node:
     with graph.inserting_after(weight):
         node = graph.call_function(torch.ops.qc.dequantize.default, (*weight.args[:3], dtype))
@@ -74,8 +70,4 @@ def _decoded_as(graph: fx.Graph, weight: fx.Node, dtype: torch.dtype) -> fx.Node
     return node
 
 
-def _name(x: fx.Node) -> str:
-    return str(x.meta["val"].dtype).removeprefix("torch.")
-
-
-__all__ = ["LINEARS", "choose_arithmetic"]
+__all__ = ["TYPES", "choose_arithmetic"]

@@ -31,7 +31,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.frontends.quantise.activations import quantise_inputs
-from qcompiler.frontends.quantise.arithmetic import LINEARS, choose_arithmetic
+from qcompiler.frontends.quantise.arithmetic import TYPES, choose_arithmetic
 from qcompiler.frontends.quantise.calibrate import Calibration, Watched
 from qcompiler.frontends.quantise.choose_formats import FormatChooser, Kind
 from qcompiler.frontends.quantise.conv_weights import restore
@@ -269,14 +269,14 @@ class _Rewriter:
                 self.decisions.append(("activations", path, "not quantised: it is multiplied with a state"))
 
     def _choose_arithmetic(self) -> None:
-        if self.recipe.compute not in ("exact", "bf16"):
+        if self.recipe.compute not in TYPES:
             return
-        done = choose_arithmetic(self.graph, self.recipe.compute, lambda node: self.decoded.get(node, node.name))
-        if not any(user.target in LINEARS for node in self.decoded for user in node.users) and not done:
+        if not any(user.target is aten.linear.default for node in self.decoded for user in node.users):
             raise RecipeError(
                 f"compute={self.recipe.compute!r}, and no linear has a quantised weight: choose a format for linears, "
                 "or leave `compute` out"
             )
+        done = choose_arithmetic(self.graph, self.recipe.compute, lambda node: self.decoded.get(node, node.name))
         self.decisions += [("compute", path, what) for path, what in done]
 
     def _value(self, weight: GraphWeight) -> torch.Tensor:
