@@ -37,6 +37,7 @@ from qcompiler import formats
 from qcompiler.formats.int8_rows import quantise, row_bytes
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu import emit
+from qcompiler.kernels.select import weight_layout
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
@@ -144,7 +145,7 @@ def make_spec(kind: str, m: int, n: int, k: int) -> KernelSpec:
         Operand(name="x", dtype="i8", access="r", shape=("m", row_bytes(k)), strides=(row_bytes(k), 1))
         if codes
         else Operand(name="x", dtype=dtype, access="r", shape=("m", k), strides=(k, 1)),
-        Operand(name="w", dtype=dtype, access="r", shape=(n, k), format=ref, layout="cpu_p16_v1"),
+        Operand(name="w", dtype=dtype, access="r", shape=(n, k), format=ref, layout=weight_layout("cpu", ref)),
         Operand(name="bias", dtype=dtype, access="r", shape=(n,), strides=(1,)),
         Operand(name="out", dtype=dtype, access="w", shape=("m", n), strides=(n, 1)),
     )
@@ -237,10 +238,10 @@ def make_case(bench: Bench, m: int, n: int, k: int) -> list[Engine]:
     engines = [torch_engine(x, w, bias)]
     if any(kind.endswith(BF16) for kind in FORMATS):
         engines.append(torch_engine(x, w, bias, torch.bfloat16))
-    layout = layouts.get("cpu_p16_v1")
     for kind, chosen in FORMATS.items():
         fmt = None if chosen is None else formats.get(chosen[0], **chosen[1])
-        dtype = dtype_of(kind)
+        ref = None if chosen is None else FormatRef(name=chosen[0], params=chosen[1])
+        layout, dtype = layouts.get(weight_layout("cpu", ref)), dtype_of(kind)
         numbers = NUMPY_DTYPES[dtype]
         canonical = w.astype(numbers).view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
         data = aligned(layout.pack(fmt, dtype, n, k, canonical))

@@ -303,11 +303,21 @@ class Torchao(Transformers):
 # --- cells -----------------------------------------------------------------------------------------------------------
 
 
+PAUSE = 0.05
+"""Seconds before an engine's turn."""
+
+
 def turns(engines: Sequence[Any], run: Callable[[Any], float], rounds: int) -> dict[str, Any]:
-    """The median seconds of each engine and the median ratio of each to ours (the first), after a turn for warming."""
+    """The median seconds of each engine and the median ratio of each to ours (the first), after a turn for warming.
+
+    Each round begins with another engine, and each engine after a pause: threads that have just finished look for work
+    for a while, and would take time from whoever comes next.
+    """
     times: dict[str, list[float]] = {each.name: [] for each in engines}
     for turn in range(rounds + 1):
-        for each in engines:
+        first = turn % len(engines)
+        for each in (*engines[first:], *engines[:first]):
+            time.sleep(PAUSE)
             seconds = run(each)
             if turn:
                 times[each.name].append(seconds)

@@ -13,11 +13,13 @@ from typing import Literal
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cpu import linear_int8 as linear_int8_cpu
 from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.kernels.cuda import linear_int8 as linear_int8_cuda
 from qcompiler.kernels.layouts import pairs
+from qcompiler.kernels.layouts.panels import PanelLayout
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.pairs import PAIR_LAYOUTS
@@ -104,11 +106,28 @@ LINEAR_CUDA: tuple[Candidate, ...] = (
 )
 """`medium` splits K over the warps of a block, since few rows give few blocks. `large` has enough blocks."""
 
-LINEAR: dict[str, tuple[tuple[Candidate, ...], str]] = {
-    "cpu": (LINEAR_CPU, "cpu_p16_v1"),
-    "cuda": (LINEAR_CUDA, "cuda_t16_v1"),
-}
-"""Candidates and the layout of constant weights, by kind of target."""
+LINEAR: dict[str, tuple[Candidate, ...]] = {"cpu": LINEAR_CPU, "cuda": LINEAR_CUDA}
+"""Candidates by kind of target."""
+
+LAYOUTS: dict[str, tuple[str, ...]] = {"cpu": ("cpu_p16_v1", "cpu_p16_v2"), "cuda": ("cuda_t16_v1",)}
+"""Layouts of constant weights by kind of target. A later one has other bytes only for formats that it makes smaller."""
+
+
+def weight_layout(kind: str, ref: FormatRef | None) -> str:
+    """The layout of a target's constant weights in a format, None for plain ones: the first in LAYOUTS, unless a later
+    one lets entries share bytes that do not there."""
+    first, *later = LAYOUTS[kind]
+    if ref is None:
+        return first
+    fields = formats.get(ref.name, **ref.params).declaration.fields
+    joins = (name for name in later if any(f.covers != 1 and f.bits in _panels(name).JOINS for f in fields))
+    return next(joins, first)
+
+
+def _panels(name: str) -> PanelLayout:
+    found = layouts.get(name)
+    assert isinstance(found, PanelLayout)
+    return found
 
 
 def _refuses_result(query: LinearQuery, isa: str) -> str | None:
@@ -145,7 +164,7 @@ def choose_linear(query: LinearQuery) -> KernelChoice:
     rejected: list[tuple[str, str]] = []
     cases: list[Case] = []
     covered = low - 1  # M values up to here have a kernel
-    candidates, weight_layout = LINEAR[query.kind]
+    candidates = LINEAR[query.kind]
     if query.codes:
         candidates = INT8[query.kind]
     for candidate in candidates:
@@ -163,7 +182,7 @@ def choose_linear(query: LinearQuery) -> KernelChoice:
     if covered < high or not cases:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise KernelSelectionError(f"no linear kernel covers M in [{low}, {high}] ({reasons})")
-    layout = weight_layout if query.constant_weight else None
+    layout = weight_layout(query.kind, query.format) if query.constant_weight else None
     if query.pairs:
         layout = pairs_layout(query)
     rejected += engines(query) if query.codes else []
@@ -179,7 +198,7 @@ def pairs_layout(query: LinearQuery) -> str:
             f"a linear combines pairs of rows, and its weight cannot be put in their order: {why}; "
             "turn the pass fuse-glu off for it with QuantConfig(separate=…)"
         )
-    return next(name for name, plain in PAIR_LAYOUTS.items() if plain == LINEAR[query.kind][1])
+    return next(name for name, plain in PAIR_LAYOUTS.items() if plain == weight_layout(query.kind, query.format))
 
 
 def _refusal(candidate: Candidate, query: LinearQuery) -> str | None:

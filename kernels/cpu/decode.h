@@ -126,6 +126,44 @@ QC_INLINE vf qg_entries(const qc_e8m0* p) {
     return vfrombits(vsel(veq(b, vset(255)), vset(0x7fc00000), power));
 }
 
+// Entries that share bytes (kernels/layouts/panels.py, `join_entries`), of sixteen rows. Of 4 bits: entry `number` from
+// the 16 bytes that hold it and its neighbour.
+QC_INLINE vi qg_of_two(const uint8_t* two, int64_t number) {
+    const vi both = vload(two);
+    const int skip = number % 2 * 4;
+    return QC_EACH(vi, (both.r[i] >> skip) & 15);
+}
+
+// Of 6 bits, four in 48 bytes: `load` moves to them, `at` gives one.
+struct qg_of_four {
+#if defined(QC_AVX512)
+    __m512i quarters;  // an entry in each
+
+    QG_METHOD void load(const uint8_t* four) {
+        const __m512i all = _mm512_maskz_loadu_epi64(0x3f, four);
+        const __m512i nibbles = _mm512_shuffle_i64x2(all, all, 0x50), others = _mm512_shuffle_i64x2(all, all, 0xaa);
+        const __m512i low = _mm512_srlv_epi64(nibbles, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+        const __m512i high = _mm512_rolv_epi64(others, _mm512_setr_epi64(4, 4, 2, 2, 0, 0, 62, 62));  // to bits 4 and 5
+        const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low, high, 0xca);  // low where 15 has bits
+        quarters = _mm512_and_si512(both, _mm512_set1_epi8(63));
+    }
+    QG_METHOD vi at(int64_t number) const {
+        alignas(64) static constexpr int32_t words[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const __m512i from = _mm512_castsi128_si512(_mm_load_si128((const __m128i*)words + number % 4));
+        return {(qi)_mm512_cvtepu8_epi32(_mm512_castsi512_si128(_mm512_permutexvar_epi32(from, quarters)))};
+    }
+#else
+    const uint8_t* first;
+
+    QG_METHOD void load(const uint8_t* four) { first = four; }
+    QG_METHOD vi at(int64_t number) const {
+        const vi low = qg_of_two(first + number % 4 / 2 * 16, number), others = vload(first + 32);
+        const int skip = number % 4 * 2;
+        return QC_EACH(vi, low.r[i] | ((others.r[i] >> skip) & 3) << 4);
+    }
+#endif
+};
+
 // Sixteen entries of which lane l is one(l).
 template <class F> QG_METHOD vf qg_lanes_of(F one, float) {
     float lane[16];

@@ -10,7 +10,7 @@ from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import packed_format, used_symbols
 from qcompiler.kernels.cpu.row_reader import row_function
-from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
+from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
 from qcompiler.kernels.packed_table import PackedTable
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import KernelSpec, Operand
@@ -31,7 +31,7 @@ def _plain_row(spec: KernelSpec, table: Operand, body: EmbeddingKernel) -> tuple
     """Like `_packed_row`, for a plain table: the call copies row `id`."""
     del spec
     kind = STORAGE_TYPES[table.dtype]
-    if table.layout == PANEL_LAYOUT:
+    if table.layout in PANEL_LAYOUTS:
         start = f"(const {kind}*)op[1] + id / 16 * {body.cols * 16} + id % 16"
         return "", f"ql_plain_row({start}, 16, {body.cols}, out);"
     down, right = (c_dim(s) for s in table.strides or (body.cols, 1))

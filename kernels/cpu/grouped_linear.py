@@ -15,7 +15,7 @@ from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.grouped_combined import functions_of
 from qcompiler.kernels.cpu.linear import GROUP, block_of, product_scratch, tile_of, weight_of
-from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
+from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec
@@ -52,7 +52,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     body = _body(spec)
     x, w, index, out = *spec.operands[:3], spec.operands[-1]
     weight = weight_of(spec.name, w)
-    in_panels = w.format is not None or w.layout == PANEL_LAYOUT
+    in_panels = w.format is not None or w.layout in PANEL_LAYOUTS
     x_type, index_type, out_type = (STORAGE_TYPES[operand.dtype] for operand in (x, index, out))
     pairs = (dim(body.rows) * body.repeat).to_dim()
     if body.combines and not in_panels:

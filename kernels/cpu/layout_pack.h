@@ -1,4 +1,4 @@
-// The layout cpu_p16_v1 in C++: the same bytes as kernels/layouts/cpu.py, section by section.
+// The layouts cpu_p16_v1 and cpu_p16_v2 in C++: the same bytes as kernels/layouts/cpu.py, section by section.
 //
 // Rows are taken in panels of 16 (one row per lane); lanes past the last row and codes past the last column are zero
 // bytes. Every function works on panels [begin, end), so that threads can share a tensor; no two panels touch the same
@@ -118,6 +118,43 @@ inline void p16_unpack_plane(const uint32_t* src, int shift, int bits, int64_t r
             for (int64_t k = 0; k < cols; ++k) {
                 const uint32_t code = src[(p * count + k / per) * LANES + r] >> (bits * (k % per)) & mask;
                 codes[(p * LANES + r) * cols + k] |= (uint8_t)(code << shift);
+            }
+}
+
+// Entries of BITS = 4 or 6 bits, which stand in a byte each, [rows][count], where they share bytes (cpu_p16_v2): two a
+// byte with the first one in the low nibble; or of four, two such bytes with their low nibbles, then one with the rest.
+constexpr int64_t joined_bytes(int64_t count, int bits) { return bits == 4 ? (count + 1) / 2 : (count + 3) / 4 * 3; }
+
+inline void p16_pack_joined(const uint8_t* src, int bits, int64_t rows, int64_t count, uint8_t* dst, int64_t begin,
+                            int64_t end) {
+    const int64_t nbytes = joined_bytes(count, bits);
+    for (int64_t p = begin; p < end; ++p)
+        for (int64_t b = 0; b < nbytes; ++b)
+            for (int64_t r = 0; r < LANES; ++r) {
+                const int64_t row = p * LANES + r;
+                auto entry = [&](int64_t e) { return row < rows && e < count ? (int)src[row * count + e] : 0; };
+                int byte = 0;
+                if (bits == 6 && b % 3 == 2)
+                    for (int64_t j = 0; j < 4; ++j) byte |= entry(b / 3 * 4 + j) >> 4 << (2 * j);
+                else {
+                    const int64_t e = bits == 4 ? 2 * b : b / 3 * 4 + b % 3 * 2;
+                    byte = (entry(e) & 15) | (entry(e + 1) & 15) << 4;
+                }
+                dst[(p * nbytes + b) * LANES + r] = (uint8_t)byte;
+            }
+}
+
+inline void p16_unpack_joined(const uint8_t* src, int bits, int64_t rows, int64_t count, uint8_t* dst, int64_t begin,
+                              int64_t end) {
+    const int64_t nbytes = joined_bytes(count, bits);
+    for (int64_t p = begin; p < end; ++p)
+        for (int64_t r = 0; r < LANES && p * LANES + r < rows; ++r)
+            for (int64_t e = 0; e < count; ++e) {
+                const uint8_t* const row = src + p * nbytes * LANES + r;
+                const int64_t low = bits == 4 ? e / 2 : e / 4 * 3 + e % 4 / 2;
+                int entry = row[low * LANES] >> (e % 2 * 4) & 15;
+                if (bits == 6) entry |= (row[(e / 4 * 3 + 2) * LANES] >> (e % 4 * 2) & 3) << 4;
+                dst[(p * LANES + r) * count + e] = (uint8_t)entry;
             }
 }
 

@@ -23,7 +23,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_norm, text, vector
-from qcompiler.kernels.cpu.weights import PANEL_LAYOUT, panel_weight
+from qcompiler.kernels.cpu.weights import ANY_PANELS, PANEL_LAYOUTS, panel_weight
 from qcompiler.kernels.norm_prologue import note_of
 from qcompiler.kernels.paired import columns_of, in_panels
 from qcompiler.kernels.scalar import scalar_statements
@@ -90,7 +90,7 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     Row-major weights always become panels: transposing them is most of the work, for any M.
     """
     weight = spec.operands[1]
-    if weight.format is None and weight.layout != PANEL_LAYOUT:
+    if weight.format is None and weight.layout not in PANEL_LAYOUTS:
         return 0
     return {"1": 1, "2-8": tile_of(isa).few, "large": 0}[body.m_class]
 
@@ -171,11 +171,11 @@ def packed_format(ref: FormatRef) -> Format:
 def _packed_weight(name: str, operand: Operand) -> Weight:
     assert operand.format is not None
     n, k = (int(d) for d in operand.shape)
-    if operand.layout != PANEL_LAYOUT:
+    if operand.layout not in PANEL_LAYOUTS:
         raise KernelSelectionError(
-            f"kernel '{name}': a packed weight needs layout '{PANEL_LAYOUT}', not '{operand.layout}'"
+            f"kernel '{name}': a packed weight needs layout {ANY_PANELS}, not '{operand.layout}'"
         )
-    made = panel_weight(packed_format(operand.format), operand.dtype, n, k)
+    made = panel_weight(packed_format(operand.format), operand.dtype, n, k, operand.layout)
     parts = [f"job.packed.part[{i}] = w + {offset};" for i, offset in enumerate(made.parts)]
     sizes = f"job.packed.n = {n}, job.packed.k = {k};"
     return Weight(made.decoder, made.group, made.definitions, (sizes, *parts), False)
@@ -188,7 +188,7 @@ def weight_of(name: str, operand: Operand) -> Weight:
     if operand.format is not None:
         return _packed_weight(name, operand)
     kind = STORAGE_TYPES[operand.dtype]
-    if operand.layout == PANEL_LAYOUT:
+    if operand.layout in PANEL_LAYOUTS:
         return Weight(f"qg_plain<{kind}>", 8, "", ("job.codes = w;",), operand.dtype == "f32")
     if operand.layout not in (None, "canonical"):
         raise KernelSelectionError(f"kernel '{name}': no decoder for plain weights in layout '{operand.layout}'")

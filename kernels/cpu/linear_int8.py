@@ -21,7 +21,7 @@ from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_norm, text
 from qcompiler.kernels.cpu.linear import finish_of, packed_format, tile_of, used_symbols
-from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, panel_weight
+from qcompiler.kernels.cpu.weights import ANY_PANELS, FLOAT_LANES, PANEL_LAYOUTS, panel_weight
 from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.linear import LinearKernel
@@ -63,8 +63,8 @@ def _product(spec: KernelSpec) -> IntegerProduct:
     """The integer product of the weight's format. KernelSelectionError if its codes cannot be multiplied."""
     w = spec.operands[1]
     where = f"kernel '{spec.name}'"
-    if w.format is None or w.layout != PANEL_LAYOUT:
-        raise KernelSelectionError(f"{where}: integers are multiplied with packed weights in layout '{PANEL_LAYOUT}'")
+    if w.format is None or w.layout not in PANEL_LAYOUTS:
+        raise KernelSelectionError(f"{where}: integers are multiplied with packed weights in layout {ANY_PANELS}")
     product = integer_product(packed_format(w.format))
     if isinstance(product, str):
         raise KernelSelectionError(f"{where}: {w.format.name} has no integer product: {product}")
@@ -76,7 +76,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     body, product, w = _body(spec), _product(spec), spec.operands[1]
     assert w.format is not None
     fmt = packed_format(w.format)
-    made = panel_weight(fmt, w.dtype, body.n, body.k)
+    made = panel_weight(fmt, w.dtype, body.n, body.k, w.layout)
     name = made.struct.replace("qw_", "qi_", 1)
     parts = {g: g for g in fmt.declaration.split.per_entry}
     flip = fmt.declaration.codes.kind == "int"

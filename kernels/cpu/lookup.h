@@ -40,6 +40,14 @@ QC_INLINE uint32_t qg_packed_entry(const qg_trit& at, const uint8_t* from) {
     return (from[at.byte] * at.power & 255) * 3 >> 8;
 }
 
+// Entry number `entry` of a row whose entries of 4 or 6 bits share bytes, 16 of them apart (decode.h, `qg_of_two`).
+template <int BITS> QC_INLINE int32_t qg_joined_of(const uint8_t* row, int64_t entry) {
+    if constexpr (BITS == 4) return row[entry / 2 * 16] >> (entry % 2 * 4) & 15;
+    const uint8_t* const four = row + entry / 4 * 48;
+    const int low = four[entry % 4 / 2 * 16] >> (entry % 2 * 4) & 15;
+    return low | (four[32] >> (entry % 4 * 2) & 3) << 4;
+}
+
 // --- rows ------------------------------------------------------------------------------------------------------------
 
 // A row of plain values `stride` apart.

@@ -11,7 +11,7 @@ import re
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import Weight, block_of, product_scratch, tile_of, used_symbols, weight_of
-from qcompiler.kernels.cpu.weights import PANEL_LAYOUT
+from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.kinds.recurrent import RecurrentKernel
@@ -46,7 +46,7 @@ def _most_rows(body: RecurrentKernel, isa: str) -> int:
 
 def _few(weight: Operand, body: RecurrentKernel, isa: str) -> int:
     """The most rows that are multiplied directly from codes; 0 for a row-major weight."""
-    if weight.format is None and weight.layout != PANEL_LAYOUT:
+    if weight.format is None and weight.layout not in PANEL_LAYOUTS:
         return 0
     return min(tile_of(isa).few, _most_rows(body, isa))
 

@@ -13,9 +13,17 @@ import math
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Field, Section
-from qcompiler.kernels.cpu.weights import FLOAT_LANES, PANEL_LAYOUT, c_table, code_values, entry_type
+from qcompiler.kernels.cpu.weights import (
+    ANY_PANELS,
+    FLOAT_LANES,
+    PANEL_LAYOUTS,
+    c_table,
+    code_values,
+    entry_type,
+    panel_layout,
+)
 from qcompiler.kernels.decoding import shared_columns
-from qcompiler.kernels.layouts.panels import LANES, per_row, place_of, plane_name, planes
+from qcompiler.kernels.layouts.panels import LANES, joined_bytes, packed_name, per_row, plane_name, planes
 from qcompiler.kernels.packed_table import PackedTable, bit_positions
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent
 from qcompiler.plan.kernel import DType
@@ -24,9 +32,9 @@ from qcompiler.plan.kernel import DType
 def row_function(table: PackedTable, out: DType) -> str:
     """C++ text: tables of values, tables of bit positions, and the function. KernelSelectionError for an unknown
     layout."""
-    if table.layout not in (PANEL_LAYOUT, "canonical"):
+    if table.layout not in (*PANEL_LAYOUTS, "canonical"):
         raise KernelSelectionError(
-            f"kernel '{table.name}': a packed table lies in 'canonical' or '{PANEL_LAYOUT}', not in '{table.layout}'"
+            f"kernel '{table.name}': a packed table is in 'canonical' or {ANY_PANELS}, not in '{table.layout}'"
         )
     d = table.fmt.declaration
     values = code_values(table.fmt, f"qk_{table.name}_codes")
@@ -78,7 +86,7 @@ def _run(table: PackedTable) -> list[str]:
 def _entry(table: PackedTable, field: Field) -> str:
     """The entry that serves row `row`, column k, as a float, or as an integer for entries of few bits."""
     covers = field.covers if isinstance(field.covers, int) else 0
-    if table.layout == PANEL_LAYOUT:
+    if table.layout in PANEL_LAYOUTS:
         return _entry_of_panels(table, field, covers)
     if field.offset is not None or field.packing is not None:
         return _in_block(table, field, f"inside / {covers}")
@@ -87,8 +95,11 @@ def _entry(table: PackedTable, field: Field) -> str:
 
 def _entry_of_panels(table: PackedTable, field: Field, covers: int) -> str:
     section = _section(table, field)
-    place, count = place_of(table.fmt, field, table.cols), per_row(field, table.cols)
+    place, count = panel_layout(table.layout).place_of(table.fmt, field, table.cols), per_row(field, table.cols)
     beside = f" + k / {covers}" if covers else ""
+    if place == "joined":
+        rows = f"table + {section.offset} + row / {LANES} * {joined_bytes(count, field.bits) * LANES} + row % {LANES}"
+        return f"qg_joined_of<{field.bits}>({rows}, k / {covers})"
     index = {
         "once": "0",
         "flat": f"(row * {table.cols} + k) / {covers}" if covers else "",
@@ -99,14 +110,13 @@ def _entry_of_panels(table: PackedTable, field: Field, covers: int) -> str:
 
 
 def _section(table: PackedTable, field: Field) -> Section:
-    across = place_of(table.fmt, field, table.cols) == "flat"
-    return table.sections[f"{field.name}_flat" if across else field.name]
+    return table.sections[packed_name(table.fmt, field, table.cols)]
 
 
 def _code(table: PackedTable) -> str:
     """The code of row `row`, column c + j, as an unsigned integer."""
     field, cols = table.fmt.declaration.codes, table.cols
-    if table.layout == PANEL_LAYOUT:
+    if table.layout in PANEL_LAYOUTS:
         found = []
         for shift, width in planes(field.bits):
             section, per = table.sections[plane_name(shift)], 32 // width

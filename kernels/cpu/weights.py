@@ -4,7 +4,7 @@ A declaration has three parts (`Declaration.split`): the values of codes, what i
 entries, and what is computed for each element. The struct contains exactly these, in the order of the equation, so that
 kernels decode to the same bits as `Format.decode`:
 
-    // q4_K in cpu_p16_v1: d * scales * codes - dmin * mins
+    // q4_K in panels: d * scales * codes - dmin * mins
     struct qw_q4_K_1c0de5 {
         static constexpr int BITS = 4, GROUP = 8, COVERS = 32;
         typedef qg_counting<4, false, 0>::values values;
@@ -38,11 +38,15 @@ from qcompiler.formats.equation import CStyle, Float32
 from qcompiler.formats.integer_product import line_of
 from qcompiler.kernels import layouts
 from qcompiler.kernels.decoding import ends_inside_groups, first_of_integers, shared_columns
-from qcompiler.kernels.layouts.panels import LANES, place_of, plane_name, planes
+from qcompiler.kernels.layouts.panels import LANES, PanelLayout, plane_name, planes
 from qcompiler.kernels.text import identifier, indent
 from qcompiler.plan.kernel import DType
 
-PANEL_LAYOUT = "cpu_p16_v1"
+PANEL_LAYOUTS = ("cpu_p16_v1", "cpu_p16_v2")
+"""The layouts in panels that kernels read, oldest first: plans that were saved name them."""
+
+ANY_PANELS = " or ".join(map(repr, PANEL_LAYOUTS))
+"""They in an error message."""
 
 MOST_PARTS = 12
 """The most sections that decode.h's `qg_packed` can point to."""
@@ -130,18 +134,26 @@ class PanelWeight:
     struct: str
 
 
-def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int) -> PanelWeight:
-    """The decoder of a weight (rows, cols) of `fmt` in cpu_p16_v1. `dtype` is the type that it stands for: elements are
-    decoded to fp32, and no kernel of fp32 sums rounds them further."""
-    sections = sorted(layouts.get(PANEL_LAYOUT).sections(fmt, dtype, rows, cols), key=lambda s: not _is_plane(fmt, s))
+def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int, layout: str) -> PanelWeight:
+    """The decoder of a weight (rows, cols) of `fmt` in one of PANEL_LAYOUTS. `dtype` is the type that it stands for:
+    elements are decoded to fp32, and no kernel of fp32 sums rounds them further."""
+    panels = panel_layout(layout)
+    sections = sorted(panels.sections(fmt, dtype, rows, cols), key=lambda s: not _is_plane(fmt, s))
     if len(sections) > MOST_PARTS:
         raise KernelSelectionError(f"{fmt} has {len(sections)} sections; CPU kernels read at most {MOST_PARTS}")
     across = ends_inside_groups(fmt, cols)
-    places = tuple(place_of(fmt, f, cols) for f in fmt.declaration.fields)
+    places = tuple(panels.place_of(fmt, f, cols) for f in fmt.declaration.fields)
     name, definitions = _panel_struct(fmt, across, places)
     walk = "qg_straddling" if across else "qg_coded"
     group = columns_at_a_time(fmt.declaration.codes.bits, shared_columns(fmt))
     return PanelWeight(f"{walk}<{name}>", group, definitions, tuple(s.offset for s in sections), name)
+
+
+def panel_layout(name: str) -> PanelLayout:
+    """The layout of that name, which is one of PANEL_LAYOUTS."""
+    found = layouts.get(name)
+    assert isinstance(found, PanelLayout) and name in PANEL_LAYOUTS, name
+    return found
 
 
 def _is_plane(fmt: Format, section: Section) -> bool:
@@ -166,38 +178,14 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
     tables = [c_table(where, d.table_arrays[n]) for n, where in looked_up.items()]
     entries = {f.name: identifier(f.name) for f in d.fields}
     parts = list(d.split.per_entry)
-    of_tables = _fields_of_tables(fmt)
-    members = [f"vf {', '.join(parts)};"] if parts else []
-    loads, number = list[str](), bits.bit_count()  # entries follow the planes of codes
-    longer: dict[int, list[str]] = {}  # entries that several steps of the decoder share, by their columns
-    for field, place in zip(d.fields, places, strict=True):
-        if place != "codes":
-            kept = place == "flat" and not across and field.name not in of_tables
-            read = _entries_across(field, place, number) if across else _entries(field, place, number)
-            kind, own = entry_type(field), f"{entries[field.name]}_"
-            columns = field.covers if isinstance(field.covers, int) and place == "panels" and not across else 0
-            if covers and columns > covers and columns % covers == 0:
-                members.append(f"decltype(qg_entries((const {kind}*)nullptr)) {own};")
-                begin = f"(const {kind}*)from.part[{number}] + at{columns} * 16"
-                longer.setdefault(columns, []).append(f"{own} = qg_entries({begin});")
-                read = own
-            if kept:
-                members.append(f"qg_stream<{kind}, {field.covers}> {own};")
-                read = f"{own}.at(from, {number}, panel, k)"
-            loads.append(f"const auto {entries[field.name]} = {read};")
-            number += 1
-    for columns, read_once in longer.items():
-        members.append(f"int64_t of{columns} = -1;  // where the entries of {columns} columns are from")
-        begin = f"const int64_t at{columns} = panel * qg_up(from.k, {columns}) + k / {columns};"
-        loads[:0] = [
-            begin, f"if (at{columns} != of{columns}) {{", *indent([f"of{columns} = at{columns};", *read_once]), "}",
-        ]  # fmt: skip
+    own, loads = _entry_reads(fmt, across, places, entries)
+    members = [*([f"vf {', '.join(parts)};"] if parts else []), *own]
     where = "const int64_t (&at)[16]" if across else "int64_t panel, int64_t k"
     computed = [f"{g} = {eq.to_c(entries, looked_up, VECTORS)};" for g, eq in d.split.per_entry.items()]
     line = None if across else line_of(d)
     element = d.split.per_element.to_c({"code": "code", **{g: g for g in parts}}, style=FLOAT_LANES)
     lines = [
-        f"// {fmt} in {PANEL_LAYOUT}: {d.decode.text}",
+        f"// {fmt} in panels: {d.decode.text}",
         f"struct {name} {{",
         f"    static constexpr int BITS = {bits}, GROUP = {group}, COVERS = {covers};",
         f"    typedef {values.policy} values;",
@@ -221,6 +209,48 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
             f"    static QG_METHOD {name} pick(vm m, const {name}& a, const {name}& b) {{ return {{{picked}}}; }}"
         )
     return "".join([*([values.table] if values.table else []), *tables, *(f"{line}\n" for line in [*lines, "};"])])
+
+
+def _entry_reads(
+    fmt: Format, across: bool, places: tuple[str, ...], names: dict[str, str]
+) -> tuple[list[str], list[str]]:
+    """(members, statements): what a struct keeps to read entries by, and how `load` gives each its variable."""
+    covers, of_tables = shared_columns(fmt), _fields_of_tables(fmt)
+    number = fmt.declaration.codes.bits.bit_count()  # entries follow the planes of codes
+    members, loads = list[str](), list[str]()
+    longer: dict[int, list[str]] = {}  # what several steps of the decoder share, by their columns
+    for field, place in zip(fmt.declaration.fields, places, strict=True):
+        if place == "codes":
+            continue
+        kind, own = entry_type(field), f"{names[field.name]}_"
+        columns = field.covers if isinstance(field.covers, int) and place == "panels" else 0
+        if place == "joined" and field.bits == 6:
+            columns = 4 * int(field.covers)
+            members.append(f"qg_of_four {own};")
+            begin = f"(const uint8_t*)from.part[{number}] + at{columns} * 48"
+            longer.setdefault(columns, []).append(f"{own}.load({begin});")
+            read = f"{own}.at(k / {field.covers})"
+        elif across:
+            read = _entries_across(field, place, number)
+        elif covers and columns > covers and columns % covers == 0:
+            members.append(f"decltype(qg_entries((const {kind}*)nullptr)) {own};")
+            begin = f"(const {kind}*)from.part[{number}] + at{columns} * 16"
+            longer.setdefault(columns, []).append(f"{own} = qg_entries({begin});")
+            read = own
+        elif place == "flat" and field.name not in of_tables:
+            members.append(f"qg_stream<{kind}, {field.covers}> {own};")
+            read = f"{own}.at(from, {number}, panel, k)"
+        else:
+            read = _entries(field, place, number)
+        loads.append(f"const auto {names[field.name]} = {read};")
+        number += 1
+    for columns, read_once in longer.items():
+        members.append(f"int64_t of{columns} = -1;  // where the entries of {columns} columns are from")
+        begin = f"const int64_t at{columns} = panel * qg_up(from.k, {columns}) + k / {columns};"
+        loads[:0] = [
+            begin, f"if (at{columns} != of{columns}) {{", *indent([f"of{columns} = at{columns};", *read_once]), "}",
+        ]  # fmt: skip
+    return members, loads
 
 
 def _halves(values: Float32) -> str:
@@ -259,6 +289,9 @@ def _entries(field: Field, place: str, number: int) -> str:
         index = f"(panel * qg_up(from.k, {columns}) + k / {columns}) * 16" if columns else "panel * 16"
         return f"qg_entries({base} + {index})"
     row = "qc_min(panel * 16 + l, from.n - 1)"  # rows past the last one read the last row's entries
+    if place == "joined":
+        two = f"(const uint8_t*)from.part[{number}] + (panel * qg_up(from.k, {2 * columns}) + k / {2 * columns}) * 16"
+        return f"qg_of_two({two}, k / {columns})"
     if place == "flat":
         return f"qg_lanes([&](int64_t l) {{ return qg_entry({base} + ({row} * from.k + k) / {columns}); }})"
     beside = f" * qg_up(from.k, {columns}) + k / {columns}" if columns else ""

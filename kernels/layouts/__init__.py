@@ -5,19 +5,29 @@
     layout.unpack(fmt, dtype, rows, cols, packed)                # the canonical bytes again
 
 `fmt` is a `Format`, or None for plain values of `dtype` ("f32", "bf16", …), whose canonical form is row-major. A layout
-adds zero padding and nothing else. kernels/cpu/layout_pack.h implements cpu_p16_v1 in C++.
+adds zero padding and nothing else. kernels/cpu/layout_pack.h implements those of the
+CPU in C++.
 """
 
 from __future__ import annotations
 
 from qcompiler.errors import LayoutError
 from qcompiler.kernels.layouts.base import CANONICAL, Layout
-from qcompiler.kernels.layouts.cpu import CpuP16V1
+from qcompiler.kernels.layouts.cpu import CpuP16V1, CpuP16V2
 from qcompiler.kernels.layouts.cuda import CudaT16V1
-from qcompiler.kernels.layouts.pairs import CpuP16PairsV1, CudaT16PairsV1
+from qcompiler.kernels.layouts.pairs import CpuP16PairsV1, CpuP16PairsV2, CudaT16PairsV1
 
 LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (CANONICAL, CpuP16V1(), CudaT16V1(), CpuP16PairsV1(), CudaT16PairsV1())
+    layout.name: layout
+    for layout in (
+        CANONICAL,
+        CpuP16V1(),
+        CpuP16V2(),
+        CudaT16V1(),
+        CpuP16PairsV1(),
+        CpuP16PairsV2(),
+        CudaT16PairsV1(),
+    )
 }
 
 

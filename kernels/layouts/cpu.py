@@ -1,4 +1,4 @@
-"""cpu_p16_v1: one row per SIMD lane."""
+"""cpu_p16_v1 and cpu_p16_v2: one row per SIMD lane."""
 
 from __future__ import annotations
 
@@ -47,3 +47,11 @@ class CpuP16V1(PanelLayout):
         del bits
         by_row: Bytes = from_panels(words, rows).view(np.uint8)[:, :nbytes]
         return by_row
+
+
+class CpuP16V2(CpuP16V1):
+    """cpu_p16_v1, in which small scales and minima share bytes as well, as they do in files (`join_entries`): q4_K has
+    4.5 bits per weight instead of 4.625. For formats without such entries the bytes are the same."""
+
+    name = "cpu_p16_v2"
+    JOINS: ClassVar[frozenset[int]] = frozenset((4, 6))

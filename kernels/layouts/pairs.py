@@ -1,6 +1,6 @@
 """Layouts of matrices whose two halves of rows are combined row by row: the gate and the up projection of a GLU.
 
-    cpu_p16_pairs_v1    cpu_p16_v1 of the rows in this order
+    cpu_p16_pairs_v1    cpu_p16_v1 of the rows in this order; so is cpu_p16_pairs_v2 of cpu_p16_v2
     cuda_t16_pairs_v1   cuda_t16_v1 of the rows in this order
 
 Of a matrix of 2 F rows, panel p holds rows 8 p … 8 p + 7 in its lanes 0 to 7, and rows F + 8 p … F + 8 p + 7 in its
@@ -19,7 +19,7 @@ from qcompiler.errors import LayoutError
 from qcompiler.formats import stacking
 from qcompiler.formats.base import Format
 from qcompiler.kernels.layouts.base import Items
-from qcompiler.kernels.layouts.cpu import CpuP16V1
+from qcompiler.kernels.layouts.cpu import CpuP16V1, CpuP16V2
 from qcompiler.kernels.layouts.cuda import CudaT16V1
 from qcompiler.kernels.layouts.panels import LANES, PanelLayout, RowRange
 from qcompiler.plan.pairs import HALF, stored_rows
@@ -71,6 +71,12 @@ class CpuP16PairsV1(_Pairs, CpuP16V1):
     """cpu_p16_v1 of paired rows."""
 
     name: ClassVar[str] = "cpu_p16_pairs_v1"
+
+
+class CpuP16PairsV2(_Pairs, CpuP16V2):
+    """cpu_p16_v2 of paired rows."""
+
+    name: ClassVar[str] = "cpu_p16_pairs_v2"
 
 
 class CudaT16PairsV1(_Pairs, CudaT16V1):

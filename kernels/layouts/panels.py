@@ -29,8 +29,8 @@ Plane = tuple[int, int]
 RowRange = tuple[int, int]
 """The first row, and the one behind the last."""
 
-Place = Literal["codes", "panels", "flat", "row_blocks", "once"]
-"""How a layout in panels orders a field: see `place_of`."""
+Place = Literal["codes", "panels", "joined", "flat", "row_blocks", "once"]
+"""How a layout in panels orders a field: see `PanelLayout`."""
 
 
 class PanelLayout(Layout):
@@ -41,6 +41,7 @@ class PanelLayout(Layout):
             words.  The plane of the lowest bits is called "codes", one that starts at bit s "codes_s"
     <field> the entries of any other field, in their own type (uint8 for entries of less than a byte):
             [panel][per row][16]
+            [panel][bytes per row][16] if entries share bytes (`JOINS`)
             [rows / field.rows][per row] if an entry serves several rows; one entry if it serves the tensor
     <field>_flat  if entries serve elements of two rows (flat blocks, K % covers != 0): as canonical, entry
             (row * K + k) / covers
@@ -50,6 +51,14 @@ class PanelLayout(Layout):
 
     WIDTHS: ClassVar[frozenset[int]]
     """Plane widths in bits that the layout supports."""
+
+    JOINS: ClassVar[frozenset[int]] = frozenset()
+    """Widths in bits of which entries, not only codes, share bytes: `join_entries`."""
+
+    def place_of(self, fmt: Format, field: Field, cols: int) -> Place:
+        """Which of the orders listed above a field has, in rows of `cols` elements."""
+        place = place_of(fmt, field, cols)
+        return "joined" if place == "panels" and field.bits in self.JOINS else place
 
     def stored_rows(self, rows: int) -> int:
         """Rows in the order of the panels, those that are zero included where they do not stand at the end."""
@@ -110,7 +119,7 @@ class PanelLayout(Layout):
         fmt.check_shape(rows, cols)
         parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
         for field in fmt.declaration.fields:
-            place, name = place_of(fmt, field, cols), packed_name(fmt, field, cols)
+            place, name = self.place_of(fmt, field, cols), packed_name(fmt, field, cols)
             if place == "codes":
                 for shift, bits in planes(field.bits):
                     if bits not in self.WIDTHS:
@@ -118,6 +127,8 @@ class PanelLayout(Layout):
                     parts.append((plane_name(shift), WORD, self._codes_shape(bits, panels, cols)))
             elif place == "panels":
                 parts.append((name, field.dtype, (panels, per_row(field, cols), LANES)))
+            elif place == "joined":
+                parts.append((name, field.dtype, (panels, joined_bytes(per_row(field, cols), field.bits), LANES)))
             elif place == "row_blocks":
                 parts.append((name, field.dtype, (-(-rows // field.rows), per_row(field, cols))))
             else:
@@ -140,7 +151,7 @@ class PanelLayout(Layout):
         if fmt.declaration.interleaved:
             stored.check_records()
         for field in fmt.declaration.fields:
-            place = place_of(fmt, field, cols)
+            place = self.place_of(fmt, field, cols)
             target = targets[packed_name(fmt, field, cols)]
             bits = target.view(bits_dtype(field)) if place != "codes" else target
             if place in ("flat", "once", "row_blocks"):
@@ -149,8 +160,10 @@ class PanelLayout(Layout):
             for first, last in _runs_of(stored, field, stored_rows):
                 panels = slice(first // LANES, -(-last // LANES))
                 ranges = self._ranges(rows, first, last, by_rows=stored.by_rows(field))
-                if place == "panels":
+                if place in ("panels", "joined"):
                     entries = [stored.read(field, a, b) for a, b in ranges]
+                    if place == "joined":
+                        entries = [join_entries(each, field.bits) for each in entries]
                     to_panels(self._join(entries, last - first), bits[panels])
                     continue
                 read_planes = [bytes_of_codes(stored, field, a, b) for a, b in ranges]
@@ -172,7 +185,7 @@ class PanelLayout(Layout):
             return data
         stored = StoredEntries(fmt, rows, cols, data)
         for field in fmt.declaration.fields:
-            place = place_of(fmt, field, cols)
+            place = self.place_of(fmt, field, cols)
             items = source[packed_name(fmt, field, cols)]
             bits = items.view(bits_dtype(field)) if place != "codes" else items
             if place in ("flat", "once", "row_blocks"):
@@ -181,10 +194,11 @@ class PanelLayout(Layout):
             for first, last in _runs_of(stored, field, stored_rows):
                 run = slice(first // LANES, -(-last // LANES))
                 ranges = self._ranges(rows, first, last, by_rows=stored.by_rows(field))
-                if place == "panels":
+                if place in ("panels", "joined"):
                     entries = self._split(from_panels(bits[run], last - first), ranges)
                     for (a, b), part in zip(ranges, entries, strict=True):
-                        stored.write(field, part, a, b)
+                        split = part if place == "panels" else split_entries(part, field.bits, per_row(field, cols))
+                        stored.write(field, split, a, b)
                     continue
                 planes_of = {}
                 for shift, width in planes(field.bits):
@@ -217,7 +231,7 @@ def plane_name(shift: int) -> str:
 
 
 def place_of(fmt: Format, field: Field, cols: int) -> Place:
-    """Which of the orders listed at `PanelLayout` a field has, in rows of `cols` elements."""
+    """The same for a layout in which no entries share bytes."""
     if field.covers == 1:
         return "codes"
     if field.covers == "tensor":
@@ -343,6 +357,39 @@ def split_bits(row_bytes: Bytes, width: int, cols: int) -> Bytes:
         np.right_shift(row_bytes, i * width, out=codes[:, i::per])
     codes &= (1 << width) - 1
     return codes[:, :cols]
+
+
+def joined_bytes(count: int, bits: int) -> int:
+    """Bytes of so many entries of 4 or 6 bits: a byte for two, three for four."""
+    return -(-count // 2) if bits == 4 else 3 * -(-count // 4)
+
+
+def join_entries(entries: Items, bits: int) -> Bytes:
+    """Rows of entries (rows, n) of 4 or 6 bits as bytes (rows, `joined_bytes`).
+
+    4 bits: byte i holds entries 2i and 2i + 1, the first one in its low nibble.  6 bits: bytes 3i and 3i + 1 hold the
+    low nibbles of entries 4i … 4i + 3 in this way, byte 3i + 2 their two other bits, the first entry's lowest.
+    """
+    if bits == 4:
+        return join_bits(entries, 4)
+    rows, count = entries.shape
+    quads = np.zeros((rows, -(-count // 4) * 4), np.uint8)
+    quads[:, :count] = entries
+    joined = np.empty((rows, quads.shape[1] // 4, 3), np.uint8)
+    joined[:, :, :2] = join_bits(quads & np.uint8(15), 4).reshape(rows, -1, 2)
+    joined[:, :, 2] = join_bits(quads >> np.uint8(4), 2)
+    return joined.reshape(rows, -1)
+
+
+def split_entries(joined: Bytes, bits: int, count: int) -> Items:
+    """The inverse: returns (rows, count) entries."""
+    if bits == 4:
+        return split_bits(joined, 4, count)
+    rows = len(joined)
+    quads = joined.reshape(rows, -1, 3)
+    low = split_bits(quads[:, :, :2].reshape(rows, -1), 4, count)
+    high = split_bits(np.ascontiguousarray(quads[:, :, 2]), 2, count)
+    return low | high << np.uint8(4)
 
 
 def _pair(low: Bytes, high: Bytes) -> Bytes:

@@ -9,7 +9,9 @@ from __future__ import annotations
 HALF = 8
 """Rows of a half in a panel of 16: rows g and g + 8 are the two that one warp lane holds of `mma`'s operand A."""
 
-PAIR_LAYOUTS: dict[str, str] = {"cpu_p16_pairs_v1": "cpu_p16_v1", "cuda_t16_pairs_v1": "cuda_t16_v1"}
+PAIR_LAYOUTS: dict[str, str] = {
+    "cpu_p16_pairs_v1": "cpu_p16_v1", "cpu_p16_pairs_v2": "cpu_p16_v2", "cuda_t16_pairs_v1": "cuda_t16_v1",
+}  # fmt: skip
 """The layouts of paired rows, and what each is of the rows in their new order."""
 
 

@@ -22,7 +22,7 @@ def all_tables() -> dict[str, tuple[Operand, Array, Array]]:
         f"{kind}_{dtype}_{layout}": table(kind, dtype, layout)
         for kind in TABLES
         for dtype in DTYPES
-        for layout in ("canonical", "cpu_p16_v1")
+        for layout in ("canonical", "cpu_p16_v2")
     }
 
 

@@ -23,13 +23,19 @@ from qcompiler.formats.packing import Trits
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.weights import panel_weight
 from qcompiler.kernels.layouts.stored import StoredEntries
+from qcompiler.kernels.select import weight_layout
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.embedding import EmbeddingKernel
 from qcompiler.plan.kinds.linear import LinearKernel
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
-PANELS = "cpu_p16_v1"
+PANELS = None
+"""The layout that selection gives a format."""
+
+OLDER = "cpu_p16_v1"
+"""The layout in panels of every format before cpu_p16_v2: saved programs have it."""
+
 MS = (1, 2, 7, 8, 33)
 
 DENORMAL = 2.0**-125
@@ -98,10 +104,11 @@ def finite_tensor(fmt: Format, rows: int, cols: int, dtype: DType) -> tuple[Pack
     raise AssertionError(f"{fmt}: twenty random tensors of {rows} x {cols} beyond {dtype}")
 
 
-def case_of(fmt: Format, cols: int, dtype: DType, layout: str) -> Case:
+def case_of(fmt: Format, cols: int, dtype: DType, layout: str | None) -> Case:
     packed, elements = finite_tensor(fmt, N, cols, dtype)
-    data = layouts.get(layout).pack(fmt, dtype, N, cols, packed.data)
     ref = FormatRef(name=fmt.name, params=fmt.params)
+    layout = layout or weight_layout("cpu", ref)
+    data = layouts.get(layout).pack(fmt, dtype, N, cols, packed.data)
     operand = Operand(name="w", dtype=dtype, access="r", shape=(N, cols), format=ref, layout=layout)
     name = f"{fmt.name}_{zlib.crc32(f'{fmt} {cols} {dtype} {layout}'.encode()):08x}"
     return Case(name, operand, aligned(data), elements, elements.astype(DTYPES[dtype]))
@@ -115,7 +122,7 @@ def aligned(data: Array) -> Array:
     return buffer[start : start + data.size]
 
 
-def cases(dtype: DType, layout: str, some: list[Format]) -> Iterator[Case]:
+def cases(dtype: DType, layout: str | None, some: list[Format]) -> Iterator[Case]:
     for fmt in some:
         for cols in widths(fmt):
             yield case_of(fmt, cols, dtype, layout)
@@ -202,6 +209,19 @@ def test_every_equation_is_decoded_in_registers_for_few_rows(build: Callable[...
     check_all(build, best_isa(harness), list(cases("f32", PANELS, one_of_each())), ("1",))
 
 
+def of_two_layouts() -> list[Format]:
+    """Formats whose bytes differ between the layouts."""
+    return [f for f in ALL if weight_layout("cpu", FormatRef(name=f.name, params=f.params)) != OLDER]
+
+
+def test_kernels_of_saved_programs_read_the_layout_that_their_weights_have(
+    build: Callable[..., Any], harness: Any
+) -> None:
+    assert {fmt.name for fmt in of_two_layouts()} >= {"q2_K", "q3_K", "q4_K", "q5_K", "iq4_xs"}
+    check_all(build, best_isa(harness), list(cases("f32", OLDER, of_two_layouts())), ("1", "large"))
+    check_rows(build, best_isa(harness), list(cases("f32", OLDER, of_two_layouts())))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_every_format_on_every_isa(build: Callable[..., Any], isa: str, dtype: DType) -> None:
@@ -225,8 +245,8 @@ def test_codes_that_are_no_numbers_decode_to_none(build: Callable[..., Any], har
         codes = packed.section("codes").view(np.uint8)
         codes[3, 5], codes[20, 138], codes[40, 7] = 0x7F, 0xFF, 0x7C  # 0x7c is infinity as e5m2, 320 as e4m3
         ref = FormatRef(name=name, params=fmt.params)
-        operand = Operand(name="w", dtype="f32", access="r", shape=(N, 139), format=ref, layout=PANELS)
-        data = layouts.get(PANELS).pack(fmt, "f32", N, 139, packed.data)
+        operand = Operand(name="w", dtype="f32", access="r", shape=(N, 139), format=ref, layout=OLDER)
+        data = layouts.get(OLDER).pack(fmt, "f32", N, 139, packed.data)
         made.append(Case(name, operand, aligned(data), fmt.decode(packed), fmt.decode(packed)))
         with np.errstate(invalid="ignore"):
             expected.append(fmt.decode(packed) @ np.ones(139, np.float32))
@@ -262,9 +282,9 @@ def check_rows(build: Callable[..., Any], isa: str, made: list[Case]) -> None:
         assert out.tobytes() == case.values[ids].tobytes(), f"{case.operand.format} in {case.operand.layout}"
 
 
-@pytest.mark.parametrize("layout", ["canonical", PANELS])
+@pytest.mark.parametrize("layout", ["canonical", PANELS], ids=["canonical", "panels"])
 def test_rows_of_every_format_equal_the_decoder_to_the_bit(
-    build: Callable[..., Any], harness: Any, layout: str
+    build: Callable[..., Any], harness: Any, layout: str | None
 ) -> None:
     check_rows(build, best_isa(harness), list(cases("f32", layout, ALL)))
 
@@ -281,6 +301,7 @@ def test_rows_of_narrow_types_on_every_isa(build: Callable[..., Any], isa: str) 
 def test_weights_of_one_format_share_their_decoder() -> None:
     """What is instantiated from it is most of what a program's compilation takes."""
     for fmt in one_of_each():
-        narrow, wide = (panel_weight(fmt, "f32", rows, widths(fmt)[0] * 2) for rows in (16, 300))
+        layout = weight_layout("cpu", FormatRef(name=fmt.name, params=fmt.params))
+        narrow, wide = (panel_weight(fmt, "f32", rows, widths(fmt)[0] * 2, layout) for rows in (16, 300))
         assert (narrow.decoder, narrow.definitions) == (wide.decoder, wide.definitions)
         assert narrow.decoder.partition("<")[2].rstrip(">") in narrow.definitions

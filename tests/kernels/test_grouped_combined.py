@@ -14,7 +14,7 @@ from kernel_cases import aligned
 from qcompiler.errors import KernelSelectionError, QCompilerError
 from qcompiler.kernels.cpu.emit import emit_kernel
 
-LAYOUT = "cpu_p16_v1"
+LAYOUT = "cpu_p16_v2"
 
 
 def test_combined_sums_equal_float64(build: Callable[..., Any], isa: str) -> None:

@@ -23,7 +23,7 @@ from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
-PANELS = "cpu_p16_v1"
+PANELS = "cpu_p16_v2"
 
 
 @dataclass

@@ -23,13 +23,13 @@ from qcompiler.formats.doc import variants
 from qcompiler.formats.packing import Trits
 from qcompiler.kernels import layouts
 from qcompiler.kernels.layouts.pairs import obstacle
-from qcompiler.kernels.layouts.panels import plane_name, planes
+from qcompiler.kernels.layouts.panels import join_entries, plane_name, planes, split_entries, to_panels
 from qcompiler.kernels.layouts.stored import StoredEntries
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.pairs import PAIR_LAYOUTS, stored_rows
 from qcompiler.plan.weights import NUMPY_DTYPES
 
-P16 = layouts.get("cpu_p16_v1")
+P16, JOINED = layouts.get("cpu_p16_v1"), layouts.get("cpu_p16_v2")
 PLAIN: tuple[DType, ...] = ("f32", "bf16", "f16")
 ANY_K = (formats.get("nf4", block=64), formats.get("nf4", block=128), formats.get("int8"))
 GROUPED = tuple(formats.get("int4", group=g, symmetric=s) for g in (32, 64, 128) for s in (True, False))
@@ -85,8 +85,9 @@ def test_any_bytes_of_any_format_come_back_from_panels(fmt: Format, monkeypatch:
                 data = any_bytes(fmt, rows, cols, rng)
                 if ternary:
                     data = fmt.encode(rng.standard_normal((rows, cols)).astype(np.float32)).data
-                packed = P16.pack(fmt, "f32", rows, cols, data)
-                np.testing.assert_array_equal(P16.unpack(fmt, "f32", rows, cols, packed), data)
+                for layout in (P16, JOINED):
+                    packed = layout.pack(fmt, "f32", rows, cols, data)
+                    np.testing.assert_array_equal(layout.unpack(fmt, "f32", rows, cols, packed), data)
 
 
 def test_bytes_that_no_encoder_writes_are_refused_where_they_would_be_lost() -> None:
@@ -103,7 +104,7 @@ def shapes_for(fmt: Format | None) -> st.SearchStrategy[tuple[int, int]]:
     return st.tuples(st.integers(1, 50), cols)
 
 
-@pytest.mark.parametrize("layout", ["cpu_p16_v1", "cuda_t16_v1", *PAIR_LAYOUTS])
+@pytest.mark.parametrize("layout", ["cpu_p16_v1", "cpu_p16_v2", "cuda_t16_v1", *PAIR_LAYOUTS])
 @pytest.mark.parametrize("kind", [*ANY_K, GROUPED[1], *PLAIN], ids=str)
 def test_bytes_do_not_depend_on_how_many_rows_are_rearranged_at_a_time(
     layout: str, kind: Format | DType, monkeypatch: pytest.MonkeyPatch
@@ -320,6 +321,10 @@ void pack_plane(const uint8_t* s, int shift, int bits, int64_t rows, int64_t col
     HALVES(p16_pack_plane(s, shift, bits, rows, cols, d, b, e))
 void unpack_plane(const uint32_t* s, int shift, int bits, int64_t rows, int64_t cols, uint8_t* d)
     HALVES(p16_unpack_plane(s, shift, bits, rows, cols, d, b, e))
+void pack_joined(const uint8_t* s, int bits, int64_t rows, int64_t count, uint8_t* d)
+    HALVES(p16_pack_joined(s, bits, rows, count, d, b, e))
+void unpack_joined(const uint8_t* s, int bits, int64_t rows, int64_t count, uint8_t* d)
+    HALVES(p16_unpack_joined(s, bits, rows, count, d, b, e))
 }
 """
 
@@ -391,6 +396,58 @@ def test_cpp_packs_and_unpacks_the_same_planes_of_codes(library: ctypes.CDLL, na
         assert packed.tobytes() == words.tobytes()
         call(library.unpack_plane, packed, [shift, bits], (rows, cols), back)
     np.testing.assert_array_equal(back, source)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 35])
+@pytest.mark.parametrize("name", ["q2_K", "q3_K", "q4_K", "q5_K", "iq4_xs"])
+def test_small_entries_share_bytes_as_the_description_says(library: ctypes.CDLL, name: str, rows: int) -> None:
+    """The places of nibbles and of pairs of bits, read one by one; the same bytes in C++."""
+    fmt = formats.get(name)
+    data = any_bytes(fmt, rows, 768, np.random.default_rng(3))
+    stored = StoredEntries(fmt, rows, 768, data)
+    packed = views(JOINED.sections(fmt, "f32", rows, 768), JOINED.pack(fmt, "f32", rows, 768, data))
+    small = [field for field in fmt.declaration.fields if field.bits in (4, 6) and field.covers != 1]
+    assert small
+    for field in small:
+        source, joined = np.ascontiguousarray(stored.read(field)), packed[field.name]
+        for row, e in ((0, 0), (rows - 1, source.shape[1] - 1), (rows // 2, 5), (rows // 3, 6)):
+            lane = joined[row // 16, :, row % 16]
+            byte = lane[e // 2 if field.bits == 4 else e // 4 * 3 + e % 4 // 2]
+            entry = byte >> 4 * (e % 2) & 15
+            if field.bits == 6:
+                entry |= (lane[e // 4 * 3 + 2] >> 2 * (e % 4) & 3) << 4
+            assert entry == source[row, e]
+        check_joined(library, source, field.bits, joined)
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8])
+def test_small_entries_of_any_number_share_bytes(library: ctypes.CDLL, bits: int, count: int) -> None:
+    source = np.random.default_rng(count).integers(0, 1 << bits, (21, count), np.uint8)
+    joined = join_entries(source, bits)
+    np.testing.assert_array_equal(split_entries(joined, bits, count), source)
+    panels = np.zeros((2, joined.shape[1], 16), np.uint8)
+    to_panels(joined, panels)
+    check_joined(library, source, bits, panels)
+
+
+def check_joined(library: ctypes.CDLL, source: Bytes, bits: int, joined: Bytes) -> None:
+    """That C++ packs the entries (rows, count) to these panels, and unpacks them."""
+    found, back = np.full_like(joined, 0xAA), np.full_like(source, 0x55)
+    call(library.pack_joined, source, [bits], source.shape, found)
+    assert found.tobytes() == joined.tobytes()
+    call(library.unpack_joined, found, [bits], source.shape, back)
+    np.testing.assert_array_equal(back, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("q2_K", 2.625), ("q3_K", 3.4375), ("q4_K", 4.5), ("q5_K", 5.5), ("q6_K", 6.5625), ("iq4_xs", 4.25)],
+)
+def test_small_entries_take_the_bytes_that_they_take_in_files(name: str, bits: float) -> None:
+    fmt = formats.get(name)
+    assert fmt.bits_per_weight(64, 2048) == bits
+    assert JOINED.nbytes(fmt, "f32", 64, 2048) * 8 == bits * 64 * 2048
 
 
 @pytest.mark.parametrize("name", layouts.names())

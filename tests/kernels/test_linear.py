@@ -61,7 +61,7 @@ def weight_operand(kind: str, dtype: Any) -> tuple[Operand, Array, Array]:
     rng = np.random.default_rng(zlib.crc32(f"{kind} {dtype}".encode()))
     w = rng.standard_normal((n, k)).astype(np.float32) / np.float32(math.sqrt(k))
     plain = {"panels": "layout", "deep": "layout", "rows": "wide", "rows_kn": "columns"}
-    operand, data, values = stored_weight(w, plain.get(kind) or FormatRef(*FORMATS[kind]), dtype, "cpu_p16_v1")
+    operand, data, values = stored_weight(w, plain.get(kind) or FormatRef(*FORMATS[kind]), dtype, "cpu_p16_v2")
     return operand, data, values.astype(np.float64)
 
 
@@ -221,7 +221,7 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
         with pytest.raises(KernelSelectionError, match=match):
             emit(spec, "x86-64-v4")
 
-    refuse("layout 'cpu_p16_v1', not 'canonical'", x, msgspec.structs.replace(w, layout="canonical"))
+    refuse("'cpu_p16_v1' or 'cpu_p16_v2', not 'canonical'", x, msgspec.structs.replace(w, layout="canonical"))
     refuse("'w' is f64, not one of f32, bf16, f16", x, msgspec.structs.replace(w, dtype="f64"))
     refuse("'x' needs unit stride", msgspec.structs.replace(x, strides=(1, 64)))
     refuse("'x' is i64", msgspec.structs.replace(x, dtype="i64"))
@@ -237,7 +237,7 @@ def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Ca
     found = {}
     for number, (fmt, m) in enumerate((("q4_K", 1), ("q4_K", 2), ("q4_1", 1), ("q5_K", 2))):
         w = np.random.default_rng(number).standard_normal((37, 256)).astype(np.float32)
-        stored, data, values = stored_weight(w, FormatRef(fmt, {}), "f32", "cpu_p16_v1")
+        stored, data, values = stored_weight(w, FormatRef(fmt, {}), "f32", "cpu_p16_v2")
         x = Operand(name="x", dtype="f32", access="r", shape=(m, 256), strides=(256, 1))
         out = Operand(name="out", dtype="f32", access="w", shape=(m, 37), strides=(37, 1))
         body = LinearKernel(m=m, n=37, k=256, m_class="1" if m == 1 else "2-8", has_bias=False)

@@ -26,7 +26,7 @@ from qcompiler.plan.kinds.linear import LinearKernel, Window
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = npt.NDArray[Any]
-PANELS = "cpu_p16_v1"
+PANELS = "cpu_p16_v2"
 ROUNDED = 2.0**-8
 """Half an ulp of bf16, twice: a factor may be an element, or its code."""
 

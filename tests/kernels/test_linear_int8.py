@@ -45,7 +45,7 @@ def packed_weight(case: str) -> formats.PackedTensor:
     return formats.get(name, **params).encode(weight)
 
 
-def linear_spec(case: str, layout: str = "cpu_p16_v1") -> KernelSpec:
+def linear_spec(case: str, layout: str = "cpu_p16_v2") -> KernelSpec:
     """x, w, bias, out with a symbolic number of rows."""
     name, params, n, k, dtype = WEIGHTS[case]
     width = int8_rows.row_bytes(k)
@@ -109,7 +109,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 def check_products(kernels: Any, case: str) -> None:
     packed, (_, _, n, k, dtype) = packed_weight(case), WEIGHTS[case]
-    data = layouts.get("cpu_p16_v1").pack(packed.format, "f32", n, k, packed.data)
+    data = layouts.get("cpu_p16_v2").pack(packed.format, "f32", n, k, packed.data)
     bias = np.random.default_rng(1).standard_normal(n).astype(np.float32)
     for m in MS:
         rows = int8_rows.quantise(activations(m, k, m), "token", 0.0, None)
@@ -183,5 +183,5 @@ def test_formats_without_an_integer_product_say_why() -> None:
     served = {name for name, found in reasons.items() if isinstance(found, IntegerProduct)}
     assert served == {"int8", "int4", "llm_int8", "q4_0", "q4_1", "q4_K", "q8_0"}
     spec = linear_spec("int8", layout="canonical")
-    with pytest.raises(KernelSelectionError, match="layout 'cpu_p16_v1'"):
+    with pytest.raises(KernelSelectionError, match="'cpu_p16_v1' or 'cpu_p16_v2'"):
         emit(spec, "x86-64-v4")

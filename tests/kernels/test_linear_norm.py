@@ -17,7 +17,7 @@ from qcompiler.plan.kinds.linear import MOST_NORMALISED, RowCodes
 from qcompiler.plan.verify_kernels import check_contract
 
 support = load("tests/support/norm_prologue_cases.py")
-LAYOUT = "cpu_p16_v1"
+LAYOUT = "cpu_p16_v2"
 BOUNDS = {"f32": 2e-6, "bf16": 2e-2, "f16": 2e-3}
 """Relative L2 error: fp32 sums, and two roundings to the type."""
 Build = Callable[[Sequence[KernelSpec], str], Any]

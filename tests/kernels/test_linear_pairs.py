@@ -17,7 +17,7 @@ from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.verify_kernels import check_contract
 
 support = load("tests/support/pair_cases.py")
-LAYOUT = "cpu_p16_pairs_v1"
+LAYOUT = "cpu_p16_pairs_v2"
 MS = (1, 3, 8, 15, 70)
 Build = Callable[[Sequence[KernelSpec], str], Any]
 
@@ -80,7 +80,7 @@ def test_a_spec_whose_weight_is_not_in_pairs_is_refused() -> None:
     case = support.make(LAYOUT, "nf4", "f32", "2-8", columns=16, has_bias=False)
     for spec in (case.paired, case.plain):
         check_contract(spec)
-        other = LAYOUT if spec is case.plain else "cpu_p16_v1"
+        other = LAYOUT if spec is case.plain else "cpu_p16_v2"
         weight = msgspec.structs.replace(spec.operands[1], layout=other)
         wrong = msgspec.structs.replace(spec, operands=(spec.operands[0], weight, *spec.operands[2:]))
         with pytest.raises(PlanError, match="pairs of rows"):
@@ -96,5 +96,5 @@ def test_a_spec_whose_weight_is_not_in_pairs_is_refused() -> None:
 
 def test_the_other_target_says_which_layout_it_reads() -> None:
     case = support.make("cuda_t16_pairs_v1", "nf4", "f32", "2-8", columns=16, has_bias=False)
-    with pytest.raises(KernelSelectionError, match="cpu_p16_v1"):
+    with pytest.raises(KernelSelectionError, match="cpu_p16_v2"):
         emit_kernel(case.paired, "x86-64-v3")

@@ -14,7 +14,7 @@ from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.verify_kernels import check_contract
 
 support = load("tests/support/linears_cases.py")
-LAYOUT, PAIRS = "cpu_p16_v1", "cpu_p16_pairs_v1"
+LAYOUT, PAIRS = "cpu_p16_v2", "cpu_p16_pairs_v2"
 Build = Callable[[Sequence[KernelSpec], str], Any]
 
 

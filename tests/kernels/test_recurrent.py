@@ -14,7 +14,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu.emit import emit_kernel
 
 cases = load("tests/kernels/recurrent_cases.py")
-PANELS = "cpu_p16_v1"
+PANELS = "cpu_p16_v2"
 KINDS = ("lstm", "gru", "tanh", "relu")
 
 

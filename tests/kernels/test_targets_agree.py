@@ -37,7 +37,7 @@ BODIES: dict[str, Any] = dict(KINDS)
 ARCHS = ("sm_75", "sm_90a")
 """bf16 on CUDA cores and on tensor cores; tests/cuda compiles for all architectures."""
 
-LAYOUTS = {"cpu": "cpu_p16_v1", "cuda": "cuda_t16_v1"}
+LAYOUTS = {"cpu": "cpu_p16_v2", "cuda": "cuda_t16_v1"}
 PAIRED = {plain: name for name, plain in PAIR_LAYOUTS.items()}
 TARGET_LAYOUT, TARGET_PAIRS = "target", "target's pairs"
 """In place of a layout: the target's own, and that of rows in pairs."""

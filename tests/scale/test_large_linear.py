@@ -34,7 +34,7 @@ def test_cpu_weights_of_more_than_2_to_the_31_elements(
     kind: str, far: Any, best_isa: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Codes, scales and flat blocks of nf4 are found behind element 2**31, plain fp32 behind byte 2**33."""
-    weight = far.far_weight(kind, "f32", "cpu_p16_v1")
+    weight = far.far_weight(kind, "f32", "cpu_p16_v2")
     assert far.ROWS * far.COLS > 1 << 31
     specs = [far.linear("one", weight.operand, 1, "1"), far.linear("many", weight.operand, 33, "large")]
     kernels = bench.Kernels(specs, best_isa, tmp_path_factory.mktemp("far_weight"))
@@ -63,7 +63,7 @@ def test_cpu_rows_and_columns_that_lie_more_than_2_to_the_31_elements_apart(
     step, m = far.FAR_STEP, 33
     by_rows, by_columns = strided(far, "rows", "large", (step, 1)), strided(far, "columns", "large", (1, step))
     few = far.linear(
-        "few", Operand(name="w", dtype="f32", access="r", shape=(N, K), layout="cpu_p16_v1"), m, "2-8", step=step
+        "few", Operand(name="w", dtype="f32", access="r", shape=(N, K), layout="cpu_p16_v2"), m, "2-8", step=step
     )
     kernels = bench.Kernels([by_rows, by_columns, few], best_isa, tmp_path_factory.mktemp("far_strides"))
     w, x = values(N, K, np.float32), values(m, K, np.float32)

@@ -75,7 +75,7 @@ def loop() -> KernelSpec:
     return KernelSpec(name="loop", symbols=(), operands=operands, body=body)
 
 
-SPECS = [embedding("canonical"), embedding("cpu_p16_v1"), gather(), update(), loop()]
+SPECS = [embedding("canonical"), embedding("cpu_p16_v2"), gather(), update(), loop()]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_gather_update_and_loops_reach_behind_2_to_the_31(kernels: Any) -> None:
     assert np.array_equal(two, [flat[:COLS], rows[2]])
 
 
-@pytest.mark.parametrize("layout", ["canonical", "cpu_p16_v1"])
+@pytest.mark.parametrize("layout", ["canonical", "cpu_p16_v2"])
 def test_embeddings_of_more_than_2_to_the_31_elements(kernels: Any, layout: str) -> None:
     """The rows' blocks of 16 are packed by themselves, and put where the layout of the whole table has them."""
     fmt, kind = formats.get("int8"), layouts.get(layout)

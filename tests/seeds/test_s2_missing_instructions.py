@@ -195,7 +195,7 @@ def test_without_a_candidate_that_fits_nothing_is_compiled_and_nothing_has_run(m
         return None if signature.arch_number(isa) >= 75 else f"int8 tensor cores: sm_75, this is {isa}"
 
     only = (select.Candidate("linear.igemmlt", "large", (1, None), needs_sm_75),)
-    monkeypatch.setitem(select.LINEAR, "cuda", (only, "cuda_t16_v1"))
+    monkeypatch.setitem(select.LINEAR, "cuda", only)
     with pytest.raises(
         KernelSelectionError, match=r"no linear kernel .*igemmlt: int8 tensor cores: sm_75, this is sm_70"
     ):

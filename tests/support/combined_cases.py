@@ -1,6 +1,6 @@
 """Kernels of experts that combine their sums, with weights, inputs, and what float64 says of them.
 
-for case in cases("cpu_p16_v1"):           # or cuda_t16_v1
+for case in cases("cpu_p16_v2"):           # or cuda_t16_v1
     case.spec, case.weight, case.inputs(chosen), case.expected(chosen)
 """
 

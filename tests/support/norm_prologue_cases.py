@@ -1,6 +1,6 @@
 """Linears that begin with a norm, each beside the norm and the linear that it stands for: the bits must be the same.
 
-    for case in cases("cpu_p16_v1", …):
+    for case in cases("cpu_p16_v2", …):
         case.fused, case.norms, case.plain     the specs; norms are one, or one with a residual and perhaps a second
         case.given(seed)                       the operands of the fused one, the result last
         case.apart(run, operands)              the norms, and the linear that reads their result: [rows if kept, result]

@@ -140,7 +140,7 @@ def test_a_kernel_that_one_target_cannot_run_is_passed_over_for_all(monkeypatch:
         return "it needs AVX-512" if name == "x86-64-v3" else None
 
     fast = select.Candidate("linear.fast", "1", (1, None), refuses)
-    monkeypatch.setitem(select.LINEAR, "cpu", ((fast, *select.LINEAR_CPU), "cpu_p16_v1"))
+    monkeypatch.setitem(select.LINEAR, "cpu", (fast, *select.LINEAR_CPU))
     one = select.LinearQuery((1, 40), 96, 64, "f32", "f32", None, True, "cpu", ("x86-64-v4",))
     alone, both = select.choose_linear(one), select.choose_linear(replace(one, isas=LEVELS))
     assert [case.m_class for case in alone.cases] == ["1"]

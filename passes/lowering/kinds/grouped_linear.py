@@ -7,9 +7,9 @@ from xdsl.dialects.builtin import StringAttr
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
-from qcompiler.ir.types import shape_of, tensor, tensor_dtype
+from qcompiler.ir.types import QTensorType, shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda import grouped_linear as cuda
-from qcompiler.kernels.select import LINEAR
+from qcompiler.kernels.select import weight_layout
 from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.lowering import views
 from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, unit_last, vector_of
@@ -23,7 +23,8 @@ def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
     """One kernel serves any number of pairs. A constant weight gets the layout of linears."""
     n, k = shape_of(op.w.type)
     if is_stored(op.w, context):
-        op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
+        ref = op.w.type.format.ref if isinstance(op.w.type, QTensorType) else None
+        op.attributes[WANTED_LAYOUT] = StringAttr(weight_layout(context.target.kind, ref))
     experts = op.experts.value.data
     what = f"grouped_linear: {experts} experts of {int(n) // experts}x{k}, {op.repeat.value.data} pairs per row"
     how = "combines pairs of rows" * op.combines_pairs or ("" if op.count is None else f"sums {op.count} experts")

@@ -8,8 +8,8 @@ from xdsl.ir import Attribute, SSAValue
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
-from qcompiler.ir.types import shape_of, tensor
-from qcompiler.kernels.select import LINEAR
+from qcompiler.ir.types import QTensorType, shape_of, tensor
+from qcompiler.kernels.select import weight_layout
 from qcompiler.passes.lowering.drafts import Draft, ValueMemory, unit_last
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
@@ -18,8 +18,11 @@ from qcompiler.plan.kinds.recurrent import RecurrentKernel
 
 def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
     """One kernel processes all steps. Constant weights get the layout of linears."""
-    if any(is_stored(op.operands[number], context) for number in op.weights):
-        op.attributes[WANTED_LAYOUT] = StringAttr(LINEAR[context.target.kind][1])
+    stored = [op.operands[number].type for number in op.weights if is_stored(op.operands[number], context)]
+    if stored:
+        formats = [each.format.ref if isinstance(each, QTensorType) else None for each in stored]
+        newest = max(weight_layout(context.target.kind, ref) for ref in formats)  # holds every other format as well
+        op.attributes[WANTED_LAYOUT] = StringAttr(newest)
     steps, batch, _ = shape_of(op.x.type)
     what = f"recurrent: {op.kind.data}, {steps} steps of {batch} rows in one kernel, which reads the weight once a step"
     context.report.add("select-kernels", path_of(op), what, "")

@@ -118,7 +118,10 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "mode": ("take", "along"),
     "kind": ("constants", "init", "activations", "state", "input", "output", "layer", "rms", "token", "outliers",
              "tensor"),
-    "layout": ("canonical", "cpu_p16_v1", "cuda_t16_v1", "cpu_p16_pairs_v1", "cuda_t16_pairs_v1", "other"),
+    "layout": (
+        "canonical", "cpu_p16_v1", "cpu_p16_v2", "cuda_t16_v1", "cpu_p16_pairs_v1", "cpu_p16_pairs_v2",
+        "cuda_t16_pairs_v1", "other",
+    ),
     "op": ("arith.addf", "arith.addi", "arith.divsi", "math.exp", "arith.select", "linalg.index", "arith.extf",
            "arith.bitcast", "arith.constant", "arith.sitofp"),
     "predicate": ("slt", "ult", "oeq", "always"),

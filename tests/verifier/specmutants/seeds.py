@@ -40,7 +40,7 @@ from qcompiler.plan.plan import Copy, Launch, Select, SelectCase, View
 from qcompiler.plan.weights import StoredTensor
 from qcompiler.runtime.image import ProgramImage
 
-LAYOUTS = {"cpu": "cpu_p16_v1", "cuda": "cuda_t16_v1"}
+LAYOUTS = {"cpu": "cpu_p16_v2", "cuda": "cuda_t16_v1"}
 ARCHS = {"cpu": "x86-64-v3", "cuda": "sm_80"}
 B, S = (1, 5), (1, 9)
 
