@@ -1,7 +1,7 @@
 """Linear kernels beside torch's fp32 linear, per shape and M, in one interleaved run.
 
     .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
-        [--formats nf4 q4_K q6_K] [--shapes 4096x4096] [--int8] [--bf16] [--cpu-time]
+        [--formats nf4 q4_K q6_K] [--shapes 4096x4096] [--int8] [--bf16] [--older] [--cpu-time]
 
 Every round times each kernel once for each case (short calls in batches), in a varying order, so that a slow moment of
 the machine affects all of them; the table gives medians. The same run also measures fused multiply-adds on all threads
@@ -14,6 +14,8 @@ With `--int8` the table has products of codes beside those of decoded values: "i
 "rows" is the time to make these from fp32, "_int_mm" is torch's product of int8 matrices (int32 out, from 17 rows on).
 
 With `--bf16` each format stands twice, with x, bias and result in fp32 and ("nf4 bf16") in bf16, and so does torch.
+
+With `--older` so does each format that has other bytes in cpu_p16_v1 ("v1 q4_K"), the layout of programs saved before.
 """
 
 from __future__ import annotations
@@ -57,6 +59,9 @@ CODES = " a8"
 
 BF16 = " bf16"
 """Suffix of a format whose factors are bf16."""
+
+OLDER = "v1 "
+"""Prefix of a format in the layout in which every format was before."""
 
 CPU_TIME = False
 CLOCK_PROCESS_CPUTIME_ID = 2
@@ -137,6 +142,10 @@ def dtype_of(kind: str) -> DType:
     return "bf16" if kind.endswith(BF16) else "f32"
 
 
+def layout_of(kind: str, ref: FormatRef | None) -> str:
+    return "cpu_p16_v1" if kind.startswith(OLDER) else weight_layout("cpu", ref)
+
+
 def make_spec(kind: str, m: int, n: int, k: int) -> KernelSpec:
     codes, dtype = kind.endswith(CODES), dtype_of(kind)
     chosen = FORMATS[kind]
@@ -145,7 +154,7 @@ def make_spec(kind: str, m: int, n: int, k: int) -> KernelSpec:
         Operand(name="x", dtype="i8", access="r", shape=("m", row_bytes(k)), strides=(row_bytes(k), 1))
         if codes
         else Operand(name="x", dtype=dtype, access="r", shape=("m", k), strides=(k, 1)),
-        Operand(name="w", dtype=dtype, access="r", shape=(n, k), format=ref, layout=weight_layout("cpu", ref)),
+        Operand(name="w", dtype=dtype, access="r", shape=(n, k), format=ref, layout=layout_of(kind, ref)),
         Operand(name="bias", dtype=dtype, access="r", shape=(n,), strides=(1,)),
         Operand(name="out", dtype=dtype, access="w", shape=("m", n), strides=(n, 1)),
     )
@@ -241,7 +250,7 @@ def make_case(bench: Bench, m: int, n: int, k: int) -> list[Engine]:
     for kind, chosen in FORMATS.items():
         fmt = None if chosen is None else formats.get(chosen[0], **chosen[1])
         ref = None if chosen is None else FormatRef(name=chosen[0], params=chosen[1])
-        layout, dtype = layouts.get(weight_layout("cpu", ref)), dtype_of(kind)
+        layout, dtype = layouts.get(layout_of(kind, ref)), dtype_of(kind)
         numbers = NUMPY_DTYPES[dtype]
         canonical = w.astype(numbers).view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
         data = aligned(layout.pack(fmt, dtype, n, k, canonical))
@@ -299,6 +308,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=[f"{n}x{k}" for n, k in SHAPES], metavar="NxK")
     parser.add_argument("--bf16", action="store_true", help="each format in bf16 as well, and torch's linear")
     parser.add_argument("--int8", action="store_true", help="products of codes with rows of int8 beside fp32 ones")
+    parser.add_argument("--older", action="store_true", help="the older layout as well, where it has other bytes")
     parser.add_argument("--cpu-time", action="store_true", help="processor time, with one thread")
     parser.add_argument("--json", default=None, help="also write every row to this file")
     options = parser.parse_args()
@@ -311,6 +321,10 @@ def main() -> None:
         chosen = {kind: FORMATS[kind] for kind in ("int8", "int4")}
         FORMATS.clear()
         FORMATS.update(chosen | {kind + CODES: each for kind, each in chosen.items()})
+    if options.older:
+        pairs = [(kind, chosen) for kind, chosen in FORMATS.items() if chosen is not None]
+        differ = [each for each in pairs if weight_layout("cpu", FormatRef(name=each[1][0], params=each[1][1])) != layout_of(OLDER, None)]
+        FORMATS.update({OLDER + kind: chosen for kind, chosen in differ})
     if options.bf16:
         FORMATS.update({kind + BF16: chosen for kind, chosen in FORMATS.items() if not kind.endswith(CODES)})
     shapes = [(int(n), int(k)) for n, _, k in (text.partition("x") for text in options.shapes)]

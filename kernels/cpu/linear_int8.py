@@ -74,7 +74,7 @@ def _product(spec: KernelSpec) -> IntegerProduct:
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel. KernelSelectionError for unsupported operands."""
     body, product, w = _body(spec), _product(spec), spec.operands[1]
-    assert w.format is not None
+    assert w.format is not None and w.layout is not None
     fmt = packed_format(w.format)
     made = panel_weight(fmt, w.dtype, body.n, body.k, w.layout)
     name = made.struct.replace("qw_", "qi_", 1)
