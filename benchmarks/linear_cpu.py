@@ -322,9 +322,10 @@ def main() -> None:
         FORMATS.clear()
         FORMATS.update(chosen | {kind + CODES: each for kind, each in chosen.items()})
     if options.older:
-        pairs = [(kind, chosen) for kind, chosen in FORMATS.items() if chosen is not None]
-        differ = [each for each in pairs if weight_layout("cpu", FormatRef(name=each[1][0], params=each[1][1])) != layout_of(OLDER, None)]
-        FORMATS.update({OLDER + kind: chosen for kind, chosen in differ})
+        for kind, chosen in list(FORMATS.items()):
+            ref = None if chosen is None else FormatRef(name=chosen[0], params=chosen[1])
+            if layout_of(kind, ref) != layout_of(OLDER, ref):
+                FORMATS[OLDER + kind] = chosen
     if options.bf16:
         FORMATS.update({kind + BF16: chosen for kind, chosen in FORMATS.items() if not kind.endswith(CODES)})
     shapes = [(int(n), int(k)) for n, _, k in (text.partition("x") for text in options.shapes)]
