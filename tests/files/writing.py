@@ -28,7 +28,9 @@ def build(kind: str, **options: Any) -> nn.Module:
     """A random model of `Llama`, `Qwen3`, …, with weights large enough that its logits differ between tokens."""
     torch.manual_seed(0)
     sizes = {**SIZES, **options}
-    if kind in ("Qwen2", "Qwen2Moe", "Phi3", "GPTNeoX", "GPT2", "Olmo2", "Starcoder2"):
+    of_even_heads = ("Qwen2", "Qwen2Moe", "Phi3", "GPTNeoX", "GPT2", "Olmo2", "Starcoder2", "Granite", "SmolLM3",
+                     "StableLm", "Olmo", "Olmoe", "Cohere", "Phi")  # fmt: skip
+    if kind in of_even_heads:
         sizes.pop("head_dim")
     if kind == "GPT2":
         sizes = {
@@ -130,14 +132,15 @@ def changes(name: str, arch: str, config: Any) -> tuple[Change, Change]:
     heads = {"q_proj": config.num_attention_heads}
     heads["k_proj"] = getattr(config, "num_key_value_heads", 0)
     count = heads.get(name.split(".")[-2])
-    if arch == "llama" and count:
+    if arch in ("llama", "granite", "smollm3", "arcee", "olmo") and count:
         return _moved(lambda rows: rows_for_llama_cpp(rows, count))
     if arch == "gptneox" and "query_key_value" in name:
         heads_ = config.num_attention_heads
         return _moved(lambda rows: rows.reshape(heads_, 3, -1).swapaxes(0, 1).reshape(-1))
     if arch == "falcon" and "query_key_value" in name:
         return _moved(lambda rows: rows_for_falcon(rows, config.num_attention_heads, _key_heads(config)))
-    if arch.startswith("gemma") and name.endswith("norm.weight"):
+    one_in_norms = arch.startswith("gemma") or arch == "nemotron"
+    if one_in_norms and name.endswith("norm.weight"):
         return lambda values: values + 1, lambda values: values - 1
     if name.endswith("shared_expert_gate.weight"):
         return lambda values: values[0], lambda values: values[None]
@@ -168,13 +171,24 @@ def _keys(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     writer.add_head_count(heads)
     if arch not in ("gpt2", "gptneox"):
         writer.add_head_count_kv(_key_heads(config))
-    if arch in ("gpt2", "gptneox", "starcoder2", "falcon"):
-        eps = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    if arch in ("gpt2", "gptneox", "starcoder2", "falcon", "stablelm", "nemotron", "phi2", "command-r"):
+        eps = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
         writer.add_layer_norm_eps(next(getattr(config, name) for name in eps if hasattr(config, name)))
+    elif arch == "olmo":
+        writer.add_layer_norm_eps(1e-5)
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if arch == "gptneox":
+    if arch in ("gptneox", "stablelm"):
         writer.add_parallel_residual(config.use_parallel_residual)
+    if arch == "command-r":
+        writer.add_logit_scale(config.logit_scale)
+    if getattr(config, "clip_qkv", None):
+        writer.add_clamp_kqv(config.clip_qkv)
+    if arch == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if dim != width // heads or arch.startswith("gemma"):
         writer.add_key_length(dim)
         writer.add_value_length(dim)

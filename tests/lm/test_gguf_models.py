@@ -41,6 +41,19 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
         "shared_expert_intermediate_size": 512}),
     "olmo2": ("Olmo2", "olmo2", {}),
+    "arcee": ("Arcee", "arcee", {}),
+    "seed_oss": ("SeedOss", "seed_oss", {"head_dim": 64}),
+    "ernie4_5": ("Ernie4_5", "ernie4_5", {"head_dim": 64, "tie_word_embeddings": True}),
+    "olmo": ("Olmo", "olmo", {"clip_qkv": 0.5}),
+    "olmoe": ("Olmoe", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "command-r": ("Cohere", "command-r", {"tie_word_embeddings": True, "logit_scale": 2.0}),
+    "phi2": ("Phi", "phi2", {"num_key_value_heads": 8}),
+    "granite": ("Granite", "granite", {
+        "attention_multiplier": 0.25, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "smollm3": ("SmolLM3", "smollm3", {"num_hidden_layers": 5}),  # the fourth layer has no positions
+    "stablelm": ("StableLm", "stablelm", {"use_qkv_bias": True}),
+    "stablelm in parallel": ("StableLm", "stablelm", {"use_parallel_residual": True}),
+    "nemotron": ("Nemotron", "nemotron", {"attention_bias": True, "mlp_bias": True}),
     "starcoder2": ("Starcoder2", "starcoder2", {"tie_word_embeddings": True}),
     "starcoder2 with a window": ("Starcoder2", "starcoder2", {"sliding_window": 4, "use_bias": False}),
     "gpt-oss": ("GptOss", "gpt-oss", {**_OSS, "rope_parameters": {
@@ -60,7 +73,18 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gptneox in series": ("GPTNeoX", "gptneox", {**_NEOX, "use_parallel_residual": False}),
 }  # fmt: skip
 QUICK = {"gptneox", "falcon in groups"}
-READ_BY_TRANSFORMERS = ("qwen2moe", "starcoder2", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2", "falcon")
+READ_BY_TRANSFORMERS = (
+    "stablelm",
+    "nemotron",
+    "qwen2moe",
+    "starcoder2",
+    "qwen3moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "gpt2",
+    "falcon",
+)
 
 
 def type_of(name: str) -> Type:

@@ -113,6 +113,9 @@ _SHARED_INSIDE = _INSIDE | {
     "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
 _OSS_INSIDE = _INSIDE | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+_SEED_INSIDE = _INSIDE | {"post_attention_layernorm": "post_attention_norm"}
+_PHI2_TOP = {"model.embed_tokens": "token_embd", "model.final_layernorm": "output_norm", "lm_head": "output"}
+_PHI2_INSIDE = _INSIDE | {"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
 _PHI_INSIDE = _INSIDE | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 _GPT2_TOP = {
     "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
@@ -276,13 +279,19 @@ def _even_heads(keys: Keys, model: str) -> tuple[int, int, int]:
 def _sizes(keys: Keys, heads: int, width: int) -> dict[str, Any]:
     """What configurations of models with RMS norms share."""
     return {
+        **_sizes_beside_norms(keys, heads, width),
+        "rms_norm_eps": keys.fp32("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def _sizes_beside_norms(keys: Keys, heads: int, width: int) -> dict[str, Any]:
+    return {
         "hidden_size": width,
         "intermediate_size": keys.count("feed_forward_length"),
         "num_hidden_layers": keys.count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
         "max_position_embeddings": keys.count("context_length"),
-        "rms_norm_eps": keys.fp32("attention.layer_norm_rms_epsilon"),
     }
 
 
@@ -343,12 +352,15 @@ def _rms_options(keys: Keys) -> dict[str, Any]:
     return {**_sizes(keys, heads, width), "head_dim": dim, "rope_parameters": _rope(keys)}
 
 
-def _llama(keys: Keys) -> dict[str, Any]:
-    biases = {
+def _llama_biases(keys: Keys) -> dict[str, Any]:
+    return {
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
     }
-    return _rms_options(keys) | biases
+
+
+def _llama(keys: Keys) -> dict[str, Any]:
+    return _rms_options(keys) | _llama_biases(keys)
 
 
 def _mistral(keys: Keys) -> dict[str, Any]:
@@ -401,16 +413,107 @@ def _olmo2(keys: Keys) -> dict[str, Any]:
     return {**_sizes(keys, heads, width), "rope_parameters": _rope(keys)}
 
 
+def _granite(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "GraniteForCausalLM")
+    _wholly_turned(keys, dim)
+    return {
+        **_llama_biases(keys),
+        **_sizes(keys, heads, width),
+        "attention_multiplier": keys.fp32("attention.scale", dim**-0.5),
+        "embedding_multiplier": keys.fp32("embedding_scale", 1.0),
+        "residual_multiplier": keys.fp32("residual_scale", 1.0),
+        "logits_scaling": keys.fp32("logit_scale", 1.0),
+        "rope_parameters": _rope(keys),
+    }
+
+
+def _smollm3(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "SmolLM3ForCausalLM")
+    _wholly_turned(keys, dim)
+    rest = {"no_rope_layer_interval": 4, "rope_parameters": _rope(keys)}  # llama.cpp's rule for every file of it
+    return {**_llama_biases(keys), **_sizes(keys, heads, width), **rest}
+
+
+def _seed_oss(keys: Keys) -> dict[str, Any]:
+    return _rms_options(keys) | {
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "attention_out_bias": keys.has_tensor("blk.0.attn_output.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
+    }
+
+
+def _ernie(keys: Keys) -> dict[str, Any]:
+    return _rms_options(keys) | {"use_bias": keys.has_tensor("blk.0.attn_q.bias")}
+
+
+def _olmoe(keys: Keys) -> dict[str, Any]:
+    return _qwen2(keys) | {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "norm_topk_prob": False,  # llama.cpp's rule for every file of this architecture
+    }
+
+
+def _olmo(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "OlmoForCausalLM")
+    _wholly_turned(keys, dim)
+    clamp = {"clip_qkv": keys.fp32("attention.clamp_kqv")} if keys.has("attention.clamp_kqv") else {}
+    return {**_sizes_beside_norms(keys, heads, width), **clamp, "rope_parameters": _rope(keys)}
+
+
+def _cohere(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "CohereForCausalLM")
+    _wholly_turned(keys, dim)
+    return {
+        **_sizes_beside_norms(keys, heads, width),
+        "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon"),
+        "logit_scale": keys.fp32("logit_scale"),
+        "use_qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "rope_parameters": _rope(keys),
+    }
+
+
+def _phi2(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "PhiForCausalLM")
+    return {
+        **_sizes_beside_norms(keys, heads, width),
+        "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon"),
+        "rope_parameters": {**_rope(keys), "partial_rotary_factor": _turned(keys, dim) / dim},
+    }
+
+
+def _stablelm(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "StableLmForCausalLM")
+    if keys.has_tensor("blk.0.attn_q_norm.weight"):
+        raise WeightsError(
+            f"{keys.file.path}: norms of each head (StableLM 2 12B) are not read from GGUF files; compile its folder"
+        )
+    return {
+        **_sizes_beside_norms(keys, heads, width),
+        "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon"),
+        "use_qkv_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "use_parallel_residual": not keys.has_tensor("blk.0.ffn_norm.weight"),
+        "rope_parameters": {**_rope(keys), "partial_rotary_factor": _turned(keys, dim) / dim},
+    }
+
+
+def _nemotron(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = _even_heads(keys, "NemotronForCausalLM")
+    return {
+        **_llama_biases(keys),
+        **_sizes_beside_norms(keys, heads, width),
+        "head_dim": dim,
+        "norm_eps": keys.fp32("attention.layer_norm_epsilon"),
+        "rope_parameters": {**_rope(keys), "partial_rotary_factor": _turned(keys, dim) / dim},
+    }
+
+
 def _starcoder2(keys: Keys) -> dict[str, Any]:
     heads, dim, width = _even_heads(keys, "Starcoder2ForCausalLM")
     _wholly_turned(keys, dim)
     return {
-        "hidden_size": width,
-        "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
-        "max_position_embeddings": keys.count("context_length"),
+        **_sizes_beside_norms(keys, heads, width),
         "norm_epsilon": keys.fp32("attention.layer_norm_epsilon"),
         "use_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "sliding_window": keys.count("attention.sliding_window") if keys.has("attention.sliding_window") else None,
@@ -565,6 +668,17 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", _qwen3_moe),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", "Qwen2MoeConfig", _qwen2_moe, inside=_SHARED_INSIDE),
     "olmo2": Architecture("Olmo2ForCausalLM", "Olmo2Config", _olmo2, inside=_OLMO_INSIDE),
+    "arcee": Architecture("ArceeForCausalLM", "ArceeConfig", _llama, rows=_rows_of_pairs, beside=_FREQUENCIES),
+    "seed_oss": Architecture("SeedOssForCausalLM", "SeedOssConfig", _seed_oss, inside=_SEED_INSIDE),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "Ernie4_5Config", _ernie),
+    "olmo": Architecture("OlmoForCausalLM", "OlmoConfig", _olmo, rows=_rows_of_pairs),
+    "olmoe": Architecture("OlmoeForCausalLM", "OlmoeConfig", _olmoe),
+    "command-r": Architecture("CohereForCausalLM", "CohereConfig", _cohere),
+    "phi2": Architecture("PhiForCausalLM", "PhiConfig", _phi2, top=_PHI2_TOP, inside=_PHI2_INSIDE),
+    "granite": Architecture("GraniteForCausalLM", "GraniteConfig", _granite, rows=_rows_of_pairs, beside=_FREQUENCIES),
+    "smollm3": Architecture("SmolLM3ForCausalLM", "SmolLM3Config", _smollm3, rows=_rows_of_pairs, beside=_FREQUENCIES),
+    "stablelm": Architecture("StableLmForCausalLM", "StableLmConfig", _stablelm),
+    "nemotron": Architecture("NemotronForCausalLM", "NemotronConfig", _nemotron, one_in_norms=True),
     "starcoder2": Architecture("Starcoder2ForCausalLM", "Starcoder2Config", _starcoder2, inside=_STARCODER_INSIDE),
     "gpt-oss": Architecture("GptOssForCausalLM", "GptOssConfig", _gpt_oss, inside=_OSS_INSIDE, alternating=True),
     "gemma": Architecture("GemmaForCausalLM", "GemmaConfig", _gemma, one_in_norms=True),
