@@ -16,10 +16,10 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cpu import linear_int8 as linear_int8_cpu
+from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
 from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.kernels.cuda import linear_int8 as linear_int8_cuda
 from qcompiler.kernels.layouts import pairs
-from qcompiler.kernels.layouts.panels import PanelLayout
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType, FormatRef
 from qcompiler.plan.pairs import PAIR_LAYOUTS
@@ -109,25 +109,17 @@ LINEAR_CUDA: tuple[Candidate, ...] = (
 LINEAR: dict[str, tuple[Candidate, ...]] = {"cpu": LINEAR_CPU, "cuda": LINEAR_CUDA}
 """Candidates by kind of target."""
 
-LAYOUTS: dict[str, tuple[str, ...]] = {"cpu": ("cpu_p16_v1", "cpu_p16_v2"), "cuda": ("cuda_t16_v1",)}
+LAYOUTS: dict[str, tuple[str, ...]] = {"cpu": PANEL_LAYOUTS, "cuda": ("cuda_t16_v1",)}
 """Layouts of constant weights by kind of target. A later one has other bytes only for formats that it makes smaller."""
 
 
-def weight_layout(kind: str, ref: FormatRef | None) -> str:
-    """The layout of a target's constant weights in a format, None for plain ones: the first in LAYOUTS, unless a later
-    one lets entries share bytes that do not there."""
+def weight_layout(kind: str, *refs: FormatRef | None) -> str:
+    """The layout of a target's constant weights in a format (None: plain ones), or of several weights in theirs: the
+    first in LAYOUTS, unless a later one lets entries share bytes that do not there."""
     first, *later = LAYOUTS[kind]
-    if ref is None:
-        return first
-    fields = formats.get(ref.name, **ref.params).declaration.fields
-    joins = (name for name in later if any(f.covers != 1 and f.bits in _panels(name).JOINS for f in fields))
+    fields = [f for ref in refs if ref is not None for f in formats.get(ref.name, **ref.params).declaration.fields]
+    joins = (name for name in later if any(f.covers != 1 and f.bits in layouts.in_panels(name).JOINS for f in fields))
     return next(joins, first)
-
-
-def _panels(name: str) -> PanelLayout:
-    found = layouts.get(name)
-    assert isinstance(found, PanelLayout)
-    return found
 
 
 def _refuses_result(query: LinearQuery, isa: str) -> str | None:

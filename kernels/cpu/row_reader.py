@@ -13,6 +13,7 @@ import math
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Field, Section
+from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.weights import (
     ANY_PANELS,
     FLOAT_LANES,
@@ -20,7 +21,6 @@ from qcompiler.kernels.cpu.weights import (
     c_table,
     code_values,
     entry_type,
-    panel_layout,
 )
 from qcompiler.kernels.decoding import shared_columns
 from qcompiler.kernels.layouts.panels import LANES, joined_bytes, packed_name, per_row, plane_name, planes
@@ -95,7 +95,7 @@ def _entry(table: PackedTable, field: Field) -> str:
 
 def _entry_of_panels(table: PackedTable, field: Field, covers: int) -> str:
     section = _section(table, field)
-    place, count = panel_layout(table.layout).place_of(table.fmt, field, table.cols), per_row(field, table.cols)
+    place, count = layouts.in_panels(table.layout).place_of(table.fmt, field, table.cols), per_row(field, table.cols)
     beside = f" + k / {covers}" if covers else ""
     if place == "joined":
         rows = f"table + {section.offset} + row / {LANES} * {joined_bytes(count, field.bits) * LANES} + row % {LANES}"

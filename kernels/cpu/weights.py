@@ -38,7 +38,7 @@ from qcompiler.formats.equation import CStyle, Float32
 from qcompiler.formats.integer_product import line_of
 from qcompiler.kernels import layouts
 from qcompiler.kernels.decoding import ends_inside_groups, first_of_integers, shared_columns
-from qcompiler.kernels.layouts.panels import LANES, PanelLayout, plane_name, planes
+from qcompiler.kernels.layouts.panels import LANES, plane_name, planes
 from qcompiler.kernels.text import identifier, indent
 from qcompiler.plan.kernel import DType
 
@@ -137,7 +137,7 @@ class PanelWeight:
 def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int, layout: str) -> PanelWeight:
     """The decoder of a weight (rows, cols) of `fmt` in one of PANEL_LAYOUTS. `dtype` is the type that it stands for:
     elements are decoded to fp32, and no kernel of fp32 sums rounds them further."""
-    panels = panel_layout(layout)
+    panels = layouts.in_panels(layout)
     sections = sorted(panels.sections(fmt, dtype, rows, cols), key=lambda s: not _is_plane(fmt, s))
     if len(sections) > MOST_PARTS:
         raise KernelSelectionError(f"{fmt} has {len(sections)} sections; CPU kernels read at most {MOST_PARTS}")
@@ -147,13 +147,6 @@ def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int, layout: str) -
     walk = "qg_straddling" if across else "qg_coded"
     group = columns_at_a_time(fmt.declaration.codes.bits, shared_columns(fmt))
     return PanelWeight(f"{walk}<{name}>", group, definitions, tuple(s.offset for s in sections), name)
-
-
-def panel_layout(name: str) -> PanelLayout:
-    """The layout of that name, which is one of PANEL_LAYOUTS."""
-    found = layouts.get(name)
-    assert isinstance(found, PanelLayout) and name in PANEL_LAYOUTS, name
-    return found
 
 
 def _is_plane(fmt: Format, section: Section) -> bool:

@@ -16,6 +16,7 @@ from qcompiler.kernels.layouts.base import CANONICAL, Layout
 from qcompiler.kernels.layouts.cpu import CpuP16V1, CpuP16V2
 from qcompiler.kernels.layouts.cuda import CudaT16V1
 from qcompiler.kernels.layouts.pairs import CpuP16PairsV1, CpuP16PairsV2, CudaT16PairsV1
+from qcompiler.kernels.layouts.panels import PanelLayout
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
@@ -29,6 +30,13 @@ LAYOUTS: dict[str, Layout] = {
         CudaT16PairsV1(),
     )
 }
+
+
+def in_panels(name: str) -> PanelLayout:
+    """The layout of that name, which is one in panels."""
+    found = get(name)
+    assert isinstance(found, PanelLayout), name
+    return found
 
 
 def names() -> tuple[str, ...]:

@@ -20,9 +20,8 @@ def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
     """One kernel processes all steps. Constant weights get the layout of linears."""
     stored = [op.operands[number].type for number in op.weights if is_stored(op.operands[number], context)]
     if stored:
-        formats = [each.format.ref if isinstance(each, QTensorType) else None for each in stored]
-        newest = max(weight_layout(context.target.kind, ref) for ref in formats)  # holds every other format as well
-        op.attributes[WANTED_LAYOUT] = StringAttr(newest)
+        refs = [each.format.ref if isinstance(each, QTensorType) else None for each in stored]
+        op.attributes[WANTED_LAYOUT] = StringAttr(weight_layout(context.target.kind, *refs))
     steps, batch, _ = shape_of(op.x.type)
     what = f"recurrent: {op.kind.data}, {steps} steps of {batch} rows in one kernel, which reads the weight once a step"
     context.report.add("select-kernels", path_of(op), what, "")

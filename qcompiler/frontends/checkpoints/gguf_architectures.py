@@ -345,6 +345,16 @@ def _rope(keys: Keys, *, takes_attn_factor: bool = False) -> dict[str, Any]:
     return found
 
 
+def _partial_rope(keys: Keys, dim: int) -> dict[str, Any]:
+    """The same for models that rotate a part of each head."""
+    return {**_rope(keys), "partial_rotary_factor": _turned(keys, dim) / dim}
+
+
+def _experts(keys: Keys, option: str) -> dict[str, Any]:
+    """How many experts there are, by the configuration's name for it, and how many of them serve a token."""
+    return {option: keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
+
+
 def _rms_options(keys: Keys) -> dict[str, Any]:
     """Llama, Mistral and the Qwen models with heads of any size."""
     heads, dim, width = _heads(keys)
@@ -369,8 +379,7 @@ def _mistral(keys: Keys) -> dict[str, Any]:
 
 def _mixtral(keys: Keys) -> dict[str, Any]:
     window = {"sliding_window": keys.count("attention.sliding_window")} if keys.has("attention.sliding_window") else {}
-    experts = {"num_local_experts": keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
-    return _rms_options(keys) | experts | window
+    return _rms_options(keys) | _experts(keys, "num_local_experts") | window
 
 
 def _qwen2(keys: Keys) -> dict[str, Any]:
@@ -385,8 +394,7 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
 
 def _qwen3_moe(keys: Keys) -> dict[str, Any]:
     return _qwen3(keys) | {
-        "num_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **_experts(keys, "num_experts"),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "norm_topk_prob": True,  # llama.cpp's rule for every file of this architecture
     }
@@ -394,8 +402,7 @@ def _qwen3_moe(keys: Keys) -> dict[str, Any]:
 
 def _qwen2_moe(keys: Keys) -> dict[str, Any]:
     return _qwen2(keys) | {
-        "num_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **_experts(keys, "num_experts"),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
         "norm_topk_prob": False,  # llama.cpp's rule for every file of this architecture
@@ -435,11 +442,7 @@ def _smollm3(keys: Keys) -> dict[str, Any]:
 
 
 def _seed_oss(keys: Keys) -> dict[str, Any]:
-    return _rms_options(keys) | {
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
-        "attention_out_bias": keys.has_tensor("blk.0.attn_output.bias"),
-        "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
-    }
+    return _llama(keys) | {"attention_out_bias": keys.has_tensor("blk.0.attn_output.bias")}
 
 
 def _ernie(keys: Keys) -> dict[str, Any]:
@@ -448,8 +451,7 @@ def _ernie(keys: Keys) -> dict[str, Any]:
 
 def _olmoe(keys: Keys) -> dict[str, Any]:
     return _qwen2(keys) | {
-        "num_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **_experts(keys, "num_experts"),
         "norm_topk_prob": False,  # llama.cpp's rule for every file of this architecture
     }
 
@@ -479,7 +481,7 @@ def _phi2(keys: Keys) -> dict[str, Any]:
     return {
         **_sizes_beside_norms(keys, heads, width),
         "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon"),
-        "rope_parameters": {**_rope(keys), "partial_rotary_factor": _turned(keys, dim) / dim},
+        "rope_parameters": _partial_rope(keys, dim),
     }
 
 
@@ -494,7 +496,7 @@ def _stablelm(keys: Keys) -> dict[str, Any]:
         "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon"),
         "use_qkv_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "use_parallel_residual": not keys.has_tensor("blk.0.ffn_norm.weight"),
-        "rope_parameters": {**_rope(keys), "partial_rotary_factor": _turned(keys, dim) / dim},
+        "rope_parameters": _partial_rope(keys, dim),
     }
 
 
@@ -505,7 +507,7 @@ def _nemotron(keys: Keys) -> dict[str, Any]:
         **_sizes_beside_norms(keys, heads, width),
         "head_dim": dim,
         "norm_eps": keys.fp32("attention.layer_norm_epsilon"),
-        "rope_parameters": {**_rope(keys), "partial_rotary_factor": _turned(keys, dim) / dim},
+        "rope_parameters": _partial_rope(keys, dim),
     }
 
 
@@ -531,8 +533,7 @@ def _gpt_oss(keys: Keys) -> dict[str, Any]:
         **_sizes(keys, heads, width),
         "head_dim": dim,
         "intermediate_size": keys.count("expert_feed_forward_length"),
-        "num_local_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **_experts(keys, "num_local_experts"),
         "sliding_window": keys.count("attention.sliding_window"),  # of every other layer, from the first on
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "rope_parameters": rope,
@@ -632,7 +633,7 @@ def _neox(keys: Keys) -> dict[str, Any]:
         "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon"),
         "use_parallel_residual": keys.flag("use_parallel_residual", True),
         "attention_bias": keys.has_tensor("blk.0.attn_qkv.bias"),
-        "rope_parameters": {**_rope(keys), "partial_rotary_factor": _turned(keys, dim) / dim},
+        "rope_parameters": _partial_rope(keys, dim),
     }
 
 
