@@ -164,4 +164,12 @@ def gathered(fmt: Format, cols: int, parts: Sequence[tuple[PackedTensor, Order |
     return made
 
 
-__all__ = ["Checkpoint", "CodesInFile", "Order", "ValuesInFile", "gathered", "transformers"]
+def selected(fmt: Format, packed: PackedTensor, rows: slice) -> PackedTensor:
+    """Some rows of a matrix, for the same formats."""
+    chosen = _rows_of(packed)[rows]
+    made = fmt.allocate(len(chosen), packed.cols)
+    _rows_of(made)[:] = chosen
+    return made
+
+
+__all__ = ["Checkpoint", "CodesInFile", "Order", "ValuesInFile", "gathered", "selected", "transformers"]

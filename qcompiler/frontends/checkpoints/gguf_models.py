@@ -4,7 +4,7 @@
     blk.3.attn_q.weight           (q4_K)                  model.layers.3.self_attn.q_proj.weight
     blk.3.ffn_gate_exps.weight    (experts, rows, cols)   model.layers.3.mlp.experts.gate_up_proj, with ffn_up_exps
 
-gguf_architectures.py has names and configurations.  Some files hold rows in another order than transformers' model:
+gguf_architectures has names and configurations.  Some files hold rows in another order than transformers' model:
 llama.cpp rotates pairs of neighbours, so that row (head, i, half) of q and k in files of arch llama is row (head,
 half, i) here.  In every format of GGUF a row consists of whole blocks, so codes move and do not change.
 """
@@ -12,7 +12,7 @@ half, i) here.  In every format of GGUF a row consists of whole blocks, so codes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,18 @@ from torch import nn
 from qcompiler.errors import WeightsError
 from qcompiler.formats import Format, PackedTensor
 from qcompiler.formats.foreign.json_text import shown
-from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, CodesInFile, Order, ValuesInFile, gathered
+from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, CodesInFile, Order, ValuesInFile, gathered, selected
 from qcompiler.frontends.checkpoints.described_model import TensorTotals, hollow, model_class
 from qcompiler.frontends.checkpoints.gguf_architectures import (
     ARCHITECTURES,
+    LATENT,
     ROPE_FACTORS,
     Architecture,
     Keys,
     architecture_of,
     configured,
     divisors,
+    predicting_layers,
     required,
 )
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTensor, type_name
@@ -45,8 +47,7 @@ _TORCH = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 
 
 def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoint:
-    """The model of a GGUF file: Llama, Mistral and Mixtral (arch llama), Qwen2, Qwen2-MoE, Qwen3, Qwen3-MoE, Gemma 1 to
-    3, Phi-3, GPT-2, GPT-NeoX, OLMo 2, StarCoder2, gpt-oss.
+    """The model of a GGUF file, of one of the architectures in `ARCHITECTURES` (docs/files.md has a table).
 
     Quantised tensors keep their codes, byte for byte; they are mapped, and never decoded as a whole.  `dtype` is the
     model's compute type, to which plain tensors are converted: by default bf16 or fp16 if most elements of the file's
@@ -71,7 +72,7 @@ def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoi
     if architecture.transposed:
         _use_linears(module)
     _scale_frequencies(file, module)
-    tensors = _Names(file, config, architecture).tensors(module)
+    tensors = _Names(keys, config, architecture).tensors(module)
     return Checkpoint(module, GgufWeights(file, tensors), config, file.path)
 
 
@@ -128,31 +129,47 @@ def _most(file: GgufFile) -> torch.dtype:
 class _Names:
     """Maps parameters of the model to tensors of the file, with the order of their rows."""
 
-    file: GgufFile
+    keys: Keys
     config: Any
     architecture: Architecture
+
+    @property
+    def file(self) -> GgufFile:
+        return self.keys.file
 
     def tensors(self, module: nn.Module) -> dict[str, InFile]:
         """By parameter. WeightsError for tensors that no parameter reads, and for parameters without tensors."""
         found: dict[str, InFile] = {}
         used = set(self.architecture.beside)
-        for name, parameter in module.named_parameters():  # tied ones once
-            parts = self.architecture.names(name)
+        for name, shape in _stored(module):  # tied ones once
+            key = self.architecture.in_keys.get(self.architecture.place(name)[1])
+            if key is not None:
+                found[name] = self._from_key(name, shape, key)
+                continue
+            place = self.architecture.slice_of(name)
+            if place is not None and place[0] in self.file.tensors:
+                used.add(place[0])
+                found[name] = _slice(name, shape, self.file.tensors[place[0]], place[1])
+                continue
+            parts = self._parts(name)
             used.update(parts)
             missing = [part for part in parts if part not in self.file.tensors]
             if missing:
                 raise WeightsError(f"{self.file.path} lacks '{missing[0]}', the parameter '{name}' of the model")
             tensors = [self.file.tensors[part] for part in parts]
-            if self.architecture.alternating and ".experts." in name:
-                found[name] = _alternating(name, tuple(parameter.shape), tensors)
+            if self.architecture.experts and ".experts." in name:
+                found[name] = _turned_experts(name, shape, tensors, self.architecture.experts == "alternating")
                 continue
-            _check_shape(self.file, name, tuple(parameter.shape), tensors)
-            if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-                orders = self._expert_orders(tensors)
+            if len(tensors) > 1 and name.endswith(LATENT):
+                found[name] = _latent(name, shape, tensors)
+                continue
+            _check_shape(self.file, name, shape, tensors)
+            if len(tensors) > 1:
+                orders = _one_after_the_other(tensors)
             else:
                 orders = [self.architecture.rows(name, tensors[0].shape[0], self.config)]
-            found[name] = _item(name, tuple(parameter.shape), tensors, orders, self.architecture.offset(name))
-        extra = sorted(set(self.file.tensors) - used)
+            found[name] = _item(name, shape, tensors, orders, self.architecture.offset(name))
+        extra = sorted(name for name in set(self.file.tensors) - used if not self._is_spare(name))
         if extra:
             raise WeightsError(
                 f"{self.file.path} holds {len(extra)} tensors that {self.architecture.model} does not have: "
@@ -160,19 +177,53 @@ class _Names:
             )
         return found
 
-    def _expert_orders(self, tensors: list[GgufTensor]) -> list[Order | None]:
-        """The orders that put gate and up of each expert one after the other."""
-        if len(tensors) == 1:
-            return [None]
-        experts, rows = tensors[0].shape[:2]
-        places = np.arange(experts * 2 * rows).reshape(experts, 2, rows)
-        return [np.ascontiguousarray(places[:, part]).reshape(-1) for part in range(2)]
+    def _parts(self, name: str) -> tuple[str, ...]:
+        """The tensors of a parameter. Some files have gate and up of all experts in one tensor, and older ones keys and
+        values of latent attention."""
+        parts = self.architecture.names(name)
+        joined = parts[0].replace("ffn_gate_exps", "ffn_gate_up_exps").replace("attn_k_b.", "attn_kv_b.")
+        return (joined,) if joined != parts[0] and joined in self.file.tensors else parts
+
+    def _from_key(self, name: str, shape: tuple[int, ...], key: str) -> ValuesInFile:
+        """A parameter of one number, which the file keeps in a list with a number for each layer."""
+        values = self.keys.layers(key, float)
+        if values is None or math.prod(shape) != 1:
+            raise WeightsError(f"{self.file.path} lacks the key '{key}', the parameter '{name}' of the model")
+        value = torch.tensor(values[int(self.architecture.place(name)[0])]).reshape(shape)
+        return ValuesInFile(name, shape, torch.float32, lambda: value, lambda: {"value": float(value)}, lambda: None)
+
+    def _is_spare(self, name: str) -> bool:
+        """Whether a tensor belongs to a block behind the model's layers, which predicts further tokens, or makes keys
+        for a layer that takes those of another."""
+        kind, number, *part = name.split(".")
+        if kind != "blk" or not number.isdecimal() or len(part) != 2:
+            return False
+        layer, layers = int(number), int(self.config.num_hidden_layers)
+        if part[0] in ("attn_k", "attn_v", "attn_k_norm"):
+            return layers - self.keys.count("attention.shared_kv_layers", 0, least=0) <= layer < layers
+        return layers <= layer < layers + predicting_layers(self.keys)
 
 
-def _alternating(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> InFile:
-    """An expert parameter of gpt-oss: (experts, in, out), or a bias (experts, out).
+def _stored(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of parameters, and of buffers that a checkpoint holds (the biases of a router's scores)."""
+    for name, parameter in module.named_parameters():
+        yield name, tuple(parameter.shape)
+    kept = set(module.state_dict())
+    yield from ((name, tuple(buffer.shape)) for name, buffer in module.named_buffers() if name in kept)
 
-    The file has (experts, out, in); gate and up are tensors of their own there, and every other output here.
+
+def _one_after_the_other(tensors: list[GgufTensor]) -> list[Order | None]:
+    """The orders that put rows of several tensors (…, rows, cols) one after the other: gate and up of each expert."""
+    *outer, rows, _ = tensors[0].shape
+    places = np.arange(math.prod(outer) * len(tensors) * rows).reshape(-1, len(tensors), rows)
+    return [np.ascontiguousarray(places[:, part]).reshape(-1) for part in range(len(tensors))]
+
+
+def _turned_experts(name: str, shape: tuple[int, ...], tensors: list[GgufTensor], by_turns: bool) -> InFile:
+    """An expert parameter of gpt-oss or Llama 4: (experts, in, out), or a bias (experts, out).
+
+    The file has (experts, out, in).  Gate and up are tensors of their own there; here their outputs stand `by_turns` or
+    one after the other.
     """
     turns = len(tensors)
     experts, outputs, inputs = shape[0], shape[-1], shape[1:-1]
@@ -182,7 +233,9 @@ def _alternating(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -
             f"{' and '.join(f'{t.name!r}' for t in tensors)} in {tensors[0].file.path} has the shape "
             f"{' and '.join(str(list(t.shape)) for t in tensors)}, and not {list(expected)}, as '{name}' of the model"
         )
-    places = np.arange(experts * outputs).reshape(experts, outputs // turns, turns)
+    places = np.arange(experts * outputs).reshape(experts, *((-1, turns) if by_turns else (turns, -1)))
+    if not by_turns:
+        places = places.swapaxes(1, 2)  # [expert, output, part]
     orders: list[Order | None] = [None]
     if turns > 1:
         orders = [np.ascontiguousarray(places[:, :, part]).reshape(-1) for part in range(turns)]
@@ -195,6 +248,60 @@ def _alternating(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -
         return item.view().reshape(experts, outputs, -1).transpose(1, 2).contiguous()
 
     return replace(item, shape=shape, make=make)
+
+
+def _slice(name: str, shape: tuple[int, ...], tensor: GgufTensor, number: int) -> InFile:
+    """One of the matrices that a tensor (matrices, rows, cols) holds."""
+    if tensor.shape[1:] != shape or not number < tensor.shape[0]:
+        raise WeightsError(
+            f"'{tensor.name}' in {tensor.file.path} has the shape {list(tensor.shape)}; '{name}' of the model, its "
+            f"number {number}, is {list(shape)}"
+        )
+    rows, cols = shape
+    whole = _item(name, (tensor.shape[0] * rows, cols), [tensor], [None], 0.0)
+    span = slice(number * rows, (number + 1) * rows)
+
+    def identity() -> dict[str, Any]:
+        return {**tensor.identity(), "number": number}
+
+    if isinstance(whole, CodesInFile):
+        codes = whole.codes
+        where = f"{codes.where}, {number}"
+        part = StoredCodes(where, codes.format, rows, cols, lambda: selected(codes.format, codes.read(), span))
+        return CodesInFile(name, shape, part, identity, tensor.release)
+    return replace(whole, shape=shape, make=lambda: whole.view()[span], source=identity)
+
+
+def _latent(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> ValuesInFile:
+    """Keys and values of latent attention: (heads, short, key) and (heads, value, short) in the file, and of each head
+    one after the other, (heads · (key + value), short), in the model.
+
+    Blocks of codes lie along the keys there, and would along the short vector here: the values are decoded.
+    """
+    keys, values = tensors
+    fits = len(keys.shape) == len(values.shape) == 3 and keys.shape[0] == values.shape[0]
+    if (
+        not fits
+        or (keys.shape[0] * (keys.shape[2] + values.shape[1]), keys.shape[1]) != shape
+        or (keys.shape[1] != values.shape[2])
+    ):
+        raise WeightsError(
+            f"'{keys.name}' and '{values.name}' in {keys.file.path} have the shapes {list(keys.shape)} and "
+            f"{list(values.shape)}, and '{name}' of the model {list(shape)}"
+        )
+
+    def make() -> torch.Tensor:
+        parts = [torch.from_numpy(np.array(keys.values())).transpose(1, 2), torch.from_numpy(np.array(values.values()))]
+        return torch.cat(parts, dim=1).reshape(shape)
+
+    def identity() -> dict[str, Any]:
+        return {"parts": [tensor.identity() for tensor in tensors]}
+
+    def release() -> None:
+        for tensor in tensors:
+            tensor.release()
+
+    return ValuesInFile(name, shape, torch.float32, make, identity, release)
 
 
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> None:

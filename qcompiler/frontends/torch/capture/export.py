@@ -33,7 +33,9 @@ from qcompiler.frontends.torch.aten.table import BUILDERS
 from qcompiler.frontends.torch.capture import attributes, consecutive_calls, dynamic, expert_weights, narrowing, pooling
 from qcompiler.frontends.torch.capture.decompose import KeepOps, decompose
 from qcompiler.frontends.torch.capture.dynamic import TraceInputs
+from qcompiler.frontends.torch.capture.real_parts import use_real_parts
 from qcompiler.frontends.torch.capture.remembered import Remembered
+from qcompiler.frontends.torch.capture.settled_conditions import settled_conditions
 from qcompiler.frontends.torch.capture.signature import names_in, parameter_names
 from qcompiler.frontends.torch.capture.state import declare_states
 from qcompiler.frontends.torch.capture.writes import refuse_written_arguments
@@ -119,7 +121,7 @@ def _export_module(
     inputs = dynamic.prepare(model, args, kwargs, dynamic_shapes)
 
     def trace() -> ExportedProgram:
-        with warnings.catch_warnings(), pooling.sizes_that_follow(), recurrent.whole_layers():
+        with warnings.catch_warnings(), pooling.sizes_that_follow(), recurrent.whole_layers(), settled_conditions():
             warnings.simplefilter("ignore")
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 
@@ -213,7 +215,9 @@ def _probes(
 def _decompose(program: ExportedProgram, keep: KeepOps | None) -> Exported:
     if keep is None:
         keep = frozenset(BUILDERS)
-    return Exported(decompose(program, keep), Symbols())
+    decomposed = decompose(program, keep)
+    use_real_parts(decomposed)
+    return Exported(decomposed, Symbols())
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

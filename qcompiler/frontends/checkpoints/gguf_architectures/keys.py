@@ -1,0 +1,320 @@
+"""What the keys of a GGUF file say about a model: sizes, heads, rotary positions, experts.
+
+The functions return options of transformers' configurations.  What a file does not say, llama.cpp has in its code; each
+such constant stands beside the model it belongs to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qcompiler.errors import WeightsError
+from qcompiler.formats.foreign.json_text import shown
+from qcompiler.frontends.checkpoints.gguf_files import GgufFile, Metadata
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The divisors of the rotary embedding's frequencies (Llama 3.1's scaling)."""
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""The same for longrope: for texts beyond the length that the model was first trained for, and for shorter ones."""
+FREQUENCIES, LONGROPE = frozenset({ROPE_FACTORS}), frozenset({LONG_FACTORS, SHORT_FACTORS})
+
+
+def required(file: GgufFile, key: str) -> Any:
+    """A key's value. WeightsError if the file lacks it."""
+    if key not in file.metadata:
+        raise WeightsError(f"{file.path} lacks the key '{key}'; it may be no file of a language model")
+    return file.metadata[key]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one architecture: `llama.block_count` is `block_count`."""
+
+    file: GgufFile
+    architecture: str
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number; WeightsError if it is missing without a default, or not a single number."""
+        full = f"{self.architecture}.{key}"
+        value = self.file.metadata.get(full, default) if default is not None else required(self.file, full)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+            raise WeightsError(
+                f"{self.file.path}: the key '{full}' is {shown(value)}, no number; models whose layers differ are not "
+                "read"
+            )
+        return value
+
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A count of at least `least`; WeightsError for anything else. `check_numbers` refuses counts that are too
+        large."""
+        value = self.number(key, default)
+        if not isinstance(value, int) or value < least:
+            raise WeightsError(f"{self.file.path}: the key '{self.architecture}.{key}' is {value}, no number of things")
+        return value
+
+    def counts(self, key: str) -> list[int]:
+        """A count for each layer, or one for all of them. WeightsError for anything else."""
+        full = f"{self.architecture}.{key}"
+        if isinstance(self.metadata.get(full), list | tuple):
+            found = self.layers(full, int) or []
+            if min(found) < 1:
+                raise WeightsError(f"{self.file.path}: the key '{full}' is {shown(found)}, no numbers of things")
+            return found
+        return [self.count(key)] * self.count("block_count")
+
+    def fp32(self, key: str, default: float | None = None) -> float:
+        """A number that the file holds in fp32."""
+        return float(np.float32(self.number(key, default)))
+
+    def text(self, key: str) -> str | None:
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if value is not None and not isinstance(value, str):
+            raise WeightsError(f"{self.file.path}: the key '{self.architecture}.{key}' is {shown(value)}, no text")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if not isinstance(value, bool):
+            raise WeightsError(
+                f"{self.file.path}: the key '{self.architecture}.{key}' is {shown(value)}, neither true nor false"
+            )
+        return value
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.metadata
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def layers(self, full: str, kind: type) -> list[Any] | None:
+        """The key `full` as a value of `kind` (bool, int or float) for each layer; None without the key.
+
+        WeightsError for anything else."""
+        value = self.metadata.get(full)
+        if value is None:
+            return None
+        count = self.count("block_count")
+        if not isinstance(value, list | tuple) or len(value) != count or any(type(each) is not kind for each in value):
+            raise WeightsError(
+                f"{self.file.path}: the key '{full}' is {shown(value)}, and not {count} values of the type "
+                f"{kind.__name__}, one for each layer"
+            )
+        return list(value)
+
+    def rows(self, tensor: str) -> int:
+        """The rows of a matrix. WeightsError if the file has no such matrix."""
+        found = self.file.tensors.get(tensor)
+        if found is None or len(found.shape) != 2:
+            raise WeightsError(f"{self.file.path} lacks the matrix '{tensor}'")
+        return found.shape[0]
+
+    @property
+    def metadata(self) -> Metadata:
+        return self.file.metadata
+
+
+def heads_of(keys: Keys) -> tuple[int, int, int]:
+    """The number of heads, the dim of each, and the model's width."""
+    heads, width = keys.count("attention.head_count"), keys.count("embedding_length")
+    dim = keys.count("attention.key_length", max(width // heads, 1))
+    if dim % 2:
+        raise WeightsError(f"{keys.file.path}: heads of {dim}: rotary positions need an even size")
+    if keys.count("attention.value_length", dim) != dim:
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.attention.value_length is {keys.number('attention.value_length')}, "
+            f"and heads have {dim}"
+        )
+    return heads, dim, width
+
+
+def even_heads(keys: Keys, model: str) -> tuple[int, int, int]:
+    """The same for models whose heads together are as wide as the model."""
+    heads, dim, width = heads_of(keys)
+    if dim * heads != width:
+        raise WeightsError(f"{keys.file.path}: {heads} heads of {dim} are not the width {width} of {model}")
+    return heads, dim, width
+
+
+def sizes(keys: Keys, heads: int, width: int) -> dict[str, Any]:
+    """What configurations of models with RMS norms share."""
+    return {
+        **sizes_beside_norms(keys, heads, width),
+        "rms_norm_eps": keys.fp32("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def sizes_beside_norms(keys: Keys, heads: int, width: int, *, wide: str = "feed_forward_length") -> dict[str, Any]:
+    """The same without the norms; `wide` is the key for the width of the MLP."""
+    return {
+        "hidden_size": width,
+        "intermediate_size": keys.count(wide),
+        "num_hidden_layers": keys.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "max_position_embeddings": keys.count("context_length"),
+    }
+
+
+def sizes_of_layers(keys: Keys, heads: int, width: int) -> dict[str, Any]:
+    """The same for models whose file says some of it for each layer."""
+    return {
+        "hidden_size": width,
+        "intermediate_size": keys.counts("feed_forward_length")[0],
+        "num_hidden_layers": keys.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.counts("attention.head_count_kv")[0],
+        "max_position_embeddings": keys.count("context_length"),
+        "rms_norm_eps": keys.fp32("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def turned(keys: Keys, dim: int) -> int:
+    """How many numbers of each head are rotated."""
+    turned = keys.count("rope.dimension_count", dim)
+    if turned > dim or turned % 2:
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.rope.dimension_count is {turned}, and heads have {dim}"
+        )
+    return turned
+
+
+def wholly_turned(keys: Keys, dim: int) -> None:
+    if keys.count("rope.dimension_count", dim) != dim:
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.rope.dimension_count is {keys.number('rope.dimension_count')}, and "
+            f"heads have {dim}"
+        )
+
+
+NEUTRAL_SCALING = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
+"""Keys of rope.scaling that change results, for which transformers has no parameter of the same meaning."""
+
+
+def rope_of(keys: Keys, *, reads: str = "") -> dict[str, Any]:
+    """transformers' rope_parameters; WeightsError for an unsupported kind of scaling. `reads` names a key of
+    NEUTRAL_SCALING that the caller reads itself."""
+    for name, neutral in NEUTRAL_SCALING.items():
+        if name != reads and float(keys.number(f"rope.scaling.{name}", neutral)) != neutral:
+            raise WeightsError(
+                f"{keys.file.path}: {keys.architecture}.rope.scaling.{name} is {keys.number(f'rope.scaling.{name}')}; "
+                f"only {neutral:g} is supported. Compile the folder that the file was made from"
+            )
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(keys.number("rope.freq_base", 10000.0))}
+    kind = keys.text("rope.scaling.type") or ("linear" if keys.has("rope.scaling.factor") else "none")
+    if kind == "linear":
+        found |= {"rope_type": "linear", "factor": float(keys.number("rope.scaling.factor"))}
+    elif kind == "yarn":
+        found |= {
+            "rope_type": "yarn",
+            "factor": float(keys.number("rope.scaling.factor")),
+            "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+        }
+        for name in ("beta_fast", "beta_slow"):
+            if keys.has(f"rope.scaling.yarn_{name}"):
+                found[name] = float(keys.number(f"rope.scaling.yarn_{name}"))
+    elif kind != "none":
+        raise WeightsError(f"{keys.file.path}: rope.scaling.type is {shown(kind)}; supported are none, linear and yarn")
+    return found
+
+
+def partial_rope(keys: Keys, dim: int) -> dict[str, Any]:
+    """The same for models that rotate a part of each head."""
+    return {**rope_of(keys), "partial_rotary_factor": turned(keys, dim) / dim}
+
+
+def experts_of(keys: Keys, option: str) -> dict[str, Any]:
+    """How many experts there are, by the configuration's name for it, and how many of them serve a token."""
+    return {option: keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
+
+
+def rms_options(keys: Keys) -> dict[str, Any]:
+    """Llama, Mistral and the Qwen models with heads of any size."""
+    heads, dim, width = heads_of(keys)
+    wholly_turned(keys, dim)
+    return {**sizes(keys, heads, width), "head_dim": dim, "rope_parameters": rope_of(keys)}
+
+
+def biases(keys: Keys) -> dict[str, Any]:
+    return {
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
+    }
+
+
+def longrope(keys: Keys, rotated: int, original: int) -> dict[str, Any]:
+    """What the file's own divisors of frequencies change in rope_parameters: nothing if it has none. `original` is the
+    length that the model was first trained for."""
+    if not (keys.has_tensor(LONG_FACTORS) or keys.has_tensor(SHORT_FACTORS)):
+        return {}
+    found: dict[str, Any] = {
+        "rope_type": "longrope",
+        "long_factor": factors(keys.file, LONG_FACTORS, rotated // 2),
+        "short_factor": factors(keys.file, SHORT_FACTORS, rotated // 2),
+        "original_max_position_embeddings": original,
+    }
+    if keys.has("rope.scaling.attn_factor"):
+        found["attention_factor"] = keys.fp32("rope.scaling.attn_factor")
+    return found
+
+
+def factors(file: GgufFile, name: str, count: int) -> list[float]:
+    """The values of one of longrope's tensors. WeightsError for a wrong number of them, and for zeros."""
+    if name not in file.tensors:
+        raise WeightsError(f"{file.path} lacks the tensor '{name}'")
+    tensor = file.tensors[name]
+    if tensor.shape != (count,):
+        raise WeightsError(f"'{name}' in {file.path} has the shape {list(tensor.shape)}, the model {count} frequencies")
+    return [float(value) for value in divisors(file, name)]
+
+
+def divisors(file: GgufFile, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A tensor of divisors of frequencies. WeightsError for one that divides by zero or is not finite."""
+    values = np.array(file.tensors[name].values())
+    with np.errstate(divide="ignore"):
+        if not (np.isfinite(values).all() and np.isfinite(1 / values).all()):
+            raise WeightsError(f"'{name}' in {file.path} holds a factor that is zero or not finite")
+    return values
+
+
+def window(keys: Keys) -> dict[str, Any]:
+    """The sliding window, if the file has one. Some converters write 0 for none."""
+    found = keys.count("attention.sliding_window", 0, least=0)
+    return {"sliding_window": found or None}
+
+
+def layer_types(keys: Keys, period: int, *, whole_first: bool = False) -> dict[str, Any]:
+    """The window and the layers that have it: the file's pattern, else all but one of each `period` layers, which is
+    the last of them or the first."""
+    layers = keys.count("block_count") - predicting_layers(keys)
+    if not keys.count("attention.sliding_window", 0, least=0):
+        return {"layer_types": ["full_attention"] * layers}
+    pattern = keys.layers(f"{keys.architecture}.attention.sliding_window_pattern", bool)
+    if pattern is None:
+        pattern = [each % period != (0 if whole_first else period - 1) for each in range(layers)]
+    kinds = ["sliding_attention" if each else "full_attention" for each in pattern[:layers]]
+    return {"sliding_window": keys.count("attention.sliding_window"), "layer_types": kinds}
+
+
+def rope_of_windows(keys: Keys) -> dict[str, Any]:
+    """Rotary positions of models whose layers with a window have a base of their own."""
+    base = keys.number("rope.freq_base_swa", keys.number("rope.freq_base", 10000.0))
+    return {"full_attention": rope_of(keys), "sliding_attention": {"rope_type": "default", "rope_theta": float(base)}}
+
+
+def predicting_layers(keys: Keys) -> int:
+    """How many of the file's last blocks predict further tokens; transformers' models do not have them."""
+    return keys.count("nextn_predict_layers", 0, least=0)
+
+
+def routing(keys: Keys, gating: str) -> None:
+    """WeightsError unless the scores of experts are the `gating` that the model class computes."""
+    kinds = {1: "softmax", 2: "sigmoid"}
+    number = keys.count("expert_gating_func", next(n for n, kind in kinds.items() if kind == gating))
+    if kinds.get(number) != gating:
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.expert_gating_func is {number} "
+            f"({kinds.get(number, 'not known')}); this architecture is read with {gating} only"
+        )

@@ -1,0 +1,439 @@
+"""GGUF's architectures of decoders with mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qcompiler.errors import WeightsError
+from qcompiler.frontends.checkpoints.gguf_architectures.architecture import (
+    INSIDE,
+    LATENT,
+    WHOLE,
+    Architecture,
+    rows_of_pairs,
+)  # fmt: skip
+from qcompiler.frontends.checkpoints.gguf_architectures.dense import LATENT_INSIDE, granite, phi3, qwen2, qwen3
+from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
+    FREQUENCIES,
+    LONGROPE,
+    Keys,
+    experts_of,
+    heads_of,
+    layer_types,
+    partial_rope,
+    predicting_layers,
+    rms_options,
+    rope_of,
+    rope_of_windows,
+    routing,
+    sizes,
+    sizes_beside_norms,
+    wholly_turned,
+    window,
+)
+
+
+def _mixtral(keys: Keys) -> dict[str, Any]:
+    return rms_options(keys) | experts_of(keys, "num_local_experts") | window(keys)
+
+
+def _qwen3_moe(keys: Keys) -> dict[str, Any]:
+    return qwen3(keys) | {
+        **experts_of(keys, "num_experts"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # llama.cpp's rule for every file of this architecture
+    }
+
+
+def _qwen2_moe(keys: Keys) -> dict[str, Any]:
+    return qwen2(keys) | {
+        **experts_of(keys, "num_experts"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,  # llama.cpp's rule for every file of this architecture
+    }
+
+
+def _olmoe(keys: Keys) -> dict[str, Any]:
+    return qwen2(keys) | {
+        **experts_of(keys, "num_experts"),
+        "norm_topk_prob": False,  # llama.cpp's rule for every file of this architecture
+    }
+
+
+def _gpt_oss(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = heads_of(keys)
+    wholly_turned(keys, dim)
+    rope = rope_of(keys)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False  # as gpt-oss was trained; no key says so
+    return {
+        **sizes(keys, heads, width),
+        "head_dim": dim,
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        **experts_of(keys, "num_local_experts"),
+        "sliding_window": keys.count("attention.sliding_window"),  # of every other layer, from the first on
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "rope_parameters": rope,
+    }
+
+
+def _sparse_from(keys: Keys) -> int:
+    """The first layer with experts; without the key, the first that has a router."""
+    if keys.has("leading_dense_block_count"):
+        return keys.count("leading_dense_block_count", least=0)
+    layers = range(keys.count("block_count"))
+    return next((each for each in layers if keys.has_tensor(f"blk.{each}.ffn_gate_inp.weight")), len(layers))
+
+
+def _mlp_types(keys: Keys) -> dict[str, Any]:
+    """The layers with experts, as a list."""
+    layers = keys.count("block_count") - predicting_layers(keys)
+    first = min(_sparse_from(keys), layers)
+    return {"mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first)}
+
+
+def _grouped_experts(keys: Keys) -> dict[str, Any]:
+    """DeepSeek's way of choosing experts, which Glm 4 and dots.llm1 share: shared experts, groups, scaled sums."""
+    layers = keys.count("block_count") - predicting_layers(keys)
+    return {
+        **experts_of(keys, "n_routed_experts"),
+        "num_hidden_layers": layers,
+        "intermediate_size": keys.count("feed_forward_length", keys.count("expert_feed_forward_length")),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "n_shared_experts": keys.count("expert_shared_count"),
+        "first_k_dense_replace": _sparse_from(keys),
+        "routed_scaling_factor": keys.fp32("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+    }
+
+
+def _glm4_moe(keys: Keys) -> dict[str, Any]:
+    """GLM 4.5 and 4.6, and Solar Open, which computes the same without dense layers."""
+    routing(keys, "sigmoid")
+    heads, dim, width = heads_of(keys)
+    return {
+        **sizes_beside_norms(keys, heads, width, wide="expert_feed_forward_length"),
+        **_grouped_experts(keys),
+        "rms_norm_eps": keys.fp32("attention.layer_norm_rms_epsilon"),
+        "head_dim": dim,
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "use_qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
+        "rope_parameters": partial_rope(keys, dim),
+    }
+
+
+def _dots1(keys: Keys) -> dict[str, Any]:
+    routing(keys, "sigmoid")
+    whole = {"sliding_window": None, "layer_types": ["full_attention"] * keys.count("block_count")}
+    bias = keys.has_tensor("blk.0.attn_q.bias")
+    return rms_options(keys) | _grouped_experts(keys) | whole | {"attention_bias": bias}
+
+
+def _ernie_moe(keys: Keys) -> dict[str, Any]:
+    routing(keys, "softmax")
+    return rms_options(keys) | {
+        "use_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "moe_num_experts": keys.count("expert_count"),
+        "moe_k": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "moe_num_shared_experts": keys.count("expert_shared_count", 0, least=0),
+        "moe_layer_start_index": _sparse_from(keys),
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": keys.count("interleave_moe_layer_step", 1),
+    }
+
+
+def _exaone_moe(keys: Keys) -> dict[str, Any]:
+    routing(keys, "sigmoid")
+    return rms_options(keys) | {
+        **experts_of(keys, "num_experts"),
+        **_mlp_types(keys),
+        **layer_types(keys, 4),
+        "num_hidden_layers": keys.count("block_count") - predicting_layers(keys),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "num_shared_experts": keys.count("expert_shared_count", 1),
+        "routed_scaling_factor": keys.fp32("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+    }
+
+
+def _granite_moe(keys: Keys) -> dict[str, Any]:
+    return granite(keys) | experts_of(keys, "num_local_experts")
+
+
+def _granite_shared(keys: Keys) -> dict[str, Any]:
+    return _granite_moe(keys) | {"shared_intermediate_size": keys.count("expert_shared_feed_forward_length")}
+
+
+def _granite_windows(keys: Keys) -> dict[str, Any]:
+    return granite(keys) | layer_types(keys, 4, whole_first=True)
+
+
+def _granite_moe_windows(keys: Keys) -> dict[str, Any]:
+    shared = keys.count("expert_shared_feed_forward_length", 0, least=0)
+    return _granite_windows(keys) | experts_of(keys, "num_local_experts") | {"shared_intermediate_size": shared}
+
+
+def _hunyuan_moe(keys: Keys) -> dict[str, Any]:
+    return rms_options(keys) | {
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "num_experts": keys.count("expert_count"),
+        "moe_topk": keys.count("expert_used_count"),
+    }
+
+
+def _hy_v3(keys: Keys) -> dict[str, Any]:
+    routing(keys, "sigmoid")
+    wide = keys.count("expert_feed_forward_length")
+    return rms_options(keys) | {
+        **experts_of(keys, "num_experts"),
+        **_mlp_types(keys),
+        "num_hidden_layers": keys.count("block_count") - predicting_layers(keys),
+        "moe_intermediate_size": wide,
+        "num_shared_experts": keys.count("expert_shared_feed_forward_length") // wide,
+        "router_scaling_factor": keys.fp32("expert_weights_scale", 1.0),
+    }
+
+
+def _minimax_m2(keys: Keys) -> dict[str, Any]:
+    routing(keys, "sigmoid")
+    heads, dim, width = heads_of(keys)
+    return {
+        **sizes(keys, heads, width),
+        **experts_of(keys, "num_local_experts"),
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "head_dim": dim,
+        "rope_parameters": partial_rope(keys, dim),
+    }
+
+
+def _afmoe(keys: Keys) -> dict[str, Any]:
+    routing(keys, "sigmoid")
+    return rms_options(keys) | {
+        **experts_of(keys, "num_experts"),
+        **layer_types(keys, 4),
+        "num_dense_layers": _sparse_from(keys),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "num_shared_experts": keys.count("expert_shared_count"),
+        "route_scale": keys.fp32("expert_weights_scale", 1.0),
+        "mup_enabled": True,  # llama.cpp's rule for every file of this architecture
+    }
+
+
+def _phimoe(keys: Keys) -> dict[str, Any]:
+    return phi3(keys) | {
+        **experts_of(keys, "num_local_experts"),
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "lm_head_bias": keys.has_tensor("output.bias"),
+    }
+
+
+def _cohere2_moe(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = heads_of(keys)
+    wholly_turned(keys, dim)
+    gating = {1: "softmax", 2: "sigmoid"}.get(keys.count("expert_gating_func", 2), "")
+    routing(keys, gating)
+    rms = keys.fp32("attention.layer_norm_rms_epsilon") if keys.has("attention.layer_norm_rms_epsilon") else None
+    eps = {"rms_norm_eps": rms, "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon", rms or 1e-5)}
+    return {
+        **sizes_beside_norms(keys, heads, width),
+        **experts_of(keys, "num_experts"),
+        **_mlp_types(keys),
+        **layer_types(keys, 4, whole_first=True),
+        **eps,
+        "head_dim": dim,
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "prefix_dense_intermediate_size": keys.count("feed_forward_length"),
+        "num_shared_experts": keys.count("expert_shared_count", 0, least=0),
+        "expert_selection_fn": gating,
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "logit_scale": keys.fp32("logit_scale"),
+        "rope_parameters": rope_of(keys),
+    }
+
+
+def _deepseek2(keys: Keys) -> dict[str, Any]:
+    """DeepSeek V2, V3, and models that compute as V3 does (GLM 4.7 Flash, Kimi K2, Youtu, which has no experts).
+
+    llama.cpp's key_length is that of the attention it computes, over the short vectors; key_length_mla the model's.
+    """
+    heads, rotated = keys.count("attention.head_count"), keys.count("rope.dimension_count")
+    plain = keys.count("attention.key_length_mla") - rotated
+    layers = keys.count("block_count") - predicting_layers(keys)
+    if plain < 1:
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.attention.key_length_mla leaves nothing beside {rotated} rotated "
+            "numbers"
+        )
+    found = {
+        **sizes(keys, heads, keys.count("embedding_length")),
+        "num_key_value_heads": heads,
+        "num_hidden_layers": layers,
+        "q_lora_rank": keys.count("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
+        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": plain,
+        "v_head_dim": keys.count("attention.value_length_mla"),
+        "attention_bias": keys.has_tensor("blk.0.attn_kv_a_mqa.bias"),
+        "rope_parameters": _log_yarn(keys),
+    }
+    if not keys.count("expert_count", 0, least=0):
+        return found | {"first_k_dense_replace": layers}
+    return found | _grouped_experts(keys)
+
+
+def _deepseek_v2(keys: Keys) -> dict[str, Any]:
+    """V2, whose files may lack the key of the router's scores."""
+    routing(keys, "softmax")
+    groups = keys.count("expert_group_count", 1)
+    return _deepseek2(keys) | {"topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
+
+
+def _deepseek_v3(keys: Keys) -> dict[str, Any]:
+    return _deepseek2(keys) | {"rope_interleave": True}
+
+
+def _llama4(keys: Keys) -> dict[str, Any]:
+    """Llama 4. Every fourth layer sees all tokens and has no positions, as in every file of this architecture."""
+    return rms_options(keys) | {
+        **experts_of(keys, "num_local_experts"),
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "intermediate_size_mlp": keys.count("feed_forward_length"),
+        "interleave_moe_layer_step": keys.count("interleave_moe_layer_step", 1),
+        "attention_chunk_size": keys.count("attention.chunk_size", 8192),
+        "use_qk_norm": keys.count("expert_count") != 128,  # llama.cpp's rule: Maverick has no norms of queries and keys
+        "no_rope_layer_interval": 4,
+    }
+
+
+def _log_yarn(keys: Keys) -> dict[str, Any]:
+    """YaRN with DeepSeek's factor of attention; files hold a tenth of it, times mscale."""
+    rope = rope_of(keys, reads="yarn_log_multiplier")
+    multiplier = keys.fp32("rope.scaling.yarn_log_multiplier", 0.0)
+    return rope | ({"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier} if multiplier else {})
+
+
+def _laguna(keys: Keys) -> dict[str, Any]:
+    """Laguna, whose layers may have different numbers of query heads. The gate is a number per head or per element."""
+    routing(keys, "sigmoid")
+    heads, dim = keys.counts("attention.head_count"), keys.count("attention.key_length")
+    rope = rope_of_windows(keys)
+    for kind, key in (("full_attention", "rope.dimension_count"), ("sliding_attention", "rope.dimension_count_swa")):
+        rope[kind]["partial_rotary_factor"] = keys.count(key, dim) / dim
+    return {
+        **sizes(keys, max(heads), keys.count("embedding_length")),
+        **experts_of(keys, "num_experts"),
+        **_mlp_types(keys),
+        **layer_types(keys, 4, whole_first=True),
+        "num_attention_heads_per_layer": heads,
+        "head_dim": dim,
+        "gating": "per-head" if keys.rows("blk.0.attn_gate.weight") == heads[0] else "per-element",
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": keys.fp32("expert_weights_scale", 1.0),
+        "rope_parameters": rope,
+    }
+
+
+def _mellum(keys: Keys) -> dict[str, Any]:
+    return qwen3(keys) | {
+        **experts_of(keys, "num_experts"),
+        **layer_types(keys, 4),
+        "mlp_layer_types": ["sparse"] * keys.count("block_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # llama.cpp's rule for every file of this architecture
+        "rope_parameters": rope_of_windows(keys),
+    }
+
+
+_SHARED_EXPERTS = {f"mlp.shared_experts.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")}
+_SHARED_INSIDE = INSIDE | {
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}  # fmt: skip
+_OSS_INSIDE = INSIDE | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+_GROUPED_INSIDE = INSIDE | _SHARED_EXPERTS
+_GLM_INSIDE = _GROUPED_INSIDE | {"post_attention_layernorm": "post_attention_norm"}
+_GRANITE_INSIDE = INSIDE | {"block_sparse_moe.router": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp"}
+_GRANITE_WHOLE = {
+    **WHOLE,
+    "block_sparse_moe.experts.gate_up_proj": WHOLE["mlp.experts.gate_up_proj"],
+    "block_sparse_moe.experts.down_proj": WHOLE["mlp.experts.down_proj"],
+    "shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+}
+_HUNYUAN_INSIDE = INSIDE | {
+    "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm", "mlp.gate.wg": "ffn_gate_inp",
+    **{f"mlp.shared_mlp.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")},
+}  # fmt: skip
+_AFMOE_INSIDE = _GROUPED_INSIDE | {
+    "post_attention_layernorm": "post_attention_norm", "pre_mlp_layernorm": "ffn_norm",
+    "post_mlp_layernorm": "post_ffw_norm", "self_attn.gate_proj": "attn_gate", "mlp.router.gate": "ffn_gate_inp",
+}  # fmt: skip
+_LATENT_INSIDE = LATENT_INSIDE | _SHARED_EXPERTS
+_LATENT_WHOLE = {**WHOLE, LATENT: ("attn_k_b.weight", "attn_v_b.weight")}
+_LLAMA4_INSIDE = INSIDE | {
+    **{f"feed_forward.{kind}_proj": f"ffn_{kind}" for kind in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")},
+    "feed_forward.router": "ffn_gate_inp",
+}
+_LLAMA4_WHOLE = {
+    **WHOLE,
+    "feed_forward.experts.gate_up_proj": WHOLE["mlp.experts.gate_up_proj"],
+    "feed_forward.experts.down_proj": WHOLE["mlp.experts.down_proj"],
+}
+_ERNIE_WHOLE = {**WHOLE, "mlp.gate.moe_statics.e_score_correction_bias": ("exp_probs_b.bias",)}
+_AFMOE_WHOLE = {**WHOLE, "mlp.expert_bias": ("exp_probs_b.bias",)}
+_HY_WHOLE = {**WHOLE, "mlp.e_score_correction_bias": ("exp_probs_b",)}
+_MINIMAX_WHOLE = {**WHOLE, "mlp.e_score_correction_bias": ("exp_probs_b.bias",)}
+
+MIXTRAL = Architecture("MixtralForCausalLM", "MixtralConfig", _mixtral, rows=rows_of_pairs, beside=FREQUENCIES)
+DEEPSEEK_V2 = Architecture(
+    "DeepseekV2ForCausalLM", "DeepseekV2Config", _deepseek_v2, inside=_LATENT_INSIDE, whole=_LATENT_WHOLE
+)
+GRANITE_SHARED = Architecture(
+    "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig", _granite_shared, inside=_GRANITE_INSIDE,
+    whole=_GRANITE_WHOLE, rows=rows_of_pairs,
+)  # fmt: skip
+GRANITE_MOE_WINDOWS = Architecture(
+    "GraniteMoeSWAForCausalLM", "GraniteMoeSWAConfig", _granite_moe_windows, inside=_GRANITE_INSIDE,
+    whole=_GRANITE_WHOLE, rows=rows_of_pairs,
+)  # fmt: skip
+MIXTURES = {
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", _qwen3_moe),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "Qwen2MoeConfig", _qwen2_moe, inside=_SHARED_INSIDE),
+    "olmoe": Architecture("OlmoeForCausalLM", "OlmoeConfig", _olmoe),
+    "gpt-oss": Architecture("GptOssForCausalLM", "GptOssConfig", _gpt_oss, inside=_OSS_INSIDE, experts="alternating"),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", "Glm4MoeConfig", _glm4_moe, inside=_GLM_INSIDE),
+    "dots1": Architecture("Dots1ForCausalLM", "Dots1Config", _dots1, inside=_GROUPED_INSIDE),
+    "ernie4_5-moe": Architecture(
+        "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", _ernie_moe, inside=_GROUPED_INSIDE, whole=_ERNIE_WHOLE),
+    "exaone-moe": Architecture("ExaoneMoeForCausalLM", "ExaoneMoeConfig", _exaone_moe, inside=_GROUPED_INSIDE),
+    "granitemoe": Architecture(
+        "GraniteMoeForCausalLM", "GraniteMoeConfig", _granite_moe, inside=_GRANITE_INSIDE, whole=_GRANITE_WHOLE,
+        rows=rows_of_pairs,
+    ),
+    "granite_swa": Architecture("GraniteSWAForCausalLM", "GraniteSWAConfig", _granite_windows, rows=rows_of_pairs),
+    "hunyuan-moe": Architecture(
+        "HunYuanMoEV1ForCausalLM", "HunYuanMoEV1Config", _hunyuan_moe, inside=_HUNYUAN_INSIDE),
+    "hy_v3": Architecture("HYV3ForCausalLM", "HYV3Config", _hy_v3, inside=_GROUPED_INSIDE, whole=_HY_WHOLE),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", "MiniMaxM2Config", _minimax_m2, whole=_MINIMAX_WHOLE),
+    "afmoe": Architecture("AfmoeForCausalLM", "AfmoeConfig", _afmoe, inside=_AFMOE_INSIDE, whole=_AFMOE_WHOLE),
+    "phimoe": Architecture(
+        "PhimoeForCausalLM", "PhimoeConfig", _phimoe, inside=INSIDE | {"mlp.router": "ffn_gate_inp"}, beside=LONGROPE),
+    "cohere2moe": Architecture("Cohere2MoeForCausalLM", "Cohere2MoeConfig", _cohere2_moe, inside=_GROUPED_INSIDE),
+    "llama4": Architecture(
+        "Llama4ForCausalLM", "Llama4TextConfig", _llama4, inside=_LLAMA4_INSIDE, whole=_LLAMA4_WHOLE, experts="halves",
+        beside=FREQUENCIES,
+    ),
+    "deepseek2": Architecture(
+        "DeepseekV3ForCausalLM", "DeepseekV3Config", _deepseek_v3, inside=_LATENT_INSIDE, whole=_LATENT_WHOLE),
+    "laguna": Architecture(
+        "LagunaForCausalLM", "LagunaConfig", _laguna, inside=_GROUPED_INSIDE | {"self_attn.g_proj": "attn_gate"}),
+    "mellum": Architecture("MellumForCausalLM", "MellumConfig", _mellum),
+}  # fmt: skip
+"""By `general.architecture`."""

@@ -1,0 +1,66 @@
+"""Answers conditions that hold for every size of a range, so that torch adds no guard for them.
+
+    s * min(256, 256*s) == 256*s,  s in 1 … 8     min(256, 256*s) is 256, and both sides are equal
+
+torch asks such questions of its own (is this view contiguous?), and cannot simplify the minimum of two sizes.  A guard
+that remains would be refused as one that narrows the range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def settled_conditions() -> Iterator[None]:
+    """While models are traced inside, torch is asked conditions without the minima and maxima that are known."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    original = ShapeEnv.evaluate_expr
+
+    def evaluate(self: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, without_known_choices(expression, self.var_to_range), *args, **kwargs)
+
+    ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        ShapeEnv.evaluate_expr = original  # type: ignore[method-assign]
+
+
+def without_known_choices(expression: Any, ranges: Any) -> Any:
+    """The expression (of sympy) with each minimum and maximum of two sizes replaced by the one that it is over the
+    whole range of its symbol. `ranges` has torch's range of each symbol.
+
+    The difference of two sizes that is affine in one symbol has one sign if it has it at both ends.
+    """
+    from torch.utils._sympy.functions import Max, Min
+
+    if not hasattr(expression, "atoms"):
+        return expression
+    known = {}
+    for choice in expression.atoms(Min, Max):
+        if len(choice.args) == 2:
+            first, second = choice.args
+            sign = _sign(first - second, ranges)
+            if sign is not None:
+                known[choice] = first if (sign > 0) == isinstance(choice, Max) else second
+    return expression.xreplace(known) if known else expression
+
+
+def _sign(difference: Any, ranges: Any) -> int | None:
+    """1 if the difference is nowhere negative, -1 if it is nowhere positive; None if that is not known."""
+    values = [difference]
+    if difference.free_symbols:
+        symbol, *others = difference.free_symbols
+        if others or symbol not in ranges or difference.diff(symbol).free_symbols:
+            return None
+        values = [difference.subs(symbol, end) for end in (ranges[symbol].lower, ranges[symbol].upper)]
+    if all(value.is_nonnegative for value in values):
+        return 1
+    return -1 if all(value.is_nonpositive for value in values) else None
+
+
+__all__ = ["settled_conditions", "without_known_choices"]

@@ -1,0 +1,206 @@
+"""Small random models of every architecture that GGUF files may have, for tests and for record_gguf.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 96, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "moe_k": 2, "moe_intermediate_size": 256,
+    "n_embd": 256, "n_layer": 2, "n_head": 8, "n_inner": 512, "n_positions": 128,
+}  # fmt: skip
+"""What every case begins with, as far as its configuration has these names."""
+
+_GEMMA = {"tie_word_embeddings": True, "sliding_window": 4, "query_pre_attn_scalar": 32}
+_NEOX = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}
+_OSS = {"sliding_window": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+_GRANITE = {
+    "attention_multiplier": 0.25, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+}  # fmt: skip
+
+_GEMMA_3N = {
+    "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 32, "num_hidden_layers": 5, "laurel_rank": 32,
+    "altup_num_inputs": 4, "activation_sparsity_pattern": None, "tie_word_embeddings": True, "sliding_window": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+_GEMMA_4 = {
+    "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 32, "num_hidden_layers": 5,
+    "tie_word_embeddings": True, "sliding_window": 4, "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+_LATENT = {
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "num_key_value_heads": 8, "head_dim": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with scaled frequencies": ("Llama", {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32}}),
+    "mistral": ("Mistral", {"sliding_window": None}),  # files do not say its window
+    "mixtral": ("Mixtral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 64}),
+    "qwen3moe": ("Qwen3Moe", {"norm_topk_prob": True}),
+    "qwen2moe": ("Qwen2Moe", {"shared_expert_intermediate_size": 512}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"sliding_window": 4, "num_hidden_layers": 5}),  # the fourth layer has no window
+    "arcee": ("Arcee", {}),
+    "seed_oss": ("SeedOss", {"head_dim": 64}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 64, "tie_word_embeddings": True}),
+    "ernie4_5-moe": ("Ernie4_5_Moe", {"moe_layer_start_index": 1, "moe_num_shared_experts": 1}),
+    "olmo": ("Olmo", {"clip_qkv": 0.5}),
+    "olmoe": ("Olmoe", {}),
+    "command-r": ("Cohere", {"tie_word_embeddings": True, "logit_scale": 2.0}),
+    "cohere2": ("Cohere2", {"tie_word_embeddings": True, "logit_scale": 2.0, "sliding_window": 4,
+                            "num_hidden_layers": 5}),
+    "cohere2moe": ("Cohere2Moe", {"tie_word_embeddings": True, "logit_scale": 2.0, "sliding_window": 4,
+                                  "num_hidden_layers": 5, "intermediate_size": 256, "head_dim": 32,
+                                  "prefix_dense_intermediate_size": 512, "num_shared_experts": 1}),
+    "phi2": ("Phi", {"num_key_value_heads": 8, "intermediate_size": 1024}),
+    "granite": ("Granite", _GRANITE),
+    "granitemoe": ("GraniteMoe", _GRANITE),
+    "granitemoe with a shared expert": ("GraniteMoeShared", {**_GRANITE, "shared_intermediate_size": 512}),
+    "granite_swa": ("GraniteSWA", _GRANITE),
+    "granite_swa with experts": ("GraniteMoeSWA", _GRANITE),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),  # the fourth layer has no positions
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm in parallel": ("StableLm", {"use_parallel_residual": True}),
+    "nemotron": ("Nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "starcoder": ("GPTBigCode", {"n_inner": 1024}),
+    "starcoder2": ("Starcoder2", {"tie_word_embeddings": True}),
+    "starcoder2 without biases": ("Starcoder2", {"sliding_window": None, "use_bias": False}),
+    "gpt-oss": ("GptOss", {**_OSS, "rope_parameters": {**_YARN, "truncate": False}}),
+    "gpt-oss in plain numbers": ("GptOss", _OSS),
+    "gemma": ("Gemma", {"tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3Text", {**_GEMMA, "num_hidden_layers": 6}),  # the sixth layer has no window
+    "gemma3n": ("Gemma3nText", {**_GEMMA_3N, "num_kv_shared_layers": 2}),
+    "gemma3n with thin MLPs": ("Gemma3nText", {
+        **_GEMMA_3N, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0]}),
+    "gemma4": ("Gemma4Text", {**_GEMMA_4, "num_kv_shared_layers": 2}),
+    "gemma4 with heads of two sizes": ("Gemma4Text", {
+        **_GEMMA_4, "num_kv_shared_layers": 0, "global_head_dim": 64, "num_global_key_value_heads": 2,
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True}),
+    "gemma4 with experts": ("Gemma4Text", {
+        **_GEMMA_4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 256, "hidden_size_per_layer_input": 0}),
+    "phi3": ("Phi3", {"sliding_window": 5}),
+    "phi3 without a window": ("Phi3", {"sliding_window": None}),
+    "phimoe": ("Phimoe", {}),
+    "gpt2": ("GPT2", {"n_inner": 1024}),
+    "gptneox": ("GPTNeoX", _NEOX),
+    "gptneox in series": ("GPTNeoX", {**_NEOX, "use_parallel_residual": False}),
+    "falcon": ("Falcon", {}),
+    "falcon in groups": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon in groups with one norm": ("Falcon", {
+        "new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1}),
+    "bloom": ("Bloom", {}),
+    "apertus": ("Apertus", {}),
+    "afmoe": ("Afmoe", {"num_dense_layers": 1, "num_hidden_layers": 5, "sliding_window": 4, "num_shared_experts": 1,
+                        "mup_enabled": True}),
+    "chatglm": ("Glm", {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "glm4": ("Glm4", {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "glm4moe": ("Glm4Moe", {"first_k_dense_replace": 1, "use_qk_norm": True, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "solar-open": ("SolarOpen", {}),
+    "dots1": ("Dots1", {"first_k_dense_replace": 1, "n_shared_experts": 1}),
+    "exaone4": ("Exaone4", {}),
+    "exaone4 with windows": ("Exaone4", {"sliding_window": 4, "sliding_window_pattern": 4, "num_hidden_layers": 5}),
+    "exaone-moe": ("ExaoneMoe", {"num_shared_experts": 1, "num_hidden_layers": 5, "sliding_window": 4}),
+    "hunyuan-dense": ("HunYuanDenseV1", {}),
+    "hunyuan-moe": ("HunYuanMoEV1", {"moe_topk": 2}),
+    "hy_v3": ("HYV3", {}),
+    "jais2": ("Jais2", {}),
+    "laguna": ("Laguna", {
+        "num_hidden_layers": 5, "sliding_window": 4, "moe_intermediate_size": 256,
+        "layer_types": ["full_attention", *3 * ["sliding_attention"], "full_attention"],
+        "num_attention_heads_per_layer": [8, 4, 4, 4, 8], "gating": "per-head"}),
+    "mellum": ("Mellum", {}),
+    "minicpm3": ("MiniCPM3", {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+                              "v_head_dim": 32, "num_key_value_heads": 8}),
+    "minimax-m2": ("MiniMaxM2", {}),
+    "mistral3": ("Ministral3", {"rope_parameters": {
+        **_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "beta_fast": 32.0,
+        "beta_slow": 1.0}}),
+    "llama4": ("Llama4Text", {
+        "intermediate_size": 256, "intermediate_size_mlp": 512, "num_hidden_layers": 4, "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2}),
+    "deepseek2 of V2": ("DeepseekV2", _LATENT),
+    "deepseek2": ("DeepseekV3", _LATENT),
+    "deepseek2 with scaled positions": ("DeepseekV3", {**_LATENT, "rope_parameters": {
+        **_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "deepseek2 without experts": ("Youtu", _LATENT),
+    "deepseek2 of GLM": ("Glm4MoeLite", _LATENT),
+}  # fmt: skip
+"""Configuration class and options, by case."""
+
+_CONFIGS = {"Mpt": "MptConfig", "GPTBigCode": "GPTBigCodeConfig"}
+_MODELS = {"GPT2": "GPT2LMHeadModel"}
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_ctx": 128},
+    "gptneox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
+    "gptneox in series": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
+    "cohere2": {"rotary_pct": 1.0},
+    "falcon": {"num_kv_heads": 1},
+    "minimax-m2": {"rotary_dim": 32},
+    "phimoe": {"architectures": ["PhiMoEForCausalLM"], "original_max_position_embeddings": 128},
+    "hunyuan-moe": {"moe_intermediate_size": [512, 512], "moe_topk": [2, 2], "num_shared_expert": [1, 1]},
+    "deepseek2 of V2": {"scoring_func": "softmax"},
+    "deepseek2": {"scoring_func": "sigmoid"},
+    "deepseek2 with scaled positions": {"scoring_func": "sigmoid"},
+    "deepseek2 of GLM": {"scoring_func": "sigmoid"},
+    "solar-open": {"partial_rotary_factor": 1.0},
+    "gemma4": {"global_head_dim": 32},
+    "gemma4 with experts": {"global_head_dim": 32},
+    "chatglm": {"seq_length": 128},
+}
+"""Keys of published configurations that llama.cpp's converter asks for and that transformers no longer writes."""
+
+
+def configuration(case: str) -> Any:
+    """The configuration of a case."""
+    kind, options = CASES[case]
+    class_ = getattr(transformers, _CONFIGS.get(kind, f"{kind}Config"))
+    usual, renamed = class_().to_dict(), getattr(class_, "attribute_map", {})
+    sizes = {name: value for name, value in SIZES.items() if name in usual and name not in renamed}
+    config = class_(**{**sizes, **options})
+    config.use_cache = False
+    return config
+
+
+def build(case: str) -> nn.Module:
+    """A random model, with weights large enough that its logits differ between tokens."""
+    torch.manual_seed(0)
+    kind = CASES[case][0]
+    name = _MODELS.get(kind, f"{kind.removesuffix('Text')}ForCausalLM")
+    model: nn.Module = getattr(transformers, name)(configuration(case)).eval().float()
+    with torch.no_grad():
+        for name, tensor in tensors_of(model).items():
+            if tensor.ndim > 1:
+                tensor.normal_(std=0.08)
+            elif name.endswith(("bias", "sinks")):
+                tensor.normal_(std=0.5)
+            else:
+                tensor.uniform_(0.7, 1.3)
+    return model
+
+
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters (tied ones once) and the buffers that a checkpoint has."""
+    kept = {name for name in model.state_dict() if "rotary" not in name}
+    buffers = {name: tensor for name, tensor in model.named_buffers() if name in kept and tensor.is_floating_point()}
+    return {**{name: parameter.data for name, parameter in model.named_parameters()}, **buffers}

@@ -1,0 +1,174 @@
+"""Records what llama.cpp's converter writes for small models of every case in gguf_cases.py: keys, names, and the place
+in the model from which each number of a tensor comes.
+
+    python tests/files/record_gguf.py --llama-cpp FOLDER [CASE ...]       writes tests/files/converted.json
+
+FOLDER is llama.cpp's source with `conversion/` and `gguf-py/`, such as `vendor/llama.cpp` in the source package of
+llama-cpp-python.  Each number of the model that is converted is a number of its own, a multiple of 2, so that a tensor
+of the file says where it was taken from, and a constant that the converter adds remains as a remainder.
+
+A run of a tensor's numbers is recorded as [name, first, sizes, strides]: the numbers at `first` + the sum of
+index · stride in the flattened parameter, over all indices in C order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import gguf_cases  # noqa: E402
+
+STEP = 2
+"""Distance of the numbers that stand for places; a constant that is added to a tensor is 0 or 1."""
+
+
+def number(model: torch.nn.Module) -> list[tuple[str, int, int]]:
+    """Gives each number of the model a value of its own; (name, first place, places) of each tensor."""
+    found, start = [], 1  # 0 would be every zero that the converter writes
+    with torch.no_grad():
+        for name, tensor in gguf_cases.tensors_of(model).items():
+            count = tensor.numel()
+            tensor.copy_(STEP * torch.arange(start, start + count, dtype=torch.float64).reshape(tensor.shape))
+            found.append((name, start, count))
+            start += count
+    assert STEP * start < 1 << 24, f"{start} numbers: fp32 does not tell them apart"
+    return found
+
+
+def run_at(places: np.ndarray, owner: np.ndarray) -> tuple[list[int], list[int], int]:
+    """The longest regular run at the beginning: sizes, strides (outermost first), and how many places it covers."""
+    same = owner == owner[0]
+    places = places[: len(same) if same.all() else int(np.argmin(same))]
+    sizes: list[int] = []
+    strides: list[int] = []
+    block = 1
+    while len(places) >= 2 * block:
+        blocks = places[: len(places) // block * block].reshape(-1, block)
+        stride = int(blocks[1, 0] - blocks[0, 0])
+        wanted = blocks[0] + stride * np.arange(len(blocks))[:, None]
+        fits = (blocks == wanted).all(axis=1)
+        count = len(fits) if fits.all() else int(np.argmin(fits))
+        if count == 1:
+            break
+        sizes.insert(0, count)
+        strides.insert(0, stride)
+        block *= count
+    return sizes or [1], strides or [0], block
+
+
+def runs(places: np.ndarray, tensors: list[tuple[str, int, int]]) -> list[list[Any]]:
+    """The runs of a tensor's places. ValueError for a place that no tensor of the model has."""
+    starts = np.array([start for _, start, _ in tensors])
+    owner = np.searchsorted(starts, places, side="right") - 1
+    if places.min() < 1 or places.max() >= tensors[-1][1] + tensors[-1][2]:
+        raise ValueError("numbers that the model does not have")
+    found: list[list[Any]] = []
+    at = 0
+    while at < len(places):
+        if len(found) > 64:
+            raise ValueError("an order without regular runs")
+        sizes, strides, count = run_at(places[at:], owner[at:])
+        name, start, _ = tensors[owner[at]]
+        found.append([name, int(places[at]) - start, sizes, strides])
+        at += count
+    return found
+
+
+def recorded(name: str, values: np.ndarray, tensors: list[tuple[str, int, int]]) -> dict[str, Any]:
+    """What of the model a tensor of the file holds."""
+    shape, flat = list(values.shape), values.reshape(-1).astype(np.float64)
+    added = float(flat[0] % STEP)
+    places = (flat - added) / STEP
+    whole = np.round(places).astype(np.int64)
+    try:
+        if np.abs(places - whole).max() > 0:
+            raise ValueError("numbers that are no sums of the model's and a constant")
+        found: dict[str, Any] = {"shape": shape, "of": runs(whole, tensors)}
+    except ValueError as error:
+        if len(flat) > 4096:
+            raise ValueError(f"{name} {shape} holds {error}: {flat[:6]}") from error
+        return {"shape": shape, "values": [float(np.float32(value)) for value in flat]}
+    return found | ({"added": added} if added else {})
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def record(case: str, conversion: Any, gguf: Any) -> dict[str, Any]:
+    """One case: the converter's keys (without those of the tokenizer) and tensors."""
+    model = gguf_cases.build(case)
+    tensors = number(model)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        vocabulary = {f"token {each}": each for each in range(gguf_cases.SIZES["vocab_size"])}
+        tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(f"{folder}/tokenizer.json")
+        described = Path(folder) / "config.json"
+        described.write_text(json.dumps(json.loads(described.read_text()) | gguf_cases.PUBLISHED.get(case, {})))
+        hparams = conversion.ModelBase.load_hparams(Path(folder), False) | gguf_cases.PUBLISHED.get(case, {})
+        kind = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
+        out = Path(folder) / "model.gguf"
+        with torch.inference_mode():
+            kind(Path(folder), gguf.LlamaFileType.ALL_F32, out, hparams=hparams).write()
+        read = gguf.GGUFReader(out)
+        keys = {
+            key: [gguf.GGUFValueType(field.types[0]).name, *(t.name for t in field.types[1:]), plain(field.contents())]
+            for key, field in read.fields.items()
+            if not key.startswith(("GGUF.", "tokenizer.")) and (key == "general.architecture" or "general." not in key)
+        }
+        held = {t.name: recorded(t.name, np.array(t.data).reshape(t.shape[::-1]), tensors) for t in read.tensors}
+    unread = {name for name, _, _ in tensors} - {run[0] for t in held.values() for run in t.get("of", [])}
+    return {"keys": keys, "tensors": held} | ({"unread": sorted(unread)} if unread else {})
+
+
+def without_tokenizers(kind: type) -> None:
+    """Lets the converter's classes write no tokenizer: the models here have none."""
+    for each in kind.__subclasses__():
+        if "set_vocab" in vars(each):
+            setattr(each, "set_vocab", lambda self: None)  # noqa: B010
+        without_tokenizers(each)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-cpp", type=Path, required=True, help="llama.cpp's source")
+    parser.add_argument("--output", type=Path, default=HERE / "converted.json")
+    parser.add_argument("cases", nargs="*", help="cases to record anew; the others stay")
+    arguments = parser.parse_args()
+    sys.path[:0] = [str(arguments.llama_cpp / "gguf-py"), str(arguments.llama_cpp)]
+    import conversion
+    import gguf
+
+    logging.disable(logging.WARNING)
+    conversion.load_all_models()
+    without_tokenizers(conversion.ModelBase)
+    found = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
+    failed = 0
+    for case in arguments.cases or gguf_cases.CASES:
+        try:
+            found[case] = record(case, conversion, gguf)
+            print(f"{case}: {len(found[case]['keys'])} keys, {len(found[case]['tensors'])} tensors "
+                  f"{found[case].get('unread', '')}", flush=True)  # fmt: skip
+        except Exception as error:
+            failed += 1
+            print(f"{case}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+    kept = {case: found[case] for case in gguf_cases.CASES if case in found}
+    lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(made)}" for case, made in kept.items())
+    arguments.output.write_text("{\n" + lines + "\n}\n")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
