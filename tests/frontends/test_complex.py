@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import sympy
 import torch
+import transformers
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import Max, Min
 from torch.utils._sympy.value_ranges import ValueRanges
+from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
 import qcompiler as qc
 from qcompiler.errors import QCompilerError
@@ -72,26 +74,17 @@ def test_a_minimum_is_replaced_only_where_it_is_known_for_the_whole_range(low: i
     assert (without_known_choices(Min(size, 0), ranges) == 0) is known
 
 
-class Stacked(nn.Module):
-    """A column of a row for each expert: torch asks whether it is contiguous, in terms of the smaller of two sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 16, 16) * 0.1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, 16)
-        scores = torch.softmax(rows[:, :4], -1)
-        repeated = rows.repeat(4, 1) * scores.transpose(0, 1).reshape(-1, 1)
-        return torch.bmm(repeated.view(4, -1, 16), self.weight).sum(0)
-
-
 @pytest.mark.parametrize("length", [1, 5, 8])
 def test_sizes_from_one_on_are_not_narrowed_by_a_question_of_torch(length: int) -> None:
+    """torch asks whether the rows of all experts are contiguous, in terms of min(64, 64 * s)."""
     torch.manual_seed(0)
-    model = Stacked().eval()
-    program = qc.qcompile(
-        model, (torch.randn(1, 5, 16),), dynamic_shapes={"x": {1: torch.export.Dim("s", min=1, max=8)}}
+    config = transformers.Llama4TextConfig(
+        hidden_size=64, intermediate_size=32, num_local_experts=4, num_experts_per_tok=1, intermediate_size_mlp=64
     )
-    x = torch.randn(1, length, 16)
+    model = Llama4TextMoe(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    sizes = {"hidden_states": {1: torch.export.Dim("s", min=1, max=8)}}
+    program = qc.qcompile(model, (torch.randn(1, 5, 64),), dynamic_shapes=sizes)
+    x = torch.randn(1, length, 64)
     torch.testing.assert_close(program(x), model(x), rtol=1e-5, atol=1e-5)

@@ -80,7 +80,7 @@ def _line_of_traceback(trace: TracebackType | None) -> str:
 
 _GUARDS = ("torch/__init__.py", "sym_node.py", "symbolic_shapes.py", "recording.py", "_stats.py")
 
-_WITHIN_A_TRACE = ("narrowing.py", "pooling.py", "recurrent.py")
+_WITHIN_A_TRACE = ("narrowing.py", "settled_conditions.py", "pooling.py", "recurrent.py")
 """Modules of this frontend that torch calls while it traces."""
 
 
@@ -97,7 +97,7 @@ def line_of_frame(frame: FrameType | None) -> tuple[str, bool]:
         if is_user_file(name):
             code = linecache.getline(name, frame.f_lineno).strip()
             return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}: {code}", direct
-        direct = direct and name.endswith((*_GUARDS, "narrowing.py"))
+        direct = direct and name.endswith((*_GUARDS, "narrowing.py", "settled_conditions.py"))
         frame = frame.f_back
     return "", False
 
