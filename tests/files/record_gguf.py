@@ -2,6 +2,9 @@
 in the model from which each number of a tensor comes.
 
     python tests/files/record_gguf.py --llama-cpp FOLDER [CASE ...]       writes tests/files/converted.json
+    python tests/files/record_gguf.py --llama-cpp FOLDER --shared         writes tests/files/shared_architectures.json
+
+The second lists GGUF's architectures of the causal language models that both the converter and transformers have.
 
 FOLDER is llama.cpp's source with `conversion/` and `gguf-py/`, such as `vendor/llama.cpp` in the source package of
 llama-cpp-python.  Each number of the model that is converted is a number of its own, a multiple of 2, so that a tensor
@@ -141,10 +144,25 @@ def without_tokenizers(kind: type) -> None:
         without_tokenizers(each)
 
 
+def shared(conversion: Any, gguf: Any) -> dict[str, list[str]]:
+    """The classes of transformers that the converter takes, by the architecture that it writes."""
+    from transformers.models.auto import modeling_auto
+
+    causal: set[str] = set()
+    for names in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        causal.update([names] if isinstance(names, str) else names)
+    found: dict[str, list[str]] = {}
+    for name, kind in conversion.ModelBase._model_classes[conversion.ModelType.TEXT].items():
+        if name in causal:
+            found.setdefault(gguf.MODEL_ARCH_NAMES[kind.model_arch], []).append(name)
+    return {architecture: sorted(found[architecture]) for architecture in sorted(found)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp", type=Path, required=True, help="llama.cpp's source")
     parser.add_argument("--output", type=Path, default=HERE / "converted.json")
+    parser.add_argument("--shared", action="store_true", help="list the architectures that both have")
     parser.add_argument("cases", nargs="*", help="cases to record anew; the others stay")
     arguments = parser.parse_args()
     sys.path[:0] = [str(arguments.llama_cpp / "gguf-py"), str(arguments.llama_cpp)]
@@ -154,6 +172,10 @@ def main() -> None:
     logging.disable(logging.WARNING)
     conversion.load_all_models()
     without_tokenizers(conversion.ModelBase)
+    if arguments.shared:
+        text = json.dumps(shared(conversion, gguf), indent=1)
+        (HERE / "shared_architectures.json").write_text(text + "\n")
+        return
     found = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
     failed = 0
     for case in arguments.cases or gguf_cases.CASES:

@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType as Type
 import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.errors import WeightsError
+from qcompiler.frontends.checkpoints.gguf_architectures import ARCHITECTURES, NOT_READ
 from qcompiler.frontends.checkpoints.gguf_files import GgufFile, NewTensor
 
 written = load("tests/files/writing.py")
@@ -108,6 +109,17 @@ def test_transformers_reads_the_same_weights_from_the_file(name: str, tmp_path: 
         found = ours[parameter].view().float()
         is_turned = name == "gpt2" and parameter.split(".")[-2] in ("c_attn", "c_proj", "c_fc") and found.ndim == 2
         torch.testing.assert_close(found.T if is_turned else found, values.detach(), rtol=0, atol=1e-6)
+
+
+SHARED = json.loads((ROOT / "tests" / "files" / "shared_architectures.json").read_text())
+
+
+@pytest.mark.parametrize("architecture", SHARED)
+def test_an_architecture_that_the_converter_and_transformers_share_is_read_or_has_a_reason(architecture: str) -> None:
+    """The list is the converter's and transformers' own (record_gguf.py --shared)."""
+    assert (architecture in ARCHITECTURES) != (architecture in NOT_READ)
+    written_by = {entry["keys"]["general.architecture"][-1] for entry in recorded.record().values()}
+    assert (architecture in ARCHITECTURES) == (architecture in written_by), "what is read has a case"
 
 
 @pytest.mark.slow
@@ -227,7 +239,7 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
     path = tmp_path / "bad.gguf"
     if kind == "architecture":
         again(path, source, **{"general.architecture": "mamba"})
-        message = "architecture 'mamba'; there are: llama, qwen2.*give its weights as safetensors"
+        message = "architecture 'mamba'; some of its layers keep a state .* there are: llama.*weights as safetensors"
     elif kind == "cut":
         path.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
         message = "was cut off.*copy or download the file again"

@@ -29,6 +29,7 @@ from qcompiler.frontends.checkpoints.described_model import TensorTotals, hollow
 from qcompiler.frontends.checkpoints.gguf_architectures import (
     ARCHITECTURES,
     LATENT,
+    NOT_READ,
     ROPE_FACTORS,
     Architecture,
     Keys,
@@ -59,9 +60,10 @@ def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoi
     file = GgufFile(path)
     name = required(file, "general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
+        reason = f"; {NOT_READ[name]}" if isinstance(name, str) and name in NOT_READ else ""
         raise WeightsError(
-            f"{file.path} is of the architecture {shown(name)}; there are: {', '.join(ARCHITECTURES)}. Other models: "
-            "build the module yourself, and give its weights as safetensors (docs/large-models.md)"
+            f"{file.path} is of the architecture {shown(name)}{reason}; there are: {', '.join(ARCHITECTURES)}. Other "
+            "models: build the module yourself, and give its weights as safetensors (docs/large-models.md)"
         )
     keys = Keys(file, name)
     architecture = architecture_of(keys)

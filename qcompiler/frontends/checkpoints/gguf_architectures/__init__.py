@@ -28,6 +28,23 @@ from qcompiler.frontends.checkpoints.gguf_architectures.older import OLDER
 ARCHITECTURES = {**DENSE, **GEMMAS, **MIXTURES, **OLDER}
 """By `general.architecture`."""
 
+_STATES = "some of its layers keep a state that is not keys and values, and `compile_causal_lm` takes no such model"
+_SPARSE = "its attention chooses tokens by an index of its own, and `compile_causal_lm` takes no such model"
+NOT_READ = {
+    **dict.fromkeys(
+        ("falcon-h1", "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba2", "nemotron_h",
+         "qwen3next", "qwen35", "qwen35moe", "qwen4exp"),
+        _STATES,
+    ),
+    **dict.fromkeys(("deepseek32", "deepseek4", "dots3note", "glm-dsa", "hy_v4"), _SPARSE),
+    "dbrx": "its experts find their tokens by value (`nonzero`), which no program can hold",
+    "bitnet": "llama.cpp's converter does not write transformers' BitNet",
+    "gemma4-assistant": "it drafts tokens for another model, whose cache it reads",
+    "hrm_text": "it is not read from GGUF files yet",
+    "mimo2": "it is not read from GGUF files yet",
+}  # fmt: skip
+"""Other architectures that llama.cpp's converter and transformers share: why their files are not read."""
+
 
 def architecture_of(keys: Keys) -> Architecture:
     """The architecture of a file; some names stand for several classes of transformers."""
@@ -49,5 +66,7 @@ def architecture_of(keys: Keys) -> Architecture:
     return ARCHITECTURES[keys.architecture]
 
 
-__all__ = ["ARCHITECTURES", "LATENT", "ROPE_FACTORS", "Architecture", "Keys", "architecture_of", "configured",
-           "divisors", "predicting_layers", "required"]  # fmt: skip
+__all__ = [
+    "ARCHITECTURES", "LATENT", "NOT_READ", "ROPE_FACTORS", "Architecture", "Keys", "architecture_of", "configured",
+    "divisors", "predicting_layers", "required",
+]  # fmt: skip
