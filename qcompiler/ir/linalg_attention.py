@@ -9,7 +9,6 @@ from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import IndexType, IntegerType
 from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
-from xdsl.ir.affine import AffineDimExpr, AffineExpr
 
 from qcompiler.formats import cache_rows
 from qcompiler.ir import build, qc
@@ -67,10 +66,11 @@ def _attention(op: qc.AttentionOp, lowering: LinalgLowering) -> Sequence[SSAValu
         keys, values = (cache_values(b, rows, int(n), kind) for rows, n in zip((keys, values), sizes, strict=True))
     acc = accumulator(op.q, keys, values)
     q, k, v = (shape_of(t.type) for t in (op.q, keys, values))
-    head: AffineExpr = AffineDimExpr(1) // (int(q[1]) // int(k[1]))
-    full = (q[0], q[1], q[2], k[2])
-    d0, _, _, d3, d4 = dims(*range(5))
-    scores = contract(b, [op.q, keys], [dims(0, 1, 2, 4), (d0, head, d3, d4)], full, acc)
+    full, shared = (q[0], q[1], q[2], k[2]), (q[0], k[1], int(q[1]) // int(k[1]), q[2])
+    # loops: batch, head of keys, query's head among those that share it, query, key, then the columns of a head
+    grouped = build.reshape(b, op.q, (*shared, q[3]))
+    scores = contract(b, [grouped, keys], [dims(0, 1, 2, 3, 5), dims(0, 1, 4, 5)], (*shared, k[2]), acc)
+    scores = build.reshape(b, scores, full)
     masks = [op.mask] if op.mask is not None else []
     lasts = []
     if op.last is not None:
@@ -92,15 +92,15 @@ def _attention(op: qc.AttentionOp, lowering: LinalgLowering) -> Sequence[SSAValu
         row: SSAValue = i.insert(IndexOp(2)).result
         column = i.insert(IndexOp(3)).result
         if lasts:
-            row = i.insert(arith.IndexCastOp(s[-1], IndexType())).result
+            row = i.insert(arith.IndexCastOp(s[-2], IndexType())).result  # behind it is the output
         return _visible(i, op, score, lowest, row, column)
 
     scores = build.pointwise(b, [scores, *masks, *lasts], full, acc, masked)
     weights = softmax_over(b, scores, 3, empty_rows=True)
-    # loops: batch, head, query, value dim, then key
-    out = (q[0], q[1], q[2], v[3])
-    total = contract(b, [weights, values], [dims(0, 1, 2, 4), (d0, head, d4, d3)], out, acc)
-    return [rounded(b, total, tensor_dtype(op.result.type))]
+    # loops: as before, with the columns of a value instead of keys, then keys
+    grouped = build.reshape(b, weights, (*shared, k[2]))
+    total = contract(b, [grouped, values], [dims(0, 1, 2, 3, 5), dims(0, 1, 5, 4)], (*shared, v[3]), acc)
+    return [rounded(b, build.reshape(b, total, shape_of(op.result.type)), tensor_dtype(op.result.type))]
 
 
 def _visible(

@@ -47,7 +47,9 @@ def _recurrent(op: qc.RecurrentOp, lowering: LinalgLowering) -> Sequence[SSAValu
     step, given, *before = block.args
     time = _time(inner, op, step, bounds[1])
     made = _step(op, lowering.at(inner), weights, time, dict(zip(names, before, strict=True)))
-    inner.insert(scf.YieldOp(_written(inner, made["out"], given, time), *(made[name] for name in names)))
+    # What the loop yields is written into what it was given: bufferisation then needs no memory for each step.
+    stored = [build.insert_slice(inner, made[name], into, [0, 0]) for name, into in zip(names, before, strict=True)]
+    inner.insert(scf.YieldOp(_written(inner, made["out"], given, time), *stored))
     loop = b.insert(scf.ForOp(bounds[0], bounds[1], bounds[2], carried, Region(block)))
     return [loop.results[0], *loop.results[2:]]
 

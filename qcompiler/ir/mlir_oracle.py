@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, TensorType
 from qcompiler.errors import MissingDependencyError, QCompilerError
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.linalg_formats import sections_of
-from qcompiler.ir.linalg_lowering import CONSTANTS
+from qcompiler.ir.linalg_lowering import CONSTANTS, STATES, UPDATES
 from qcompiler.ir.module import INIT, find_func, init_func, result_keys, return_op
 from qcompiler.ir.text import print_for_mlir
 from qcompiler.ir.types import QTensorType
@@ -173,30 +173,71 @@ def _result_kind(type_: Any, ir: Any) -> tuple[int, np.dtype[Any]]:
     return shaped.rank, _MLIR_DTYPES[str(shaped.element_type)]
 
 
-def run_with_mlir(module: ModuleOp, weights: WeightStore, inputs: Sequence[Array], entry: str = "main") -> list[Array]:
+def run_with_mlir(
+    module: ModuleOp,
+    weights: WeightStore,
+    inputs: Sequence[Array],
+    entry: str = "main",
+    states: MutableMapping[str, Array] | None = None,
+) -> list[Array]:
     """Runs a module after `lower-qc-to-linalg`. Arguments and results are those of the interpreter's `run`."""
     text, computed = print_for_mlir(module), {}
     init = init_func(module)
     if init is not None and entry != INIT:
         values = mlir_jit(text, _constants(init, weights, {}), INIT)
         computed = dict(zip(result_keys(init), values, strict=True))
+    function = _entry(module, entry)
+    arrays = mlir_jit(text, arguments_of(module, weights, inputs, entry, states, computed), entry)
+    for value, array in zip(return_op(function).operands, arrays, strict=True):
+        assert isinstance(value.type, TensorType) and array.dtype == numpy_dtype(value.type)
+    updates = _listed(function, UPDATES)
+    outputs = arrays[: len(arrays) - len(updates)]
+    if states is not None:
+        states.update(zip(updates, arrays[len(outputs) :], strict=True))
+    return outputs
+
+
+def arguments_of(
+    module: ModuleOp,
+    weights: WeightStore,
+    inputs: Sequence[Array],
+    entry: str = "main",
+    states: Mapping[str, Array] | None = None,
+    computed: Mapping[str, Array] | None = None,
+) -> list[Array]:
+    """All arguments of a lowered function: its own, the states that it reads, and its constants.
+
+    `computed` holds the results of `@init`. QCompilerError for a state without a value.
+    """
+    function, given = _entry(module, entry), states if states is not None else {}
+    missing = [key for key in _listed(function, STATES) if key not in given]
+    if missing:
+        raise QCompilerError(f"the state '{missing[0]}' has no value; pass it in `states`")
+    read = [given[key] for key in _listed(function, STATES)]
+    return [*inputs, *read, *_constants(function, weights, computed or {})]
+
+
+def _entry(module: ModuleOp, entry: str) -> func.FuncOp:
     function = find_func(module, entry)
     if function is None:
         raise QCompilerError(f"the module has no function @{entry}")
-    arrays = mlir_jit(text, [*inputs, *_constants(function, weights, computed)], entry)
-    for value, array in zip(return_op(function).operands, arrays, strict=True):
-        assert isinstance(value.type, TensorType) and array.dtype == numpy_dtype(value.type)
-    return arrays
+    return function
+
+
+def _listed(function: func.FuncOp, attribute: str) -> list[str]:
+    """The keys in an attribute of a lowered function."""
+    keys = function.attributes.get(attribute)
+    return [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
 
 
 def _constants(function: func.FuncOp, weights: WeightStore, computed: Mapping[str, Array]) -> list[Array]:
     """The arrays that a function's `qc.constants` names: `key`, or `key:section` of a packed weight."""
-    keys = function.attributes.get(CONSTANTS)
-    names = [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
-    return [computed[name] if name in computed else _constant(name, weights) for name in names]
+    names = _listed(function, CONSTANTS)
+    return [computed[name] if name in computed else constant_array(name, weights) for name in names]
 
 
-def _constant(name: str, weights: WeightStore) -> Array:
+def constant_array(name: str, weights: WeightStore) -> Array:
+    """A constant of the store by `key`, or a section of a packed one by `key:section`."""
     if name in weights:
         return np.asarray(weights[name].array())
     key, _, section = name.rpartition(":")
