@@ -134,6 +134,7 @@ def first_largest(b: Builder, x: SSAValue, axis: int) -> SSAValue:
     places = ranks(b, x, axis, descending=True) if tensor_dtype(x.type) == "i1" else None
     if places is not None:
         return _where_zero(b, places, axis)
+    x = x if tensor_dtype(x.type).startswith(("i", "f64")) else rounded(b, x, "f32")
     peak = build.reduce(b, x, [axis], "max")
     loops = [*range(axis), rank - 1, *range(axis, rank - 1)]  # the axis is the reduction loop
 

@@ -51,12 +51,12 @@ def bindings() -> tuple[Any, Any, Any]:
     return ir, passes, engine
 
 
-def parses_in_mlir(text: str) -> None:
-    """Parses and verifies `text` in stock MLIR, with unregistered dialects allowed. QCompilerError if MLIR refuses
-    it."""
+def parses_in_mlir(text: str, *, upstream_only: bool = False) -> None:
+    """Parses and verifies `text` in stock MLIR, with unregistered dialects allowed unless it must be `upstream_only`.
+    QCompilerError if MLIR refuses it."""
     ir, _, _ = bindings()
     with ir.Context() as context:
-        context.allow_unregistered_dialects = True
+        context.allow_unregistered_dialects = not upstream_only
         try:
             parsed = ir.Module.parse(text)
         except ir.MLIRError as error:
@@ -190,7 +190,7 @@ def run_with_mlir(
     arrays = mlir_jit(text, arguments_of(module, weights, inputs, entry, states, computed), entry)
     for value, array in zip(return_op(function).operands, arrays, strict=True):
         assert isinstance(value.type, TensorType) and array.dtype == numpy_dtype(value.type)
-    updates = _listed(function, UPDATES)
+    updates = keys_of(function, UPDATES)
     outputs = arrays[: len(arrays) - len(updates)]
     if states is not None:
         states.update(zip(updates, arrays[len(outputs) :], strict=True))
@@ -210,10 +210,10 @@ def arguments_of(
     `computed` holds the results of `@init`. QCompilerError for a state without a value.
     """
     function, given = _entry(module, entry), states if states is not None else {}
-    missing = [key for key in _listed(function, STATES) if key not in given]
+    missing = [key for key in keys_of(function, STATES) if key not in given]
     if missing:
         raise QCompilerError(f"the state '{missing[0]}' has no value; pass it in `states`")
-    read = [given[key] for key in _listed(function, STATES)]
+    read = [given[key] for key in keys_of(function, STATES)]
     return [*inputs, *read, *_constants(function, weights, computed or {})]
 
 
@@ -224,15 +224,15 @@ def _entry(module: ModuleOp, entry: str) -> func.FuncOp:
     return function
 
 
-def _listed(function: func.FuncOp, attribute: str) -> list[str]:
-    """The keys in an attribute of a lowered function."""
+def keys_of(function: func.FuncOp, attribute: str) -> list[str]:
+    """The keys in an attribute of a lowered function: `qc.constants`, `qc.states` or `qc.updates`."""
     keys = function.attributes.get(attribute)
     return [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
 
 
 def _constants(function: func.FuncOp, weights: WeightStore, computed: Mapping[str, Array]) -> list[Array]:
     """The arrays that a function's `qc.constants` names: `key`, or `key:section` of a packed weight."""
-    names = _listed(function, CONSTANTS)
+    names = keys_of(function, CONSTANTS)
     return [computed[name] if name in computed else constant_array(name, weights) for name in names]
 
 
