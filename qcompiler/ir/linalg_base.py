@@ -14,7 +14,7 @@ from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 
 from qcompiler.errors import QCompilerError
 from qcompiler.ir import build, qc
-from qcompiler.ir.linalg_formats import decode_weight
+from qcompiler.ir.linalg_formats import decode_weight, element_decoder
 from qcompiler.ir.module import path_of
 from qcompiler.ir.scalar_code import Code, Scalar, where
 from qcompiler.ir.types import ELEMENT_TYPES, QTensorType, shape_of, tensor_dtype
@@ -40,11 +40,22 @@ class LinalgLowering:
         if not isinstance(value.type, QTensorType):
             return value
         if (value, rounded) not in self.decoded:
-            if value not in self.sections:
-                raise QCompilerError(f"only constants can be decoded by linalg; {value.type} is computed")
-            made = decode_weight(self.builder, value.type, self.sections[value], rounded=rounded)
+            made = decode_weight(self.builder, value.type, self._sections(value), rounded=rounded)
             self.decoded[value, rounded] = made
         return self.decoded[value, rounded]
+
+    def element(self, value: SSAValue) -> Callable[[Code, Scalar, Scalar], Scalar]:
+        """What reads one element of a matrix, by row and column: of a packed one, decoded and rounded."""
+        type_ = value.type
+        if not isinstance(type_, QTensorType):
+            return lambda code, row, column: code.read(value, row, column)
+        decode = element_decoder(self.builder, type_, self._sections(value))
+        return lambda code, row, column: decode(code, row, column, {}).to(type_.dtype)
+
+    def _sections(self, value: SSAValue) -> Mapping[str, SSAValue]:
+        if value not in self.sections:
+            raise QCompilerError(f"only constants can be decoded by linalg; {value.type} is computed")
+        return self.sections[value]
 
     def lowered(self, op: Operation, operands: Sequence[SSAValue]) -> Sequence[SSAValue]:
         """What an op of a region means for other operands. The op stays as it is."""

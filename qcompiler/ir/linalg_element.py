@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith
@@ -32,6 +32,8 @@ class Element:
     cols: int
     row: Scalar
     col: Scalar
+    given: Mapping[str, Scalar] = field(default_factory=dict)
+    """Entries of sections that the loop itself reads."""
 
     @property
     def flat(self) -> Scalar:
@@ -49,6 +51,14 @@ class Element:
     def signed(self, section: str, at: Scalar) -> Scalar:
         """A byte as an i32 from -128 to 127."""
         return self.code.read(self.sections[section], at).to("i32")
+
+    def own(self, section: str) -> Scalar:
+        """The byte of a section that has one for each element, as an i32 from -128 to 127."""
+        return self.given[section].to("i32") if section in self.given else self.signed(section, self.flat)
+
+    def of_row(self, section: str) -> Scalar:
+        """The entry of a section of floats that has one for each row, in fp32."""
+        return self.given[section].to("f32") if section in self.given else self.number(section, self.row)
 
     def number(self, section: str, at: Scalar | int) -> Scalar:
         """An entry of a section of floats, in fp32."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from xdsl.builder import Builder
 from xdsl.ir import SSAValue
-from xdsl.ir.affine import AffineMap
+from xdsl.ir.affine import AffineDimExpr, AffineMap
 
 from qcompiler import formats
 from qcompiler.errors import QCompilerError
@@ -26,7 +26,7 @@ from qcompiler.ir import build
 from qcompiler.ir.linalg_element import Element, e4m3, e5m2, e8m0
 from qcompiler.ir.linalg_ggml import GGML
 from qcompiler.ir.scalar_code import Code, Scalar
-from qcompiler.ir.types import QTensorType
+from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import DTYPE_NAMES
 
@@ -59,6 +59,38 @@ def decode_weight(
     With `rounded=False` they stay as they are decoded. QCompilerError for another layout than the canonical one, and
     for a format without a decoder.
     """
+    element, read = element_decoder(b, type_, sections), _read_by_the_loop(b, type_, sections)
+
+    def body(i: Builder, s: Sequence[SSAValue]) -> SSAValue:
+        code = Code(i)
+        given = {name: code.scalar(value) for name, value in zip(read, s, strict=False)}
+        value = element(code, code.index(0), code.index(1), given)
+        return (value.to(type_.dtype).to("f32") if rounded else value).value
+
+    operands, maps = [value for value, _ in read.values()], [map_ for _, map_ in read.values()]
+    return build.generic(b, operands, [*maps, AffineMap.identity(2)], type_.shape, "f32", ["parallel"] * 2, body)
+
+
+def _read_by_the_loop(
+    b: Builder, type_: QTensorType, sections: Mapping[str, SSAValue]
+) -> dict[str, tuple[SSAValue, AffineMap]]:
+    """Sections whose entries are elements or rows, with the maps that index them: what compilers turn into vectors."""
+    rows, cols = type_.shape
+    found: dict[str, tuple[SSAValue, AffineMap]] = {}
+    for name in _BY_ELEMENT.get(type_.format.ref.name, ()):
+        (count,) = shape_of(sections[name].type)
+        if name == "codes":
+            found[name] = build.reshape(b, sections[name], (rows, cols)), AffineMap.identity(2)
+        elif count == rows:
+            found[name] = sections[name], AffineMap(2, 0, (AffineDimExpr(0),))
+    return found
+
+
+def element_decoder(
+    b: Builder, type_: QTensorType, sections: Mapping[str, SSAValue]
+) -> Callable[[Code, Scalar, Scalar, Mapping[str, Scalar]], Scalar]:
+    """What decodes one element, by row and column, in the body of a loop in front of which `b` builds. The last
+    argument holds entries that the loop has read. Errors as `decode_weight`."""
     reference, (rows, cols) = type_.format.ref, type_.shape
     if type_.layout.layout_name.data != "canonical":
         raise QCompilerError(
@@ -72,14 +104,7 @@ def decode_weight(
         )
     fmt = formats.get(reference.name, **reference.params)
     params = {p.name: fmt.setting(p.name) for p in fmt.parameters}
-
-    def body(i: Builder, _: Sequence[SSAValue]) -> SSAValue:
-        code = Code(i)
-        element = Element(b, code, sections, params, rows, cols, code.index(0), code.index(1))
-        value = decoder(element)
-        return (value.to(type_.dtype).to("f32") if rounded else value).value
-
-    return build.generic(b, [], [AffineMap.identity(2)], (rows, cols), "f32", ["parallel"] * 2, body)
+    return lambda code, row, col, given: decoder(Element(b, code, sections, params, rows, cols, row, col, given))
 
 
 # --- integers --------------------------------------------------------------------------------------------------------
@@ -101,17 +126,18 @@ def _integers(width: int) -> Callable[[Element], Scalar]:
         size = e.params["group"]
         assert isinstance(size, int | str)
         group = e.group(size)
+        scale = e.of_row("scales") if size == "row" else e.number("scales", group)
         if e.params["symmetric"]:
-            code = e.signed("codes", e.flat) if width == 8 else _stream(e, width) - (1 << (width - 1))
+            code = e.own("codes") if width == 8 else _stream(e, width) - (1 << (width - 1))
         else:
-            code = (e.byte("codes", e.flat) if width == 8 else _stream(e, width)) - e.byte("zeros", group)
-        return code.to("f32") * e.number("scales", group)
+            code = (e.own("codes") & 255 if width == 8 else _stream(e, width)) - e.byte("zeros", group)
+        return code.to("f32") * scale
 
     return decode
 
 
 def _llm_int8(e: Element) -> Scalar:
-    return e.signed("codes", e.flat).to("f32") * e.number("absmax", e.row) * float(np.float32(1 / 127))
+    return e.own("codes").to("f32") * e.of_row("absmax") * float(np.float32(1 / 127))
 
 
 # --- bitsandbytes ----------------------------------------------------------------------------------------------------
@@ -162,8 +188,10 @@ def _blockwise(values: Sequence[float]) -> Callable[[Element], Scalar]:
 def _fp8(convert: Callable[[Scalar], Scalar]) -> Callable[[Element], Scalar]:
     def decode(e: Element) -> Scalar:
         across = -(-e.cols // 128)
-        scale: dict[object, Scalar | int] = {"row": e.row, "tensor": 0, "block": e.row // 128 * across + e.col // 128}
-        return convert(e.byte("codes", e.flat)) * e.number("scales", scale[e.params["per"]])
+        value = convert(e.own("codes") & 255)
+        if e.params["per"] == "row":
+            return value * e.of_row("scales")
+        return value * e.number("scales", 0 if e.params["per"] == "tensor" else e.row // 128 * across + e.col // 128)
 
     return decode
 
@@ -174,7 +202,7 @@ def _mxfp4(e: Element) -> Scalar:
 
 def _mxfp8(e: Element) -> Scalar:
     convert = e4m3 if e.params["element"] == "e4m3" else e5m2
-    return convert(e.byte("codes", e.flat)) * e8m0(e.byte("scales", e.flat // 32))
+    return convert(e.own("codes") & 255) * e8m0(e.byte("scales", e.flat // 32))
 
 
 def _nvfp4(e: Element) -> Scalar:
@@ -189,3 +217,9 @@ DECODERS: dict[str, Callable[[Element], Scalar]] = {
     **GGML,
 }  # fmt: skip
 """The value of an element, in fp32, by format."""
+
+_BY_ELEMENT: dict[str, tuple[str, ...]] = {
+    "int8": ("codes", "scales"), "llm_int8": ("codes", "absmax"), "fp8_e4m3": ("codes", "scales"),
+    "fp8_e5m2": ("codes", "scales"), "mxfp8": ("codes",),
+}  # fmt: skip
+"""Sections with a byte for each element, and sections that may have an entry for each row."""

@@ -52,13 +52,13 @@ def _rope(op: qc.RopeOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
 
 
 def _embedding(op: qc.EmbeddingOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
-    table, shape, dtype = lowering.weight(op.table), shape_of(op.result.type), tensor_dtype(op.result.type)
-    rank = len(shape) - 1
+    """Decodes the picked rows of a packed table, and no others."""
+    shape, dtype = shape_of(op.result.type), tensor_dtype(op.result.type)
+    rank, entry = len(shape) - 1, lowering.element(op.table)
 
     def body(code: Code, _: Sequence[Scalar]) -> Scalar:
         *place, column = indices(code, rank + 1)
-        picked = code.read(table, code.read(op.ids, *place).to("index"), column)
-        return picked.to(dtype)
+        return entry(code, code.read(op.ids, *place).to("index"), column).to(dtype)
 
     return [points(lowering.builder, [], shape, dtype, body)]
 
