@@ -35,6 +35,7 @@ from qcompiler.ir.linalg_lowering import CONSTANTS, STATES, UPDATES, LinalgLower
 from qcompiler.ir.module import arg_names, functions, path_of, return_op, set_arg_names, update_function_type
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
+from qcompiler.plan.dims import dim
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,7 @@ def _size(b: Builder, expression: ast.expr, inputs: Sequence[SSAValue]) -> SSAVa
         case ast.Constant(value=int() as value):
             return build.index_constant(b, value)
         case ast.Name(id=name):
-            for argument in inputs:
-                if isinstance(argument.type, TensorType) and name in shape_of(argument.type):
-                    axis = build.index_constant(b, shape_of(argument.type).index(name))
-                    return b.insert(tensor.DimOp(argument, axis)).result
-            raise QCompilerError(f"no argument has the dimension '{name}' as one of its sizes")
+            return _symbol(b, name, inputs)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return b.insert(arith.SubiOp(build.index_constant(b, 0), _size(b, operand, inputs))).result
         case ast.BinOp(left=left, op=operator, right=right):
@@ -150,3 +147,24 @@ def _size(b: Builder, expression: ast.expr, inputs: Sequence[SSAValue]) -> SSAVa
             raise QCompilerError(f"the dimension expression {ast.unparse(expression)!r} cannot be lowered")
     result: SSAValue = b.insert(made).results[0]
     return result
+
+
+def _symbol(b: Builder, name: str, inputs: Sequence[SSAValue]) -> SSAValue:
+    """The value of a symbol: the size of an argument, or what makes `3*name + 2` the size of one."""
+    linear: list[tuple[int, int, SSAValue, int]] = []
+    for argument in inputs:
+        for axis, entry in enumerate(shape_of(argument.type) if isinstance(argument.type, TensorType) else ()):
+            if dim(entry).symbols() == {name}:
+                at = [dim(entry).evaluate({name: value}) for value in (0, 1, 2)]
+                if at[1] > at[0] and at[2] - at[1] == at[1] - at[0]:
+                    linear.append((at[1] - at[0], at[0], argument, axis))
+    if not linear:
+        raise QCompilerError(
+            f"no argument has the dimension '{name}' as one of its sizes, nor one from which it follows; name the "
+            "dimension of an input so, or a multiple of it"
+        )
+    factor, offset, argument, axis = min(linear, key=lambda found: found[:2])
+    size: SSAValue = b.insert(tensor.DimOp(argument, build.index_constant(b, axis))).result
+    if offset:
+        size = b.insert(arith.SubiOp(size, build.index_constant(b, offset))).result
+    return size if factor == 1 else b.insert(arith.FloorDivSIOp(size, build.index_constant(b, factor))).result

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.frontends.torch.importer import ImportResult
 from qcompiler.inspect.upstream import STAGE, UpstreamModule, Weights, upstream
@@ -32,4 +33,6 @@ def lowered(
 
 def leaves(result: Any) -> list[np.ndarray[Any, Any]]:
     """Every tensor of a result."""
-    return [leaf.detach().numpy() for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [
+        to_numpy(leaf.detach()) for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)
+    ]
