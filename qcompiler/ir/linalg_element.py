@@ -10,7 +10,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, Float32Type, TensorType
 from xdsl.ir import SSAValue
 
-from qcompiler.formats import ParamValue
+from qcompiler.formats.base import ParamValue
 from qcompiler.ir.scalar_code import Code, Scalar, where
 
 

@@ -129,10 +129,11 @@ _MEMREF_COPY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(_Unranked),
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main", *, level: int = 2) -> list[Array]:
+def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main", *, level: int = 1) -> list[Array]:
     """Compiles `text` with upstream MLIR and calls `entry`, whose arguments and results are ranked tensors.
 
-    `level` is LLVM's: 0 compiles a small model in half a second instead of six, and runs slower.
+    `level` is LLVM's: 0 compiles a small model in half a second instead of six, and runs slower. From 2 on loops become
+    vectors, and those of bf16 need a function of LLVM's runtime that the bindings do not ship.
 
     Inputs are copied (bufferisation may write in place). QCompilerError carries MLIR's message.
     """
