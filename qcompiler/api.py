@@ -20,6 +20,7 @@ from qcompiler.errors import (
 )
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
+from qcompiler.inspect.upstream import STAGE
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.text import print_module
 from qcompiler.kernels.cuda.signature import ARCHS
@@ -216,7 +217,6 @@ def run_stages(
 
     Returns the weights as they are after the stage that `Program.to_mlir` lowers: their bytes are shared.
     """
-    from qcompiler.inspect.upstream import STAGE
     from qcompiler.passes import pipeline
 
     text, canonical = "", context.weights

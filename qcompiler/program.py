@@ -16,6 +16,7 @@ from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
 from qcompiler.inspect.torch_share import read_by_torch
+from qcompiler.inspect.upstream import STAGE, UpstreamModule, Weights, upstream
 from qcompiler.ledger import Ledger
 from qcompiler.runtime.backends.base import CaptureMode
 from qcompiler.runtime.backends.registry import is_available, runs
@@ -30,7 +31,6 @@ from qcompiler.runtime.timeline import Timeline, timeline
 
 if TYPE_CHECKING:
     from qcompiler.frontends.torch.importer import ImportResult
-    from qcompiler.inspect.upstream import UpstreamModule, Weights
     from qcompiler.ir.context import QCContext
     from qcompiler.plan.plan import Plan, WeightEntry
     from qcompiler.plan.weights import WeightStore
@@ -214,8 +214,6 @@ class Program:
             raise ArgumentError(f"to_mlir({dialect!r}): the one choice is 'linalg'")
         if weights not in ("resources", "arguments"):
             raise ArgumentError(f"weights={weights!r}: choose 'resources' or 'arguments'")
-        from qcompiler.inspect.upstream import STAGE, upstream
-
         if self._canonical is None:
             raise QCompilerError("this program was not made by qcompile, which keeps the weights that MLIR needs")
         return upstream(self.ir(STAGE), self._canonical, self._states, weights)

@@ -42,17 +42,18 @@ def _linear(op: qc.LinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     acc, out, dtype = tensor_dtype(total.type), shape_of(op.result.type), tensor_dtype(op.result.type)
     if op.bias is not None:
         total = points(b, [total, op.bias], shape_of(total.type), acc, lambda _, s: s[0] + s[1].to(acc))
-    begin = [0] * (len(out) - 1)
     sums = [total]
     if op.combines_pairs:
+        begin = [0] * (len(out) - 1)
         sums = [build.extract_slice(b, total, [*begin, at], out) for at in (0, int(out[-1]))]
 
     def body(i: Builder, s: Scalars) -> SSAValue:
-        if not op.epilogue.blocks:
-            return convert(i, s[0], dtype)
         return inlined(i, op.epilogue.block, [*(convert(i, each, "f32") for each in s[: op.sums]), *s[op.sums : -1]])
 
-    result = build.pointwise(b, [*sums, *op.extras], out, dtype, body)
+    if op.epilogue.blocks:
+        result = build.pointwise(b, [*sums, *op.extras], out, dtype, body)
+    else:
+        result = rounded(b, total, dtype)
     statistics = [] if op.statistics is None else [parts_of(b, result, op.statistics.data)]
     return [result, *kept, *statistics]
 
