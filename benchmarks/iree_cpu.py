@@ -31,7 +31,8 @@ import qcompiler as qc
 from qcompiler.errors import MissingDependencyError
 
 ROOT = Path(__file__).resolve().parents[1]
-HOST = "--iree-llvmcpu-target-cpu=host"
+HOST = ("--iree-llvmcpu-target-cpu=host", "--iree-llvmcpu-stack-allocation-limit=131072")
+"""This CPU. IREE's own limit of 32 KiB of stack refuses its tiles of some reductions of batches."""
 FAST = ("--iree-opt-level=O3", "--iree-opt-data-tiling", "--iree-llvmcpu-enable-ukernels=all")
 """Flags by which IREE runs these programs faster than by its own defaults."""
 
@@ -50,7 +51,7 @@ def iree() -> tuple[Any, Any]:
 def run_with_iree(text: str, flags: Sequence[str] = (), threads: int | None = None) -> Callable[..., list[Any]]:
     """Compiles MLIR text for this CPU; the result takes NumPy arrays and returns those of @main."""
     compiler, runtime = iree()
-    binary = compiler.compile_str(text, target_backends=["llvm-cpu"], extra_args=[HOST, *flags])
+    binary = compiler.compile_str(text, target_backends=["llvm-cpu"], extra_args=[*HOST, *flags])
     if threads is not None:
         runtime.flags.parse_flags(f"--task_topology_max_group_count={threads}")
     config = runtime.Config("local-task")

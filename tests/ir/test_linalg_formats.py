@@ -6,6 +6,7 @@ import format_cases
 import linalg_cases
 import numpy as np
 import pytest
+from by_path import ROOT
 from xdsl.builder import Builder, InsertPoint
 from xdsl.ir import Block
 
@@ -23,6 +24,11 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 
 def test_every_format_has_a_decoder() -> None:
     assert set(linalg_formats.DECODERS) == set(formats.names())
+
+
+def test_the_page_counts_the_choices_of_parameters() -> None:
+    text = (ROOT / "docs" / "mlir.md").read_text()
+    assert f"({sum(len(format_cases.all_parameters(name)) for name in formats.names())} in all)" in text
 
 
 def _bits(x: np.ndarray) -> np.ndarray:

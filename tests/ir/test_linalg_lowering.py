@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import linalg_cases
 import pytest
+from by_path import ROOT
 from xdsl.builder import Builder
 from xdsl.ir import SSAValue
 
@@ -24,6 +26,8 @@ from qcompiler.plan.kernel import FormatRef
 def test_every_op_of_the_dialect_has_a_lowering_or_a_reason() -> None:
     known = {op.name for op in (*RULES, *BY_THE_PASS)} | set(WITHOUT)
     assert {op.name for op in QC.operations} == known
+    page = (ROOT / "docs" / "mlir.md").read_text()
+    assert set(re.findall(r"^\| `(qc\.\w+)` \|", page, re.MULTILINE)) == set(WITHOUT)
 
 
 def test_every_lowering_has_a_case() -> None:
