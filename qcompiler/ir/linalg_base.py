@@ -191,7 +191,7 @@ def contract(
 
 
 def rounded(b: Builder, value: SSAValue, dtype: DType) -> SSAValue:
-    """A tensor of floats in another float type."""
+    """A tensor in another element type."""
     if tensor_dtype(value.type) == dtype:
         return value
     return points(b, [value], shape_of(value.type), dtype, lambda _, s: s[0].to(dtype))

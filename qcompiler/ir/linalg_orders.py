@@ -14,7 +14,7 @@ from xdsl.ir import Operation, SSAValue
 from qcompiler.ir import build, qc
 from qcompiler.ir.linalg_attention import softmax_over
 from qcompiler.ir.linalg_base import LinalgLowering, Rule, accumulator, dims, folded, indices, points, rounded
-from qcompiler.ir.linalg_positions import fold_pair
+from qcompiler.ir.linalg_positions import fold_pair, fold_type
 from qcompiler.ir.qc_index import RouteOp, TopPOp
 from qcompiler.ir.scalar_code import Code, Scalar, where
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -48,7 +48,7 @@ def _cumsum(op: qc.CumsumOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     """The fold of x[j] over all j <= i, in their order: simple and quadratic."""
     b, axis, shape = lowering.builder, op.axis.value.data, shape_of(op.x.type)
     dtype, rank = tensor_dtype(op.result.type), len(shape)
-    acc: DType = dtype if dtype.startswith("i") else accumulator(op.x)
+    acc = fold_type(dtype, op.x)
 
     def body(code: Code, s: Sequence[Scalar]) -> Scalar:
         before = code.index(rank) <= code.index(axis)
@@ -65,7 +65,7 @@ def _comparable(value: Scalar) -> Scalar:
     """The entry as a type whose numbers compare: f32 for 16-bit floats, i32 for booleans."""
     if value.floats:
         return value.to("f64") if str(value.type) == "f64" else value.to("f32")
-    return value.to("i32") if str(value.type) == "i1" else value
+    return value.to("i32") if str(value.type) in ("i1", "ui8") else value
 
 
 def _comes_before(a: Scalar, b: Scalar, *, descending: bool) -> Scalar:
@@ -131,10 +131,8 @@ def first_largest(b: Builder, x: SSAValue, axis: int) -> SSAValue:
     """The index of the first maximum along an axis, which is dropped: i64. NaN is the largest value."""
     shape = shape_of(x.type)
     rank, out = len(shape), (*shape[:axis], *shape[axis + 1 :])
-    places = ranks(b, x, axis, descending=True) if tensor_dtype(x.type) == "i1" else None
-    if places is not None:
-        return _where_zero(b, places, axis)
-    x = x if tensor_dtype(x.type).startswith(("i", "f64")) else rounded(b, x, "f32")
+    wide: dict[str, DType] = {"i1": "i32", "ui8": "i32", "bf16": "f32", "f16": "f32"}
+    x = rounded(b, x, wide.get(tensor_dtype(x.type), tensor_dtype(x.type)))
     peak = build.reduce(b, x, [axis], "max")
     loops = [*range(axis), rank - 1, *range(axis, rank - 1)]  # the axis is the reduction loop
 
@@ -145,18 +143,6 @@ def first_largest(b: Builder, x: SSAValue, axis: int) -> SSAValue:
 
     reads = [(x, dims(*loops)), (peak, dims(*range(rank - 1)))]
     return folded(b, reads, out, "i64", body, start=(1 << 63) - 1)
-
-
-def _where_zero(b: Builder, places: SSAValue, axis: int) -> SSAValue:
-    """Where along an axis an entry is 0."""
-    shape = shape_of(places.type)
-    rank, out = len(shape), (*shape[:axis], *shape[axis + 1 :])
-    loops = [*range(axis), rank - 1, *range(axis, rank - 1)]
-
-    def body(code: Code, s: Sequence[Scalar]) -> Scalar:
-        return where(s[0].equals(0), code.index(rank - 1).to("i64"), s[1])
-
-    return folded(b, [(places, dims(*loops))], out, "i64", body, start=0)
 
 
 def _argmax(op: qc.ArgmaxOp, lowering: LinalgLowering) -> Sequence[SSAValue]:

@@ -89,6 +89,13 @@ def _gather(op: qc.GatherOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
+def fold_type(dtype: DType, x: SSAValue) -> DType:
+    """The type in which values of type `dtype`, made of x, are folded: integers in their own, unsigned bytes in i32."""
+    if dtype == "ui8":
+        return "i32"
+    return dtype if dtype.startswith("i") else accumulator(x)
+
+
 def fold_pair(kind: str, acc: DType, a: Scalar, b: Scalar) -> Scalar:
     """The fold of two numbers in the type `acc`: "add", "mul", "max", "min" (NaN wins), "logaddexp"."""
     if acc == "i1":
@@ -138,7 +145,7 @@ def _scatter(op: qc.ScatterOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
 
         made = points(b, [x, last], shape, dtype, replaced)
     else:
-        acc: DType = dtype if dtype.startswith("i") else accumulator(op.x)
+        acc = fold_type(dtype, op.x)
         reads = dims(*range(axis), rank, *range(axis + 1, rank))
 
         def step(code: Code, s: Sequence[Scalar]) -> Scalar:

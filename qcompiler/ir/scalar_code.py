@@ -39,6 +39,9 @@ _FUNCTIONS = {
     "exp": math.ExpOp, "sqrt": math.SqrtOp, "tanh": math.TanhOp, "abs": math.AbsFOp, "log1p": math.Log1pOp,
     "roundeven": math.RoundEvenOp, "floor": math.FloorOp, "negative": arith.NegfOp,
 }  # fmt: skip
+_BYTE = ELEMENT_TYPES["ui8"]
+"""The one type of integers that `arith` does not compute with: it is read as bits, and widened."""
+
 Function = Literal["exp", "sqrt", "tanh", "abs", "log1p", "roundeven", "floor", "negative"]
 
 
@@ -168,6 +171,10 @@ class Scalar:
         wanted = IndexType() if target == "index" else ELEMENT_TYPES[target]
         if wanted == self.type:
             return self
+        if self.type == _BYTE:
+            return self.bits("i8").unsigned("i32").to(target)
+        if wanted == _BYTE:
+            return self.to("i32").to("i8").bits("ui8")
         if isinstance(wanted, IndexType) or isinstance(self.type, IndexType):
             if isinstance(wanted, AnyFloat):
                 return self.to("i64").to(target)

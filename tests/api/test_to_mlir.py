@@ -80,6 +80,19 @@ def test_states_are_arguments_behind_the_inputs_and_results_behind_the_outputs()
         module.arguments(x.numpy(), states={"count": np.asarray(1)})
 
 
+def test_unsigned_bytes_become_signless_ones() -> None:
+    class Bytes(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (*x.sort(-1), x.cumsum(-1), (x + 7).float())
+
+    x = torch.tensor([[200, 3, 255, 100]], dtype=torch.uint8)
+    _, module = upstream_cases.lowered(Bytes(), (x,))
+    assert "ui8" not in module.text
+    values, places, sums, moved = run(upstream(module.text), WeightStore(), module.arguments(x.numpy().view(np.int8)))
+    assert values.view(np.uint8).tolist() == [[3, 100, 200, 255]] and places.tolist() == [[1, 3, 0, 2]]
+    assert sums.tolist() == [[200, 203, 458, 558]] and moved.tolist() == [[207, 10, 6, 107]]
+
+
 def test_weights_are_resources_or_arguments_and_named_by_their_sections(tmp_path: Path) -> None:
     x = torch.randn(5, 64)
     program = qc.qcompile(model(), (x,), quant="int4", dynamic_shapes={"input": {0: ("b", 1, 8)}})

@@ -13,8 +13,11 @@ from qcompiler.ir.interpreter import run
 from qcompiler.ir.mlir_oracle import run_with_mlir
 from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
 
+# Unsigned bytes are none of upstream's operands; `to_mlir` writes signless ones (tests/api/test_to_mlir.py).
+NAMES = [name for name in (*linalg_cases.NAMES, *linalg_cases.LOOPS) if not name.endswith("ui8")]
 
-@pytest.mark.parametrize("name", [*linalg_cases.NAMES, *linalg_cases.LOOPS])
+
+@pytest.mark.parametrize("name", NAMES)
 def test_mlir_agrees_with_the_interpreter_on_every_op(name: str) -> None:
     case = linalg_cases.case(name)
     before, after = dict(case.states), dict(case.states)

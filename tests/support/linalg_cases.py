@@ -96,6 +96,7 @@ _ORDERED: dict[str, Array] = {
     "f32": np.array([[2, np.nan, -1, 2, 0, -0.0], [5, 5, np.inf, -np.inf, np.nan, np.nan]], np.float32),
     "bf16": np.array([[2, np.nan, -1, 2, 0, -0.0], [5, 5, 1, -np.inf, 7, 7]], ml_dtypes.bfloat16),
     "i64": np.array([[2, 7, -1, 2, 0, 0], [5, 5, 1, -9, 7, 7]]),
+    "ui8": np.array([[2, 7, 255, 2, 0, 0], [5, 5, 1, 200, 7, 7]], np.uint8),
     "i1": np.array([[1, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0]], np.bool_),
 }
 
@@ -128,7 +129,8 @@ def scans(dtype: DType) -> Case:
 
 def scatters(dtype: DType) -> Case:
     """Every fold, with equal and negative indices, on an index that is smaller than x."""
-    x = values(3, 5, 4, dtype=dtype) if dtype != "i64" else np.arange(60).reshape(3, 5, 4) - 30
+    whole = (np.arange(60).reshape(3, 5, 4) - 30).astype(NUMPY_DTYPES[dtype])
+    x = values(3, 5, 4, dtype=dtype) if dtype in ("f32", "bf16") else whole
     src = (x[:, ::-1] * 2 - 1)[:, :4].astype(x.dtype)
     index = np.array([[[0, 1, -1], [0, 4, -1], [0, 1, 2]]]).transpose(0, 1, 2).repeat(2, axis=0)
 
@@ -399,9 +401,9 @@ _CACHES: tuple[cache_rows.Kind, ...] = cache_rows.KINDS
 _LIMITS: dict[str, dict[str, Any]] = {"": {}, " window": {"window": 2}, " ring": {"window": 3, "ring": True}}
 
 _CASES: dict[str, Callable[[], Case]] = {
-    **{f"orders {t}": lambda t=t: orders(t) for t in ("f32", "bf16", "i64", "i1")},
-    **{f"scans {t}": lambda t=t: scans(t) for t in ("f32", "bf16", "i64")},
-    **{f"scatters {t}": lambda t=t: scatters(t) for t in ("f32", "bf16", "i64")},
+    **{f"orders {t}": lambda t=t: orders(t) for t in ("f32", "bf16", "i64", "ui8", "i1")},
+    **{f"scans {t}": lambda t=t: scans(t) for t in ("f32", "bf16", "i64", "ui8")},
+    **{f"scatters {t}": lambda t=t: scatters(t) for t in ("f32", "bf16", "i64", "ui8")},
     "updates": updates,
     "positions": positions,
     **{f"draw {t}": lambda t=t: draw(t) for t in _FLOATS},
