@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP)
 
 $(VENV)/.stamp-mlir: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt ".[mlir]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt ".[mlir,iree]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps -e .
 	@touch $@
 

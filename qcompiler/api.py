@@ -20,6 +20,7 @@ from qcompiler.errors import (
 )
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
+from qcompiler.inspect.upstream import STAGE
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.text import print_module
 from qcompiler.kernels.cuda.signature import ARCHS
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from qcompiler.frontends.weights.weight_source import WeightSource
+    from qcompiler.plan.weights import WeightStore
 
 KERNELS = "compile-kernels"
 """The name under which `progress` reports the host's compiler, or NVRTC: the stage behind the pipeline's."""
@@ -142,11 +144,13 @@ def qcompile(
             context.report.add("import", part.path, f"torch runs {', '.join(part.operators)}", part.why)
         options = pass_options(buckets, _compute_streams(), QuantConfig.of(quant).separate)
         samples = imported.sample_inputs() if verify_each == "numerics" else None
-        run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)
+        canonical = run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)
         image = make_image(context, imported, dumps)
         choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
         stage(KERNELS)
-        return Program(image, dumps, choices, imported, placement, targets=target.isas if targets else ())
+        return Program(
+            image, dumps, choices, imported, placement, targets=target.isas if targets else (), canonical=canonical
+        )
 
 
 def check_call(model: Any, args: Any, kwargs: Any) -> None:
@@ -208,14 +212,19 @@ def run_stages(
     verify_each: Literal["ir", "numerics"] | None = None,
     sample_inputs: Sequence[Any] | None = None,
     sample_states: Mapping[str, Any] | None = None,
-) -> None:
-    """Runs the passes in order, with a dump after each; the results are in `context.emitted`."""
+) -> WeightStore:
+    """Runs the passes in order, with a dump after each; the results are in `context.emitted`.
+
+    Returns the weights as they are after the stage that `Program.to_mlir` lowers: their bytes are shared.
+    """
     from qcompiler.passes import pipeline
 
-    text = ""
+    text, canonical = "", context.weights
 
     def on_stage(name: str, current: ModuleOp, seconds: float, changed: bool) -> None:
-        nonlocal text
+        nonlocal text, canonical
+        if name == STAGE:
+            canonical = context.weights.copy()
         if context.emitted is not None:
             dumps.add(name, context.emitted.source, seconds, "cpp" if context.target.kind == "cpu" else "cu")
             return
@@ -231,6 +240,7 @@ def run_stages(
         sample_inputs=sample_inputs,
         sample_states=sample_states,
     )
+    return canonical
 
 
 def pass_options(

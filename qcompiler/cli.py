@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
     command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
     command.add_argument("--dump-ir", type=Path, default=None)
+    command.add_argument("--mlir", type=Path, default=None, metavar="FILE", help="write it in upstream MLIR, too")
     command.add_argument(
         "--fallback", choices=("torch",), default=None, help="torch: run operators without a lowering in torch"
     )
@@ -241,7 +242,10 @@ def _compile(options: argparse.Namespace) -> None:
 
     if (options.output is None) != (options.weights == "none"):
         raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
+    if options.mlir is not None and options.weights == "none":
+        raise ArgumentError("--mlir writes the weights, and --weights none has none")
     _writable(options.output)
+    _writable(options.mlir)
     with Stages(1):
         stage(f"load {options.model}")
         from qcompiler.api import qcompile  # torch, which takes seconds to import
@@ -262,6 +266,9 @@ def _compile(options: argparse.Namespace) -> None:
         workdir=options.workdir,
         fallback=options.fallback,
     )
+    if options.mlir is not None:
+        program.to_mlir("linalg").save(options.mlir)
+        print(f"wrote {options.mlir} ({human_bytes(options.mlir.stat().st_size)})", file=sys.stderr)
     if options.output is None:
         print(program.report())
         print(program.timing() if options.timing else program.ledger.totals())

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qcompiler.device_map import Placement, place
-from qcompiler.errors import MissingDependencyError, QCompilerError, TargetMismatchError
+from qcompiler.errors import ArgumentError, MissingDependencyError, QCompilerError, TargetMismatchError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
 from qcompiler.inspect.torch_share import read_by_torch
+from qcompiler.inspect.upstream import STAGE, UpstreamModule, Weights, upstream
 from qcompiler.ledger import Ledger
 from qcompiler.runtime.backends.base import CaptureMode
 from qcompiler.runtime.backends.registry import is_available, runs
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from qcompiler.frontends.torch.importer import ImportResult
     from qcompiler.ir.context import QCContext
     from qcompiler.plan.plan import Plan, WeightEntry
+    from qcompiler.plan.weights import WeightStore
 
 
 class Program:
@@ -51,11 +53,14 @@ class Program:
         placement: Placement | None = None,
         *,
         targets: Sequence[str] = (),
+        canonical: WeightStore | None = None,
     ) -> None:
         self.image = image
         self.placement = placement if placement is not None else place("cpu")
         self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
         self._quantized = imported.quantized
+        self._states = imported.states
+        self._canonical = canonical
         self._dumps = dumps
         self._choices = tuple(choices)
         self.targets = tuple(targets)
@@ -194,6 +199,24 @@ class Program:
         value.  Needs no device.  `measured` maps numbers of steps to microseconds, which replace the estimates.
         """
         return timeline(self.plan, self.image.target.isa, entry, symbols, measured=measured)
+
+    def to_mlir(self, dialect: Literal["linalg"] = "linalg", *, weights: Weights = "resources") -> UpstreamModule:
+        """The quantised program in upstream MLIR dialects: `print` it, or `.save("model.mlir")` (docs/mlir.md).
+
+        Packed weights and their decoding are in it. `weights="arguments"` makes the function take them instead of
+        holding them in the text. It is the program after the stage `raise-idioms`, before this compiler fuses it and
+        chooses layouts. Needs no device. Sums are in fp32, in another order than those of the program.
+
+        ArgumentError for another choice, WeightsError for a program without values, QCompilerError for an operator
+        that upstream dialects cannot express (`fallback="torch"`).
+        """
+        if dialect != "linalg":
+            raise ArgumentError(f"to_mlir({dialect!r}): the one choice is 'linalg'")
+        if weights not in ("resources", "arguments"):
+            raise ArgumentError(f"weights={weights!r}: choose 'resources' or 'arguments'")
+        if self._canonical is None:
+            raise QCompilerError("this program was not made by qcompile, which keeps the weights that MLIR needs")
+        return upstream(self.ir(STAGE), self._canonical, self._states, weights)
 
     # --- saving ---
 

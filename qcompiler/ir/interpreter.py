@@ -144,6 +144,7 @@ def _call(function: func.FuncOp, inputs: Arrays, frame: Frame) -> list[Array]:
     block = function.body.block
     values: dict[SSAValue, Array] = dict(zip(block.args, inputs, strict=True))
     remaining: dict[SSAValue, int] = {}
+    frame.values = values
     with np.errstate(all="ignore"):
         for op in block.ops:
             operands = [values[v] for v in op.operands]

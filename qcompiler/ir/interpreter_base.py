@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from qcompiler import formats
 from qcompiler.errors import InterpreterError
@@ -41,6 +41,8 @@ class Frame:
     """(id of packed bytes, the type they decode to) -> (those bytes, kept alive; their values in f32)."""
     updates: dict[str, Array] = field(default_factory=dict)
     """States to be written when the call ends."""
+    values: Mapping[SSAValue, Array] = field(default_factory=dict)
+    """The values of the function so far: bodies of loops may read whole tensors."""
 
     def size(self, entry: int | str) -> int:
         """The value of a dim."""

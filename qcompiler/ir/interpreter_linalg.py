@@ -8,7 +8,8 @@ per reduction index, still vectorised over the parallel loops.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,16 @@ from qcompiler.ir.qc import YieldOp as QCYieldOp
 # --- scalar bodies on whole arrays -----------------------------------------------------------------------------------
 
 
-def evaluate_body(block: Block, arguments: Sequence[Array], indices: Sequence[Array] = ()) -> list[Array]:
-    """Runs a scalar body on arrays that broadcast together; `indices` are the values of `linalg.index`."""
-    values: dict[SSAValue, Array] = dict(zip(block.args, arguments, strict=True))
+Values = Mapping[SSAValue, Array]
+NOTHING: Values = MappingProxyType({})
+
+
+def evaluate_body(
+    block: Block, arguments: Sequence[Array], indices: Sequence[Array] = (), captured: Values = NOTHING
+) -> list[Array]:
+    """Runs a scalar body on arrays that broadcast together; `indices` are the values of `linalg.index`. `captured` are
+    the whole tensors outside of the body that it reads by `tensor.extract`."""
+    values: dict[SSAValue, Array] = {**captured, **dict(zip(block.args, arguments, strict=True))}
     for op in block.ops:
         if isinstance(op, YieldOp | QCYieldOp):
             return [values[v] for v in op.operands]
@@ -51,6 +59,8 @@ def _scalar_value(op: Operation, values: dict[SSAValue, Array], indices: Sequenc
     missing = [v for v in op.operands if v not in values]
     if missing:
         raise InterpreterError(f"{where(op)} uses a value from outside of its body")
+    if isinstance(op, tensor.ExtractOp):
+        return np.asarray(values[op.tensor][tuple(values[i] for i in op.indices)])
     result = evaluate_scalar(op, tuple(values[v] for v in op.operands))
     if result is None:
         raise InterpreterError(f"{where(op)} has no meaning inside a scalar body")
@@ -165,7 +175,12 @@ _ACCUMULATE: dict[str, np.ufunc] = {
 }  # fmt: skip
 
 
-def evaluate_structured(op: LinalgStructuredOperation, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+def _captured(block: Block, frame: Frame) -> Values:
+    """The values of the function that a body reads."""
+    return {value: frame.values[value] for op in block.ops for value in op.operands if value in frame.values}
+
+
+def evaluate_structured(op: LinalgStructuredOperation, operands: Sequence[Array], frame: Frame) -> list[Array]:
     """Any linalg op with indexing maps, iterator types and a scalar body."""
     maps = [attribute.data for attribute in op.get_indexing_maps()]
     reducing = [i for i, kind in enumerate(op.get_iterator_types()) if kind.data is IteratorType.REDUCTION]
@@ -174,12 +189,13 @@ def evaluate_structured(op: LinalgStructuredOperation, operands: Sequence[Array]
     views = [_view(x, m, extents) for x, m in zip(operands[:count], maps[:count], strict=True)]
     starts = [_view(x, m, extents) for x, m in zip(operands[count:], maps[count:], strict=True)]
     block = op.body.block
+    captured = _captured(block, frame)
     if not reducing:
-        yielded = evaluate_body(block, [*views, *starts], _loop_indices(extents))
+        yielded = evaluate_body(block, [*views, *starts], _loop_indices(extents), captured)
         return [_placed(v, m, extents) for v, m in zip(yielded, maps[count:], strict=True)]
-    accumulated = _accumulate(block, views, starts, extents, reducing)
+    accumulated = _accumulate(block, views, starts, extents, reducing, captured)
     if accumulated is None:
-        accumulated = _reduce_by_steps(block, views, starts, extents, reducing)
+        accumulated = _reduce_by_steps(block, views, starts, extents, reducing, captured)
     parallel = [1 if i in reducing else n for i, n in enumerate(extents)]
     return [_placed(v, m, parallel) for v, m in zip(accumulated, maps[count:], strict=True)]
 
@@ -197,7 +213,12 @@ def _placed(value: Array, map_: AffineMap, extents: Sequence[int]) -> Array:
 
 
 def _accumulate(
-    block: Block, views: Sequence[Array], starts: Sequence[Array], extents: Sequence[int], reducing: Sequence[int]
+    block: Block,
+    views: Sequence[Array],
+    starts: Sequence[Array],
+    extents: Sequence[int],
+    reducing: Sequence[int],
+    captured: Values = NOTHING,
 ) -> list[Array] | None:
     """All outputs, computed by `ufunc.reduce`; None if the body is not a set of independent plain accumulations."""
     arguments = block.args[len(views) :]
@@ -210,7 +231,7 @@ def _accumulate(
         if added is None:
             return None
         found.append(added)
-    values: dict[SSAValue, Array] = dict(zip(block.args, [*views, *starts], strict=True))
+    values: dict[SSAValue, Array] = {**captured, **dict(zip(block.args, [*views, *starts], strict=True))}
     indices = _loop_indices(extents)
     final = {v.owner for v in last.operands}
     for op in block.ops:
@@ -242,7 +263,12 @@ def _plain_accumulation(value: SSAValue, accumulator: BlockArgument) -> tuple[np
 
 
 def _reduce_by_steps(
-    block: Block, views: Sequence[Array], starts: Sequence[Array], extents: Sequence[int], reducing: Sequence[int]
+    block: Block,
+    views: Sequence[Array],
+    starts: Sequence[Array],
+    extents: Sequence[int],
+    reducing: Sequence[int],
+    captured: Values = NOTHING,
 ) -> list[Array]:
     """Runs the body once per reduction index, in row-major order."""
     parallel = tuple(1 if i in reducing else n for i, n in enumerate(extents))
@@ -257,7 +283,7 @@ def _reduce_by_steps(
             )
             return array[pick]
 
-        current = evaluate_body(block, [*map(here, views), *current], [here(i) for i in loops])
+        current = evaluate_body(block, [*map(here, views), *current], [here(i) for i in loops], captured)
     return [np.broadcast_to(value, parallel) for value in current]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, TensorType
 from qcompiler.errors import MissingDependencyError, QCompilerError
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.linalg_formats import sections_of
-from qcompiler.ir.linalg_lowering import CONSTANTS
+from qcompiler.ir.linalg_lowering import CONSTANTS, STATES, UPDATES
 from qcompiler.ir.module import INIT, find_func, init_func, result_keys, return_op
 from qcompiler.ir.text import print_for_mlir
 from qcompiler.ir.types import QTensorType
@@ -33,7 +33,8 @@ PIPELINE = (
     "builtin.module(one-shot-bufferize{bufferize-function-boundaries=1 "
     "function-boundary-type-conversion=identity-layout-map},buffer-deallocation-pipeline,"
     "convert-bufferization-to-memref,convert-linalg-to-loops,lower-affine,convert-scf-to-cf,expand-strided-metadata,"
-    "lower-affine,arith-expand{include-bf16=true},convert-math-to-llvm,convert-math-to-libm,convert-to-llvm,"
+    "lower-affine,arith-emulate-unsupported-floats{source-types=bf16 target-type=f32},arith-expand{include-bf16=true},"
+    "convert-math-to-llvm,convert-math-to-libm,convert-to-llvm,"
     "reconcile-unrealized-casts)"
 )
 
@@ -51,12 +52,12 @@ def bindings() -> tuple[Any, Any, Any]:
     return ir, passes, engine
 
 
-def parses_in_mlir(text: str) -> None:
-    """Parses and verifies `text` in stock MLIR, with unregistered dialects allowed. QCompilerError if MLIR refuses
-    it."""
+def parses_in_mlir(text: str, *, upstream_only: bool = False) -> None:
+    """Parses and verifies `text` in stock MLIR, with unregistered dialects allowed unless it must be `upstream_only`.
+    QCompilerError if MLIR refuses it."""
     ir, _, _ = bindings()
     with ir.Context() as context:
-        context.allow_unregistered_dialects = True
+        context.allow_unregistered_dialects = not upstream_only
         try:
             parsed = ir.Module.parse(text)
         except ir.MLIRError as error:
@@ -128,8 +129,11 @@ _MEMREF_COPY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(_Unranked),
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main") -> list[Array]:
+def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main", *, level: int = 1) -> list[Array]:
     """Compiles `text` with upstream MLIR and calls `entry`, whose arguments and results are ranked tensors.
+
+    `level` is LLVM's: 0 compiles a small model in half a second instead of six, and runs slower. From 2 on loops become
+    vectors, and those of bf16 need a function of LLVM's runtime that the bindings do not ship.
 
     Inputs are copied (bufferisation may write in place). QCompilerError carries MLIR's message.
     """
@@ -146,7 +150,7 @@ def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main") -> list[Ar
                 for t in ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results
             ]
             passmanager.PassManager.parse(PIPELINE).run(module.operation)
-            engine = execution_engine.ExecutionEngine(module, opt_level=2)
+            engine = execution_engine.ExecutionEngine(module, opt_level=level)
         except ir.MLIRError as error:
             raise QCompilerError(f"MLIR does not compile the module: {error}") from error
         engine.raw_register_runtime("memrefCopy", ctypes.cast(_MEMREF_COPY, ctypes.c_void_p))
@@ -173,30 +177,71 @@ def _result_kind(type_: Any, ir: Any) -> tuple[int, np.dtype[Any]]:
     return shaped.rank, _MLIR_DTYPES[str(shaped.element_type)]
 
 
-def run_with_mlir(module: ModuleOp, weights: WeightStore, inputs: Sequence[Array], entry: str = "main") -> list[Array]:
+def run_with_mlir(
+    module: ModuleOp,
+    weights: WeightStore,
+    inputs: Sequence[Array],
+    entry: str = "main",
+    states: MutableMapping[str, Array] | None = None,
+) -> list[Array]:
     """Runs a module after `lower-qc-to-linalg`. Arguments and results are those of the interpreter's `run`."""
     text, computed = print_for_mlir(module), {}
     init = init_func(module)
     if init is not None and entry != INIT:
         values = mlir_jit(text, _constants(init, weights, {}), INIT)
         computed = dict(zip(result_keys(init), values, strict=True))
+    function = _entry(module, entry)
+    arrays = mlir_jit(text, arguments_of(module, weights, inputs, entry, states, computed), entry)
+    for value, array in zip(return_op(function).operands, arrays, strict=True):
+        assert isinstance(value.type, TensorType) and array.dtype == numpy_dtype(value.type)
+    updates = keys_of(function, UPDATES)
+    outputs = arrays[: len(arrays) - len(updates)]
+    if states is not None:
+        states.update(zip(updates, arrays[len(outputs) :], strict=True))
+    return outputs
+
+
+def arguments_of(
+    module: ModuleOp,
+    weights: WeightStore,
+    inputs: Sequence[Array],
+    entry: str = "main",
+    states: Mapping[str, Array] | None = None,
+    computed: Mapping[str, Array] | None = None,
+) -> list[Array]:
+    """All arguments of a lowered function: its own, the states that it reads, and its constants.
+
+    `computed` holds the results of `@init`. QCompilerError for a state without a value.
+    """
+    function, given = _entry(module, entry), states if states is not None else {}
+    missing = [key for key in keys_of(function, STATES) if key not in given]
+    if missing:
+        raise QCompilerError(f"the state '{missing[0]}' has no value; pass it in `states`")
+    read = [given[key] for key in keys_of(function, STATES)]
+    return [*inputs, *read, *_constants(function, weights, computed or {})]
+
+
+def _entry(module: ModuleOp, entry: str) -> func.FuncOp:
     function = find_func(module, entry)
     if function is None:
         raise QCompilerError(f"the module has no function @{entry}")
-    arrays = mlir_jit(text, [*inputs, *_constants(function, weights, computed)], entry)
-    for value, array in zip(return_op(function).operands, arrays, strict=True):
-        assert isinstance(value.type, TensorType) and array.dtype == numpy_dtype(value.type)
-    return arrays
+    return function
+
+
+def keys_of(function: func.FuncOp, attribute: str) -> list[str]:
+    """The keys in an attribute of a lowered function: `qc.constants`, `qc.states` or `qc.updates`."""
+    keys = function.attributes.get(attribute)
+    return [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
 
 
 def _constants(function: func.FuncOp, weights: WeightStore, computed: Mapping[str, Array]) -> list[Array]:
     """The arrays that a function's `qc.constants` names: `key`, or `key:section` of a packed weight."""
-    keys = function.attributes.get(CONSTANTS)
-    names = [k.data for k in keys if isinstance(k, StringAttr)] if isinstance(keys, ArrayAttr) else []
-    return [computed[name] if name in computed else _constant(name, weights) for name in names]
+    names = keys_of(function, CONSTANTS)
+    return [computed[name] if name in computed else constant_array(name, weights) for name in names]
 
 
-def _constant(name: str, weights: WeightStore) -> Array:
+def constant_array(name: str, weights: WeightStore) -> Array:
+    """A constant of the store by `key`, or a section of a packed one by `key:section`."""
     if name in weights:
         return np.asarray(weights[name].array())
     key, _, section = name.rpartition(":")

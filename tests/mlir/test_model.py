@@ -43,7 +43,7 @@ def test_bert_compiled_by_mlir_before_and_after_fusion_agrees_with_torch() -> No
         got = run_with_mlir(lowered, ctx.weights, inputs)[0]
         np.testing.assert_allclose(got, wanted, atol=1e-5)
 
-    def dump(_stage: str, module: object, _seconds: float, _changed: bool) -> None:
+    def dump(_stage: str, _module: object, _seconds: float, _changed: bool = True) -> None:
         text = print_module(imported.module)
         assert parse_module(text).is_structurally_equivalent(imported.module)
         parses_in_mlir(print_for_mlir(imported.module))

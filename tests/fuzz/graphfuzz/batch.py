@@ -33,12 +33,13 @@ from graphfuzz.compare import difference
 from graphfuzz.graphs import Graph, build_module
 from graphfuzz.shadow import Meaningless, Trial, run_graph, written_states
 from qcompiler.config import QuantConfig, Rule
-from qcompiler.errors import QCompilerError
+from qcompiler.errors import InterpreterError, QCompilerError
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.frontends.torch.importer import ImportResult
 from qcompiler.ir.context import QCContext, Target
-from qcompiler.ir.interpreter import Interpreter
+from qcompiler.ir.interpreter import Interpreter, bind_symbols
+from qcompiler.ir.module import entry_funcs
 from qcompiler.passes.checks.answers import answers
 from qcompiler.passes.pipeline import run_pipeline
 from qcompiler.runtime import compiler
@@ -339,10 +340,16 @@ class _Run:
         from qcompiler.ir.mlir_oracle import run_with_mlir
         from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
 
+        wanted = self.wanted[-1]
+        entries = [f.sym_name.data for f in entry_funcs(self.fused) if _takes(f, wanted.arrays)]
+        assert entries, "no entry point takes the inputs"
         LowerQcToLinalgPass().apply(self.context, self.fused)
         self.fused.verify()
-        wanted = self.wanted[-1]
-        self._compare(run_with_mlir(self.fused, self.fused_weights, wanted.arrays), wanted)
+        for entry in entries:
+            states = {key: np.array(value) for key, value in self.imported.states.items()}
+            results = run_with_mlir(self.fused, self.fused_weights, wanted.arrays, entry, states)
+            self._compare(results, wanted)
+            self._compare_states(states, wanted)
 
     def simulated(self) -> None:
         if not self.checks.sim:
@@ -390,6 +397,15 @@ class _Run:
             self.report.compared[self.component] = self.report.compared.get(self.component, 0) + 1
             if to_numpy(got).tobytes() != to_numpy(want).tobytes():
                 self.report.failures.append(Failure(number, self.component, "other bits than native"))
+
+
+def _takes(function: Any, inputs: Sequence[Any]) -> bool:
+    """Whether an entry point takes inputs of these sizes."""
+    try:
+        bind_symbols(function, inputs)
+    except InterpreterError:
+        return False
+    return True
 
 
 def held_state(held: Mapping[str, Any], key: str, like: torch.Tensor) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,16 +97,12 @@ def checks_of(turn: int) -> batch.Checks:
     )
 
 
-NO_LINALG = re.compile(r"topk|sort|scatter|index_copy|index_put|argmax|argmin|copy_|\.(?:max|min)\(\d")
-"""What has no lowering to plain linalg, so that upstream MLIR cannot compile it."""
-
-
 def for_mlir(seed: int, count: int = SIZE) -> tuple[list[Graph], Sequence[generate.Sizes]]:
     """Graphs of a seed that upstream MLIR can compile."""
     sizes, found, number = generate.sizes_of(seed), [], 1000 * seed
     while len(found) < count:
         graph = generate.graph_of(number, sizes, "float" if number % 3 else None)
-        if not NO_LINALG.search(graph.source()) and "uint8" not in graph.source() and not graph.quant:
+        if "uint8" not in graph.source():  # of which upstream's scalar ops know only the signless type
             found.append(graph)
         number += 1
     return found, sizes
