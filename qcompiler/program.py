@@ -29,7 +29,7 @@ from qcompiler.runtime.progress import note
 from qcompiler.runtime.timeline import Timeline, timeline
 
 if TYPE_CHECKING:
-    from qcompiler.frontends.torch.importer import ImportResult
+    from qcompiler.frontends.common.imported import Imported
     from qcompiler.ir.context import QCContext
     from qcompiler.plan.plan import Plan, WeightEntry
 
@@ -47,7 +47,7 @@ class Program:
         image: ProgramImage,
         dumps: StageDumps,
         choices: Sequence[Choice],
-        imported: ImportResult,
+        imported: Imported,
         placement: Placement | None = None,
         *,
         targets: Sequence[str] = (),
@@ -55,7 +55,7 @@ class Program:
         self.image = image
         self.placement = placement if placement is not None else place("cpu")
         self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
-        self._quantized = imported.quantized
+        self._oracle = imported.oracle
         self._dumps = dumps
         self._choices = tuple(choices)
         self.targets = tuple(targets)
@@ -143,8 +143,9 @@ class Program:
 
     @functools.cached_property
     def oracle(self) -> Callable[..., Any]:
-        """The model with its quantised weights in eager torch: the reference for the program's results."""
-        return self._quantized.module
+        """The model with its quantised weights in eager torch, or the function with them in JAX (jittable): the reference
+        for the program's results."""
+        return self._oracle()
 
     @property
     def plan(self) -> Plan:
@@ -259,7 +260,7 @@ def shares(entry: WeightEntry) -> list[int]:
     return [end - begin for begin, end in pairwise([0, *ends])]
 
 
-def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) -> ProgramImage:
+def make_image(context: QCContext, imported: Imported, dumps: StageDumps) -> ProgramImage:
     """The program in memory, from the pipeline's context. PromiseError if it is larger than promised."""
     if context.emitted is None:
         raise QCompilerError("the pipeline ended without a plan; it must end with emit-kernels")
@@ -272,7 +273,7 @@ def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) ->
         plan,
         imported.signature,
         context.weights,
-        room=imported.quantized.files.room,
+        room=imported.room,
         target=ProgramTarget(kind="cpu" if target.kind == "cpu" else "cuda", isa=target.isa),
         ledger=json.loads(ledger.to_json()),
         report=[vars(decision) for decision in context.report.decisions],
