@@ -22,31 +22,22 @@ COUNTS = np.array([[5, -7, 0, 2**31 - 1, -(2**31)]], np.int32)
 
 POINTWISE: dict[str, Callable[[Any, Any], Any]] = {
     name: (lambda f: lambda x, y: f(x))(getattr(jnp, name))
-    for name in (
-        "exp expm1 log1p sin cos tan tanh sqrt floor ceil round rint sign square abs sinh cosh arctan arcsinh cbrt "
-        "isnan isfinite isinf negative reciprocal log trunc nan_to_num logical_not sinc exp2 signbit"
-    ).split()
+    for name in ["exp", "expm1", "log1p", "sin", "cos", "tan", "tanh", "sqrt", "floor", "ceil", "round", "rint", "sign", "square", "abs", "sinh", "cosh", "arctan", "arcsinh", "cbrt", "isnan", "isfinite", "isinf", "negative", "reciprocal", "log", "trunc", "nan_to_num", "logical_not", "sinc", "exp2", "signbit"]
 }
 POINTWISE |= {
     name: getattr(jnp, name)
-    for name in (
-        "add subtract multiply divide maximum minimum power arctan2 fmod remainder floor_divide hypot logaddexp equal "
-        "not_equal less less_equal greater greater_equal copysign fmax fmin heaviside nextafter"
-    ).split()
+    for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "arctan2", "fmod", "remainder", "floor_divide", "hypot", "logaddexp", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "copysign", "fmax", "fmin", "heaviside", "nextafter"]
     if name not in ("nextafter",)
 }
 POINTWISE |= {
     f"nn.{name}": (lambda f: lambda x, y: f(x))(getattr(jax.nn, name))
-    for name in (
-        "relu relu6 sigmoid softplus sparse_plus sparse_sigmoid soft_sign silu log_sigmoid leaky_relu hard_sigmoid "
-        "hard_silu hard_tanh elu celu selu gelu squareplus mish softmax log_softmax standardize glu_of logsumexp"
-    ).split()
+    for name in ["relu", "relu6", "sigmoid", "softplus", "sparse_plus", "sparse_sigmoid", "soft_sign", "silu", "log_sigmoid", "leaky_relu", "hard_sigmoid", "hard_silu", "hard_tanh", "elu", "celu", "selu", "gelu", "squareplus", "mish", "softmax", "log_softmax", "standardize", "glu_of", "logsumexp"]
     if hasattr(jax.nn, name)
 }
 POINTWISE |= {
     "nn.gelu exact": lambda x, y: jax.nn.gelu(x, approximate=False),
     "nn.glu": lambda x, y: jax.nn.glu(jnp.concatenate([x, y], 1)),
-    "nn.softmax axis 0 where": lambda x, y: jax.nn.softmax(x, axis=0, where=y > 0, initial=0.0),
+    "nn.softmax axis 0 where": lambda x, y: jax.nn.softmax(x, axis=0, where=y > 0),
     "nn.one_hot": lambda x, y: jax.nn.one_hot(jnp.array([1, 3, 9]), 4),
     "erf": lambda x, y: (lax.erf(x), lax.erfc(x), lax.erf_inv(y * 0.3)),
     "where clip": lambda x, y: jnp.where(x > 0, jnp.clip(x, 0.1, 0.5), y),
@@ -120,10 +111,8 @@ def test_indexing(name: str, check: Callable[..., Any]) -> None:
 
 
 PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
-    f"einsum {text}": (lambda t: lambda a, b: jnp.einsum(t, a, b))(text)
-    for text in ("abcd,abed->abce", "abcd,abcd->ad", "abcd,abcd->", "abcd,abce->abde", "abcd,dcab->ab" * 0 + "abcd,bacd->abcd")
-    if text != "abcd,abce->abde" or True
-    if text != "abcd,bacd->abcd"
+    f"einsum {text}": functools.partial(jnp.einsum, text)
+    for text in ("abcd,abed->abce", "abcd,abcd->ad", "abcd,abcd->", "abcd,afcd->bdf", "abcd,abcd->cabd")
 }
 PRODUCTS |= {
     "matmul": lambda a, b: (a @ b.swapaxes(2, 3), a[0, 0] @ b[0, 1].T, a[0, 0, 0] @ b[0, 0, 0], a[0, 0] @ b[0, 0, 1]),

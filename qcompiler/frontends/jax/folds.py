@@ -18,7 +18,7 @@ from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 from qcompiler.frontends.common.scalars import cast
 from qcompiler.frontends.jax.graph import Body, Node, Value
 from qcompiler.frontends.jax.pointwise import is_wide_unsigned
-from qcompiler.frontends.jax.scope import FLOATS, Result, Scalars, Scope, V, combine, lowers, number, opmath
+from qcompiler.frontends.jax.scope import FLOATS, Result, Scalars, Scope, V, combine, lowers, opmath, splat
 from qcompiler.frontends.jax.views import reversed_along
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.build import Reduction
@@ -38,6 +38,14 @@ def reduction_of(body: Body) -> Reduction | None:
         return None
     node = body.nodes[0]
     return _KINDS.get(node.op) if set(node.operands) == set(body.arguments) else None
+
+
+_LOGADDEXP = ["abs", "add", "add", "compare", "exponential", "log_plus_one", "maximum", "negate", "select", "subtract"]
+
+
+def is_logaddexp(body: Body) -> bool:
+    """Whether a region is jnp.logaddexp of its two arguments, by the ops that JAX writes it with."""
+    return sorted(node.op.removeprefix("stablehlo.") for node in body.nodes) == _LOGADDEXP
 
 
 def kind_of(node: Node, value: Value) -> Reduction:
@@ -68,7 +76,7 @@ def _reduce(s: Scope, node: Node) -> Result:
 def _with_init(s: Scope, node: Node, out: V, init: Value, kind: Reduction, compute: DType) -> V:
     """The fold's start, which most often is its neutral element."""
     neutral = build.reduction_identity(kind, "i1" if init.dtype == "i1" else init.dtype)
-    known = number(init.known.reshape(-1)[0]) if init.known is not None and init.known.dtype != object else None
+    known = splat(init)
     if known == neutral or (init.dtype == "i1" and known is not None and int(known) == neutral):
         return out
     inputs = [out, s.value(init)]
@@ -131,17 +139,18 @@ def _reduce_window(s: Scope, node: Node) -> Result:
     if any(n != 1 for n in node.attrs.get("base_dilations") or ()):
         raise node.unsupported("windows over an image with gaps (base_dilation)")
     value, init = node.operands
-    kind = kind_of(node, value)
-    running = _running(s, node, value, kind)
+    fold = "logaddexp" if is_logaddexp(node.regions[0]) else kind_of(node, value)
+    running = _running(s, node, value, fold)
     if running is not None:
         return running
+    kind = kind_of(node, value)
     neutral = build.reduction_identity(kind, value.dtype)
-    if init.known is None or number(init.known.reshape(-1)[0]) != neutral:
+    if splat(init) != neutral:
         raise node.unsupported("windows with another start than the fold's neutral element")
     return s.cast(_windows(s, node, s.value(value), kind, opmath(value.dtype)), node.result.dtype)
 
 
-def _running(s: Scope, node: Node, value: Value, kind: Reduction) -> V | None:
+def _running(s: Scope, node: Node, value: Value, kind: str) -> V | None:
     """A window of the whole axis, padded on one side, is a running fold."""
     a = node.attrs
     wide = [i for i, n in enumerate(a["window_dimensions"]) if n != 1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from qcompiler.frontends.jax.graph import Body, Node, Value
 from qcompiler.frontends.jax.pointwise import is_wide_unsigned
 from qcompiler.frontends.jax.scope import Result, Scope, V, lowers
-from qcompiler.ir import qc, types
+from qcompiler.ir import build, qc, types
 from qcompiler.ir.types import shape_of
 
 
@@ -21,14 +21,24 @@ def _sort(s: Scope, node: Node) -> Result:
     values = [s.value(v) for v in node.operands]
     index: V | None = None
     for key in reversed(keys):
-        column = values[key] if index is None else s.along(values[key], index, axis)
+        column = _ordered(s, node.operands[key])
+        column = column if index is None else s.along(column, index, axis)
         order = _order(s, column, axis, descending)
-        if len(keys) == len(values) == 1:
+        if len(keys) == len(values) == 1 and column is values[key]:
             return order[0]
         index = order[1] if index is None else s.along(index, order[1], axis)
     assert index is not None
     found = tuple(s.along(value, index, axis) for value in values)
     return found[0] if len(found) == 1 else found
+
+
+def _ordered(s: Scope, value: Value) -> V:
+    """The key; an unsigned one with its sign bit flipped, which orders signed integers as unsigned ones."""
+    x, dtype = s.value(value), value.dtype
+    if not is_wide_unsigned(value):
+        return x
+    lowest = build.reduction_identity("max", dtype)
+    return s.pointwise([x], lambda m, e: m.bitwise("xor", e, m.const(lowest)), compute=dtype, result=dtype)
 
 
 def _order(s: Scope, x: V, axis: int, descending: bool) -> tuple[V, V]:
@@ -41,8 +51,8 @@ def _keys(node: Node, body: Body) -> list[int]:
     """The numbers of the operands that the comparison reads."""
     read = {value for each in body.nodes for value in each.operands}
     keys = [i for i in range(len(node.operands)) if body.arguments[2 * i] in read or body.arguments[2 * i + 1] in read]
-    if not keys or any(is_wide_unsigned(node.operands[i]) for i in keys):
-        raise node.unsupported("an order by unsigned integers, or by a function that reads no element")
+    if not keys:
+        raise node.unsupported("an order by a function that reads no element")
     return keys
 
 

@@ -66,13 +66,13 @@ class Reader:
             return rule(self, op, operands, values)
         if op.name in IDENTITIES:
             return operands
-        return self.node(op, operands)
+        return self.node(op, operands, values)
 
     # --- nodes ---
 
-    def node(self, op: Any, operands: list[Value], name: str | None = None) -> list[Value]:
+    def node(self, op: Any, operands: list[Value], values: Values, name: str | None = None) -> list[Value]:
         """One node, with folded results."""
-        node = self._made(op, operands, name)
+        node = self._made(op, operands, values, name)
         node.results = [
             Value(infer(node, i, static_shape(r.type)), element_name(r.type), owner=node, name=self._fresh())
             for i, r in enumerate(op.results)
@@ -86,19 +86,19 @@ class Reader:
         self.graph.nodes.append(_with_fixed_starts(node))
         return node.results
 
-    def _made(self, op: Any, operands: list[Value], name: str | None = None) -> Node:
+    def _made(self, op: Any, operands: list[Value], values: Values, name: str | None) -> Node:
         line, source = user_line(str(op.location))
         regions = [] if op.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if") else list(op.regions)
-        bodies = [self._body(region.blocks[0]) for region in regions]
+        bodies = [self._body(region.blocks[0], values) for region in regions]
         return Node(name or op.name, operands, attributes_of(op), regions=bodies, line=line, source=source)
 
-    def _body(self, block: Any) -> Body:
-        """A region as a list of scalar nodes."""
+    def _body(self, block: Any, values: Values) -> Body:
+        """A region as a list of scalar nodes; it may read constants from outside."""
         inner = Reader.__new__(Reader)
         inner.functions, inner.composites, inner.count = self.functions, self.composites, 0
         inner.graph = Graph(ranges=self.graph.ranges)
         arguments = [Value((), element_name(a.type), name=f"arg{i}") for i, a in enumerate(block.arguments)]
-        returned = inner._block(block, dict(zip(block.arguments, arguments, strict=True)))
+        returned = inner._block(block, {**values, **dict(zip(block.arguments, arguments, strict=True))})
         return Body(arguments, inner.graph.nodes, returned)
 
     def _fresh(self) -> str:
@@ -135,10 +135,9 @@ def _call(reader: Reader, op: Any, operands: list[Value], values: Values) -> lis
 
 
 def _composite(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:
-    del values
     name = op.attributes["name"].value
     if name in reader.composites:
-        return reader.node(op, operands, name)
+        return reader.node(op, operands, values, name)
     return reader._call(reader.functions[op.attributes["decomposition"].value], operands)
 
 

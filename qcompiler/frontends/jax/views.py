@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qcompiler.frontends.jax.fold import entries_of
 from qcompiler.frontends.jax.graph import Node
-from qcompiler.frontends.jax.scope import Result, Scope, V, lowers, number
+from qcompiler.frontends.jax.scope import Result, Scope, V, lowers, number, splat
 from qcompiler.ir import build, qc
 from qcompiler.ir.types import shape_of
 from qcompiler.plan.dims import Dim, dim
@@ -73,13 +73,12 @@ def _pad(s: Scope, node: Node) -> Result:
 def padded(s: Scope, node: Node, x: V, low: list[int], high: list[int], inner: list[int]) -> V:
     """Padding with the value of the second operand; negative amounts cut, after the interior is spread."""
     fill = node.operands[1]
-    if fill.known is None:
-        raise node.unsupported("padding with a computed value; pad with a constant, or use jnp.concatenate")
     given = shape_of(x.type)
     spread: list[Dim] = [((dim(n) - 1) * (i + 1) + 1).to_dim() for n, i in zip(given, inner, strict=True)]
     wide = [(dim(n) + max(a, 0) + max(b, 0)).to_dim() for n, a, b in zip(spread, low, high, strict=True)]
     if any(a > 0 or b > 0 or i > 0 for a, b, i in zip(low, high, inner, strict=True)):
-        filled = s.full(number(fill.known.reshape(-1)[0]), wide, node.result.dtype)
+        known = splat(fill)
+        filled = s.full(known, wide, node.result.dtype) if known is not None else s.broadcast(s.value(fill), wide)
         x = build.insert_slice(s.builder, x, filled, [max(a, 0) for a in low], [i + 1 for i in inner])
     return build.extract_slice(s.builder, x, [max(-a, 0) for a in low], node.result.shape)
 
