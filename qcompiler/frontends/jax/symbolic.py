@@ -79,7 +79,7 @@ def ranges_of(shapes: Iterable[Iterable[Any]], limits: Limits) -> dict[str, Rang
     """A range for each symbol. ExportError for a symbol without an upper bound."""
     found: dict[str, Range] = {}
     for size in (size for shape in shapes for size in shape if not isinstance(size, int)):
-        for name in sorted(expression(size).symbols):
+        for name in sorted(expression(size).symbols()):
             if name in found:
                 continue
             if name in limits:

@@ -20,7 +20,7 @@ WIDE = ("float64", "int64", "uint64", "complex128")
 
 def is_array(leaf: object) -> bool:
     """An array with values, or a `jax.ShapeDtypeStruct`."""
-    return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
 def path_text(path: tuple[Any, ...]) -> str:
