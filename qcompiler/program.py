@@ -143,8 +143,8 @@ class Program:
 
     @functools.cached_property
     def oracle(self) -> Callable[..., Any]:
-        """The model with its quantised weights in eager torch, or the function with them in JAX (jittable): the reference
-        for the program's results."""
+        """The model with its quantised weights in eager torch, or the function with them in JAX (jittable): the
+        reference for the program's results."""
         return self._oracle()
 
     @property

@@ -63,7 +63,7 @@ def value_of(attribute: Any) -> Any:
     if isinstance(attribute, ir.ArrayAttr):
         return [value_of(each) for each in attribute]
     if isinstance(attribute, ir.DictAttr):
-        return {named.name: value_of(named.attr) for named in attribute}
+        return {attribute[i].name: value_of(attribute[i].attr) for i in range(len(attribute))}
     if isinstance(attribute, ir.DenseElementsAttr | ir.DenseResourceElementsAttr):
         return array_of(attribute)
     text = str(attribute)
@@ -83,7 +83,8 @@ def array_of(attribute: Any) -> np.ndarray[Any, Any]:
     """The values of a dense constant. bf16 and i1 have no buffer of their own in the bindings."""
     name, shape = element_name(attribute.type), tuple(attribute.type.shape)
     if isinstance(attribute, ir.DenseResourceElementsAttr):
-        return np.frombuffer(bytes(memoryview(attribute)), NUMPY[name]).reshape(shape)
+        buffer: Any = attribute
+        return np.frombuffer(bytes(memoryview(buffer)), NUMPY[name]).reshape(shape)
     if attribute.is_splat:
         return np.full(shape, value_of(attribute.get_splat_value()), NUMPY[name])
     if name == "bf16":

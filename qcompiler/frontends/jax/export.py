@@ -165,7 +165,7 @@ def _read(
     chlo.register_dialect(context)
     with context, ir.Location.unknown():
         module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
-        main = next(op for op in module.body.operations if op.name.value == "main")
+        main = next(op for op in module.body.operations if _name(op) == "main")
         kinds = [element_name(argument.type) for argument in main.regions[0].blocks[0].arguments]
         values = [
             Value(symbolic.dims_of(aval.shape), kind, name=name)
@@ -174,6 +174,10 @@ def _read(
         graph.leaves = dict.fromkeys(values[: len(weights)])
         graph.arguments = values[len(weights) :]
         Reader(module, graph, composites).run(values)
+
+
+def _name(op: Any) -> str:
+    return str(op.name.value)
 
 
 def _parameters(function: Any) -> list[str]:

@@ -117,7 +117,8 @@ def _divide(a: Known, b: Known) -> Known | None:
         return np.zeros_like(a) - 1
     if a.dtype.kind == "u":
         return a // b
-    return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+    quotient: Known = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+    return quotient.astype(a.dtype)
 
 
 def _remainder(a: Known, b: Known) -> Known:
@@ -203,16 +204,16 @@ def _convert(node: Node, known: list[Known]) -> Known:
 
 @folds("stablehlo.reshape")
 def _reshape(node: Node, known: list[Known]) -> Known:
-    return known[0].reshape(node.result.shape)
+    return known[0].reshape([int(size) for size in node.result.shape])
 
 
 @folds("stablehlo.broadcast_in_dim")
 def _broadcast(node: Node, known: list[Known]) -> Known:
-    axes, shape = node.attrs["broadcast_dimensions"], node.result.shape
+    axes, shape = node.attrs["broadcast_dimensions"], [int(size) for size in node.result.shape]
     thin = [1] * len(shape)
     for axis, size in zip(axes, known[0].shape, strict=True):
         thin[axis] = size
-    order = np.argsort(axes) if len(axes) else []
+    order = sorted(range(len(axes)), key=axes.__getitem__)
     return np.broadcast_to(known[0].transpose(order).reshape(thin), shape).copy()
 
 

@@ -145,8 +145,8 @@ class _Importer:
         if builder is None:
             where = f" ({node.source})" if node.source else ""
             raise UnsupportedOperatorError(
-                f"the operator {node.op} has no lowering{where}. Rewrite that line with supported operators, or compute "
-                "it outside of the compiled function and pass the result in"
+                f"the operator {node.op} has no lowering{where}. Rewrite that line with supported operators, or "
+                "compute it outside of the compiled function and pass the result in"
             )
         for value in node.operands:
             _ = value.dtype  # refuses complex numbers and 8-bit floats, with the line

@@ -1,8 +1,8 @@
 """Stage `insert-qdq` for a graph of JAX: formats by the recipe, codes in the weight store, the ledger by pytree paths.
 
 The same recipes, encoders and ledger as for models of torch. What differs is where weights come from: each matrix is a
-view of an array of the first argument (weight_views.py), so `layers.w` of shape (L, in, out), scanned over, has the rows
-`layers.w.0`, `layers.w.1`, … in the ledger.
+view of an array of the first argument (weight_views.py), so `layers.w` of shape (L, in, out), scanned over, has the
+rows `layers.w.0`, `layers.w.1`, … in the ledger.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def quantise(
 def _check(recipe: QuantConfig) -> None:
     if recipe.activations is not None:
         raise RecipeError(
-            f"activations={recipe.activations!r}: functions of JAX have quantised weights only; leave `activations` out, "
-            'or choose compute="bf16"'
+            f"activations={recipe.activations!r}: functions of JAX have quantised weights only; leave `activations` "
+            'out, or choose compute="bf16"'
         )
 
 
@@ -248,7 +248,7 @@ class _Quantiser:
 
         def identity() -> dict[str, Any]:
             values = matrix.values(values_of(leaf, weight.path))
-            return {"sha256": hashlib.sha256(values.view(np.uint8)).hexdigest(), "dtype": str(values.dtype)}
+            return {"sha256": hashlib.sha256(values.tobytes()).hexdigest(), "dtype": str(values.dtype)}
 
         data = self.files.store(self._entry(weight), identity, fill) if self.valued else NoBytes(weight.nbytes)
         self.store.add(
@@ -287,8 +287,8 @@ def _naming_errors(weight: _Weight) -> Iterator[None]:
         yield
     except FormatShapeError as error:
         raise FormatShapeError(
-            f"parameter '{weight.path}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}, "
-            f"or keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' names an alternative"
+            f"parameter '{weight.path}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}"
+            f", or keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' names an alternative"
         ) from error
     except FormatValueError as error:
         raise FormatValueError(f"parameter '{weight.path}' ({shape}): {error}") from error

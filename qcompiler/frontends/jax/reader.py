@@ -150,13 +150,13 @@ def _custom_call(reader: Reader, op: Any, operands: list[Value], values: Values)
         return operands
     if "callback" in target:
         raise UnsupportedOperatorError(
-            f"the function calls back into Python ({target}){reader.where(op)}: a side effect or a pure_callback, which "
-            "a program without Python cannot run. Take jax.debug.print, io_callback and pure_callback out of the "
+            f"the function calls back into Python ({target}){reader.where(op)}: a side effect or a pure_callback, "
+            "which a program without Python cannot run. Take jax.debug.print, io_callback and pure_callback out of the "
             "function, or compute their values outside and pass them in"
         )
     raise UnsupportedOperatorError(
-        f"the custom call '{target}' has no lowering{reader.where(op)}: it runs a library of jaxlib's. Compute this part "
-        "outside of the compiled function and pass the result in"
+        f"the custom call '{target}' has no lowering{reader.where(op)}: it runs a library of jaxlib's. Compute this "
+        "part outside of the compiled function and pass the result in"
     )
 
 
@@ -188,8 +188,8 @@ def _while(reader: Reader, op: Any, operands: list[Value], values: Values) -> li
             return carried
         carried = reader._block(body, {**values, **dict(zip(body.arguments, carried, strict=True))})
     raise UnsupportedOperatorError(
-        f"a loop of more than {MAX_TRIPS} trips{reader.where(op)}: loops are unrolled, and each trip would become code. "
-        "Write it as one operation on an array, or call the program once for each block of trips"
+        f"a loop of more than {MAX_TRIPS} trips{reader.where(op)}: loops are unrolled, and each trip would become "
+        "code. Write it as one operation on an array, or call the program once for each block of trips"
     )
 
 

@@ -126,7 +126,7 @@ def splat(value: Value) -> Number | None:
     return None
 
 
-def signed(known: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def signed(known: np.ndarray) -> np.ndarray:
     """Unsigned integers as the signed ones of the same bits, except bytes."""
     kind = known.dtype
     return known.view(kind.str.replace("u", "i")) if kind.kind == "u" and kind.itemsize > 1 else known

@@ -128,7 +128,7 @@ def _real_slice(node: Node, number: int) -> Shape | None:
         return None
     return tuple(
         ((dim(stop) - dim(start) + (dim(step) - 1)) // dim(step)).to_dim()
-        for start, stop, step in zip(*parts, strict=True)  # type: ignore[arg-type]
+        for start, stop, step in zip(*parts, strict=True)
     )
 
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qcompiler.errors import ArgumentError, DimError, ExportError
+from qcompiler.frontends.jax import trees
 from qcompiler.plan.dims import Dim, Expr, Range, dim, parse
 
 LARGEST = 1 << 24
@@ -40,8 +42,8 @@ def apply(
             given[name] = entry
         else:
             raise ArgumentError(
-                f"dynamic_shapes[{name!r}] = {entry!r}: write the range of a symbol, {{'b': (1, 64)}}, or dimensions of "
-                f"an argument with their ranges, {{'x': {{0: ('b', 1, 64)}}}}; the arguments are {', '.join(names)}"
+                f"dynamic_shapes[{name!r}] = {entry!r}: write the range of a symbol, {{'b': (1, 64)}}, or dimensions "
+                f"of an argument with their ranges, {{'x': {{0: ('b', 1, 64)}}}}; the arguments are {', '.join(names)}"
             )
     for entry in given.values():
         for symbol, low, high in entry.values():
@@ -55,7 +57,7 @@ def apply(
     for struct, name in zip(structs, names, strict=True):
         text = [given.get(name, {}).get(axis, (str(size),))[0] for axis, size in enumerate(struct.shape)]
         shape = jax.export.symbolic_shape(", ".join(text), scope=scope) if name in given else struct.shape
-        made.append(jax.ShapeDtypeStruct(shape, struct.dtype))
+        made.append(trees.struct(shape, struct.dtype))
     return made, limits
 
 
@@ -134,6 +136,6 @@ def sample(given: Any, struct: jax.ShapeDtypeStruct, ranges: Mapping[str, Range]
     chosen = {name: min(max(3, low), high) for name, (low, high) in ranges.items()}
     shape = [dim(size).evaluate(chosen) for size in dims_of(struct.shape)]
     kind = np.dtype(struct.dtype)
-    if not jax.dtypes.issubdtype(kind, np.floating):
+    if not jnp.issubdtype(kind, np.floating):
         return np.zeros(shape, kind)
     return np.random.default_rng(0).standard_normal(shape).astype(kind)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qcompiler.errors import ArgumentError, ArgumentStructureError
@@ -39,18 +40,25 @@ def path_text(path: tuple[Any, ...]) -> str:
 def shape_struct(leaf: Any, name: str) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an array. ArgumentError for 64 bits where JAX would silently take 32."""
     dtype = np.dtype(leaf.dtype)
-    if dtype.name in WIDE and not jax.config.jax_enable_x64:
+    if dtype.name in WIDE and not jax.config.read("jax_enable_x64"):
         raise ArgumentError(
             f"'{name}' is {dtype.name}, and JAX runs without x64, where it would compute in "
             f"{dtype.name.replace('64', '32').replace('128', '64')}: convert the array, or begin with "
             'jax.config.update("jax_enable_x64", True)'
         )
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise ArgumentError(
             f"'{name}' is a typed key of random numbers, which a program cannot take: make it in the function, "
             "jax.random.key(seed), or pass jax.random.key_data(key) and call jax.random.wrap_key_data in the function"
         )
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return struct(leaf.shape, leaf.dtype)
+
+
+def struct(shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    """JAX's description of an array, whose constructor has no types."""
+    make: Any = jax.ShapeDtypeStruct
+    made: jax.ShapeDtypeStruct = make(shape, dtype)
+    return made
 
 
 def tree_of(value: Any, leaf_of: Mapping[int, Tree], where: str) -> Tree:
@@ -78,8 +86,8 @@ def tree_of(value: Any, leaf_of: Mapping[int, Tree], where: str) -> Tree:
         items = [tree_of(item, leaf_of, f"{where}[{i}]") for i, item in enumerate(value)]
         return {"kind": type(value).__name__, "items": items}
     raise ArgumentStructureError(
-        f"{where} is a {type(value).__name__}, which a program cannot rebuild: use tuple, list, dict or a namedtuple for "
-        "arguments and results (only the first argument, which holds the weights, may be any pytree)"
+        f"{where} is a {type(value).__name__}, which a program cannot rebuild: use tuple, list, dict or a namedtuple "
+        "for arguments and results (only the first argument, which holds the weights, may be any pytree)"
     )
 
 
