@@ -20,18 +20,106 @@ INDEX = np.array([2, -1, 0, 7], np.int32)
 IDS = np.array([[1, 2], [0, 1]], np.int32)
 COUNTS = np.array([[5, -7, 0, 2**31 - 1, -(2**31)]], np.int32)
 
+
+def of_first(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, y: function(x)
+
+
 POINTWISE: dict[str, Callable[[Any, Any], Any]] = {
-    name: (lambda f: lambda x, y: f(x))(getattr(jnp, name))
-    for name in ["exp", "expm1", "log1p", "sin", "cos", "tan", "tanh", "sqrt", "floor", "ceil", "round", "rint", "sign", "square", "abs", "sinh", "cosh", "arctan", "arcsinh", "cbrt", "isnan", "isfinite", "isinf", "negative", "reciprocal", "log", "trunc", "nan_to_num", "logical_not", "sinc", "exp2", "signbit"]
+    name: of_first(getattr(jnp, name))
+    for name in [
+        "exp",
+        "expm1",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "sqrt",
+        "floor",
+        "ceil",
+        "round",
+        "rint",
+        "sign",
+        "square",
+        "abs",
+        "sinh",
+        "cosh",
+        "arctan",
+        "arcsinh",
+        "cbrt",
+        "isnan",
+        "isfinite",
+        "isinf",
+        "negative",
+        "reciprocal",
+        "log",
+        "trunc",
+        "nan_to_num",
+        "logical_not",
+        "sinc",
+        "exp2",
+        "signbit",
+    ]
 }
 POINTWISE |= {
     name: getattr(jnp, name)
-    for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "arctan2", "fmod", "remainder", "floor_divide", "hypot", "logaddexp", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "copysign", "fmax", "fmin", "heaviside", "nextafter"]
+    for name in [
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "maximum",
+        "minimum",
+        "power",
+        "arctan2",
+        "fmod",
+        "remainder",
+        "floor_divide",
+        "hypot",
+        "logaddexp",
+        "equal",
+        "not_equal",
+        "less",
+        "less_equal",
+        "greater",
+        "greater_equal",
+        "copysign",
+        "fmax",
+        "fmin",
+        "heaviside",
+        "nextafter",
+    ]
     if name not in ("nextafter",)
 }
 POINTWISE |= {
-    f"nn.{name}": (lambda f: lambda x, y: f(x))(getattr(jax.nn, name))
-    for name in ["relu", "relu6", "sigmoid", "softplus", "sparse_plus", "sparse_sigmoid", "soft_sign", "silu", "log_sigmoid", "leaky_relu", "hard_sigmoid", "hard_silu", "hard_tanh", "elu", "celu", "selu", "gelu", "squareplus", "mish", "softmax", "log_softmax", "standardize", "glu_of", "logsumexp"]
+    f"nn.{name}": of_first(getattr(jax.nn, name))
+    for name in [
+        "relu",
+        "relu6",
+        "sigmoid",
+        "softplus",
+        "sparse_plus",
+        "sparse_sigmoid",
+        "soft_sign",
+        "silu",
+        "log_sigmoid",
+        "leaky_relu",
+        "hard_sigmoid",
+        "hard_silu",
+        "hard_tanh",
+        "elu",
+        "celu",
+        "selu",
+        "gelu",
+        "squareplus",
+        "mish",
+        "softmax",
+        "log_softmax",
+        "standardize",
+        "glu_of",
+        "logsumexp",
+    ]
     if hasattr(jax.nn, name)
 }
 POINTWISE |= {
@@ -145,7 +233,8 @@ WINDOWS: dict[str, Callable[[Any, Any], Any]] = {
     "depthwise": lambda x, w: conv(x, w[:, :, :1, :4], (1, 1), "SAME", feature_group_count=4),
     "transposed": lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=NHWC),
     "NCHW": lambda x, w: lax.conv(x.transpose(0, 3, 1, 2), w.transpose(3, 2, 0, 1), (1, 1), "SAME"),
-    "one dim": lambda x, w: lax.conv_general_dilated(x[:, 0], w[0], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")),
+    "one dim": lambda x, w: lax.conv_general_dilated(
+        x[:, 0], w[0], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")),
     "max pool": lambda x, w: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
     "avg pool": lambda x, w: lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 2, 2, 1), "SAME") / 9,
     "min dilated": lambda x, w: lax.reduce_window(x, jnp.inf, lax.min, (1, 2, 2, 1), (1, 1, 1, 1), "VALID",

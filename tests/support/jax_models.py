@@ -34,7 +34,10 @@ def tokens(batch: int, length: int) -> Any:
 
 def mlp_params() -> Any:
     layers = weights(w1=(H, FF), b1=(FF,), w2=(FF, H), b2=(H,))
-    return {"up": {"kernel": layers["w1"], "bias": layers["b1"]}, "down": {"kernel": layers["w2"], "bias": layers["b2"]}}
+    return {
+        "up": {"kernel": layers["w1"], "bias": layers["b1"]},
+        "down": {"kernel": layers["w2"], "bias": layers["b2"]},
+    }
 
 
 def mlp(params: Any, x: Any) -> Any:
@@ -155,7 +158,7 @@ def conv_net(p: Any, x: Any) -> Any:
     return x.mean((1, 2)) @ p["head"]
 
 
-# --- a mixture of experts ----------------------------------------------------------------------------------------------
+# --- a mixture of experts --------------------------------------------------------------------------------------------
 
 
 def mixture_params(experts: int = 4) -> Any:
