@@ -39,7 +39,7 @@ CASES: dict[str, Case] = {
     "mixture, 1": (models.mixture, models.mixture_params, (ROWS[:1],)),
     "mixture, 7": (models.mixture, models.mixture_params, (ROWS[:7],)),
 }
-SHORT = {"mlp, 1 row", "llama, 2 x 7", "decode, 1", "vit, 1", "conv net, odd", "mixture, 7"}
+SHORT = {"mlp, 1 row", "decode, 1", "vit, 1", "mixture, 7"}
 
 
 def cases(*short: str) -> list[Any]:
@@ -63,7 +63,7 @@ def test_the_imported_function_is_the_function(
     assert max(errors(found, jax.jit(function)(params, *args), relative)) < 1e-5
 
 
-@pytest.mark.parametrize("name", cases("decode, 1"))
+@pytest.mark.parametrize("name", cases("conv net, odd"))
 def test_a_quantised_program_equals_its_oracle(name: str, relative: Callable[[Any, Any], float]) -> None:
     function, made, args = CASES[name]
     params = made()
@@ -77,7 +77,7 @@ def test_one_program_serves_every_size(interpreted: Callable[..., Any], relative
     params = models.llama_params()
     result = import_jax(models.llama, (params, models.tokens(2, 7)), dynamic_shapes=WINDOW)
     assert result.symbols == {"b": (1, 32), "s": (1, 64)}
-    for batch, length in ((1, 1), (2, 7), (3, 16)):
+    for batch, length in ((1, 1), (3, 16)):
         ids = models.tokens(batch, length)
         assert relative(interpreted(result, ids)[0], jax.jit(models.llama)(params, ids)) < 1e-5
 
@@ -111,6 +111,7 @@ def test_symbols_of_jax_bring_their_ranges(check: Callable[..., Any]) -> None:
     assert result.quantized.exported.graph.arguments[0].shape == ("n", models.H)
 
 
+@pytest.mark.slow
 def test_rms_norms_and_layer_norms_become_one_op() -> None:
 
     for function, made, args, wanted in (

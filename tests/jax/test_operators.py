@@ -21,6 +21,11 @@ IDS = np.array([[1, 2], [0, 1]], np.int32)
 COUNTS = np.array([[5, -7, 0, 2**31 - 1, -(2**31)]], np.int32)
 
 
+def every_other(table: dict[str, Any]) -> list[Any]:
+    """The names of a table; each second one only in the full run, which keeps the short run short."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if i % 2 else []) for i, name in enumerate(table)]
+
+
 def of_first(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, y: function(x)
 
@@ -160,7 +165,10 @@ POINTWISE |= {
 TOLERANCES = {"nn.mish": 1e-5, "half": 1e-2, "erf": 1e-5}
 
 
-@pytest.mark.parametrize("name", POINTWISE)
+SHORT = set(list(POINTWISE)[::4]) | {"erf", "bool", "casts", "reduce", "arg", "sort", "top_k"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in POINTWISE])
 def test_operators_of_two_matrices(name: str, check: Callable[..., Any]) -> None:
     function = POINTWISE[name]
     check(lambda a: function(*a), (X, Y), tolerance=TOLERANCES.get(name, 2e-5))
@@ -192,7 +200,7 @@ INDEXING: dict[str, Callable[[Any, Any, Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", INDEXING)
+@pytest.mark.parametrize("name", every_other(INDEXING))
 def test_indexing(name: str, check: Callable[..., Any]) -> None:
     function = INDEXING[name]
     check(lambda a: function(*a), (W, INDEX, IDS))
@@ -215,7 +223,7 @@ PRODUCTS |= {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", every_other(PRODUCTS))
 def test_products(name: str, check: Callable[..., Any]) -> None:
     function = PRODUCTS[name]
     check(lambda a: function(*a), (W, np.roll(W, 1, 2)))
@@ -244,7 +252,7 @@ WINDOWS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", every_other(WINDOWS))
 def test_windows(name: str, check: Callable[..., Any]) -> None:
     function = WINDOWS[name]
     check(lambda a: function(*a), (IMAGE, KERNEL), tolerance=2e-5)
@@ -277,7 +285,7 @@ RANDOM: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", every_other(RANDOM))
 @pytest.mark.parametrize("seed", ["fixed", "given"])
 def test_random_numbers_have_the_bits_of_jax(name: str, seed: str, check: Callable[..., Any]) -> None:
     exact = name not in ("normal",)

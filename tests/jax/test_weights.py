@@ -115,7 +115,7 @@ def test_a_function_of_one_argument_has_no_weights() -> None:
 
 def test_a_conversion_behind_a_weight_is_the_arithmetic() -> None:
     result = import_jax(lambda p, x: x.astype(jnp.bfloat16) @ p["w"].astype(jnp.bfloat16), ({"w": W}, X), quant="int8")
-    assert result.weights["w"].dtype == "bf16" and formats(result) == {"w": "int8:group=row"}
+    assert result.weights["w"].dtype == "bf16" and formats(result) == {"w": "int8"}
 
 
 def test_compute_bf16_decodes_linears_to_bf16() -> None:

@@ -161,6 +161,7 @@ def _read(
 ) -> None:
     """Fills the graph from the exported module."""
     context = ir.Context()
+    context.allow_unregistered_dialects = True  # custom calls have attributes of mhlo, and get an error of their own
     stablehlo.register_dialect(context)
     chlo.register_dialect(context)
     with context, ir.Location.unknown():

@@ -122,7 +122,8 @@ def _divide(a: Known, b: Known) -> Known | None:
 
 
 def _remainder(a: Known, b: Known) -> Known:
-    return np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b)))
+    found: Known = np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b)))
+    return found
 
 
 def _shift(left: bool, logical: bool) -> Callable[[Known, Known], Known]:

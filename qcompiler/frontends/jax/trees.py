@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +39,11 @@ def path_text(path: tuple[Any, ...]) -> str:
 
 def shape_struct(leaf: Any, name: str) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an array. ArgumentError for 64 bits where JAX would silently take 32."""
-    dtype = np.dtype(leaf.dtype)
-    if dtype.name in WIDE and not jax.config.read("jax_enable_x64"):
+    name_of, config = str(leaf.dtype), cast("Any", jax.config)
+    if name_of in WIDE and not config.jax_enable_x64:
         raise ArgumentError(
-            f"'{name}' is {dtype.name}, and JAX runs without x64, where it would compute in "
-            f"{dtype.name.replace('64', '32').replace('128', '64')}: convert the array, or begin with "
+            f"'{name}' is {name_of}, and JAX runs without x64, where it would compute in "
+            f"{name_of.replace('64', '32').replace('128', '64')}: convert the array, or begin with "
             'jax.config.update("jax_enable_x64", True)'
         )
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
