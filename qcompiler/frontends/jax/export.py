@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import chlo, stablehlo
+from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.jax import symbolic
@@ -164,6 +164,8 @@ def _read(
     context.allow_unregistered_dialects = True  # custom calls have attributes of mhlo, and get an error of their own
     stablehlo.register_dialect(context)
     chlo.register_dialect(context)
+    sdy.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
     with context, ir.Location.unknown():
         module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
         main = next(op for op in module.body.operations if _name(op) == "main")

@@ -133,7 +133,8 @@ def _shift(left: bool, logical: bool) -> Callable[[Known, Known], Known]:
         count = np.minimum(b.astype(np.int64), bits - 1).astype(unsigned.dtype)
         shifted = unsigned << count if left else unsigned >> count
         beyond = np.zeros_like(shifted) if logical or left else shifted
-        return np.where(b.astype(np.int64) >= bits, beyond, shifted).view(a.dtype)
+        found: Known = np.where(b.astype(np.int64) >= bits, beyond, shifted)
+        return found.view(a.dtype)
 
     return kernel
 

@@ -151,9 +151,10 @@ _PACKAGES = ("/jax/", "/jaxlib/", "/flax/", "/equinox/", "/optax/", "/jaxtyping/
 
 
 def user_line(location: str) -> tuple[str, str]:
-    """(`model.py:12`, `/path/model.py:12: y = x @ w`) of an MLIR location: the innermost line of the user's code."""
+    """(`model.py:12`, `/path/model.py:12: y = x @ w`) of an MLIR location: the innermost line of the user's code,
+    empty where there is none."""
     found = [(m["file"], int(m["line"])) for m in _FILE.finditer(location)]
-    own = next((each for each in found if not any(p in each[0] for p in _PACKAGES)), found[0] if found else None)
+    own = next((each for each in found if not any(p in each[0] for p in _PACKAGES)), None)
     if own is None:
         return "", ""
     file, line = own

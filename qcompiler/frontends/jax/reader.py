@@ -40,6 +40,12 @@ class Reader:
         self.functions = {op.name.value: op for op in module.body.operations}
         self.graph, self.composites = graph, composites
         self.count = 0
+        self.callers: list[tuple[str, str]] = []
+
+    def place(self, op: Any) -> tuple[str, str]:
+        """The user's line of an op; in a function of JAX's that was traced once, the line that calls it."""
+        own = user_line(str(op.location))
+        return own if own[0] or not self.callers else self.callers[-1]
 
     def run(self, arguments: Sequence[Value]) -> None:
         """Fills the graph, with the values of the arguments of @main."""
@@ -87,7 +93,7 @@ class Reader:
         return node.results
 
     def _made(self, op: Any, operands: list[Value], values: Values, name: str | None) -> Node:
-        line, source = user_line(str(op.location))
+        line, source = self.place(op)
         regions = [] if op.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if") else list(op.regions)
         bodies = [self._body(region.blocks[0], values) for region in regions]
         return Node(name or op.name, operands, attributes_of(op), regions=bodies, line=line, source=source)
@@ -96,6 +102,7 @@ class Reader:
         """A region as a list of scalar nodes; it may read constants from outside."""
         inner = Reader.__new__(Reader)
         inner.functions, inner.composites, inner.count = self.functions, self.composites, 0
+        inner.callers = self.callers
         inner.graph = Graph(ranges=self.graph.ranges)
         arguments = [Value((), element_name(a.type), name=f"arg{i}") for i, a in enumerate(block.arguments)]
         returned = inner._block(block, {**values, **dict(zip(block.arguments, arguments, strict=True))})
@@ -107,7 +114,7 @@ class Reader:
 
     def where(self, op: Any) -> str:
         """` (model.py:3: …)` for messages."""
-        source = user_line(str(op.location))[1]
+        source = self.place(op)[1]
         return f" ({source})" if source else ""
 
 
@@ -131,7 +138,11 @@ Rule = Callable[[Reader, Any, list[Value], Values], list[Value]]
 
 def _call(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:
     del values
-    return reader._call(reader.functions[op.attributes["callee"].value], operands)
+    reader.callers.append(reader.place(op))
+    try:
+        return reader._call(reader.functions[op.attributes["callee"].value], operands)
+    finally:
+        reader.callers.pop()
 
 
 def _composite(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:
@@ -212,7 +223,7 @@ def _chosen(reader: Reader, op: Any, index: Value, number: int, yes: Value, no: 
     """`yes` where the index is `number`, else `no`."""
     if yes is no:
         return yes
-    line, source = user_line(str(op.location))
+    line, source = reader.place(op)
     node = Node("qc.choose", [index, yes, no], {"number": number}, line=line, source=source)
     node.results = [Value(yes.shape, yes.type, owner=node, name=reader._fresh())]
     reader.graph.nodes.append(node)
