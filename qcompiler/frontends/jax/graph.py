@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -147,7 +148,9 @@ def _short(value: Any) -> str:
 # --- places ----------------------------------------------------------------------------------------------------------
 
 _FILE = re.compile(r'"(?P<file>[^"]+\.py)":(?P<line>\d+)')
-_PACKAGES = ("/jax/", "/jaxlib/", "/flax/", "/equinox/", "/optax/", "/jaxtyping/", "importlib", "/qcompiler/frontends/")
+_JAX = str(Path(jax.__file__).parent)
+_PACKAGES = (_JAX, "/site-packages/", "/dist-packages/", "importlib", "/qcompiler/frontends/jax/")
+"""Parts of the names of files that are not the user's."""
 
 
 def user_line(location: str) -> tuple[str, str]:
