@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qcompiler.config import QuantConfig
-from qcompiler.device_map import Devices, check_paths, common_architecture, place
+from qcompiler.device_map import Devices, Placement, check_paths, common_architecture, place
 from qcompiler.errors import (
     ArgumentError,
     ArgumentStructureError,
@@ -18,6 +18,8 @@ from qcompiler.errors import (
     ExportError,
     TargetMismatchError,
 )
+from qcompiler.frontends.common.doors import is_jax_call
+from qcompiler.frontends.common.imported import FRONTEND_STAGES, Imported
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
 from qcompiler.inspect.upstream import STAGE
@@ -59,10 +61,12 @@ def qcompile(
     workdir: str | Path | None = None,
     progress: OnStep | None = None,
 ) -> Program:
-    """Quantises a PyTorch model and compiles it to a program.
+    """Quantises a model of PyTorch or a function of JAX and compiles it to a program.
 
     `model` is an nn.Module, an ExportedProgram, an fx.GraphModule, or a `Checkpoint` (`qc.from_gguf`,
-    `qc.from_checkpoint`), which has a module and its weights.  `args` and `kwargs` are example inputs.
+    `qc.from_checkpoint`), which has a module and its weights; or a jittable function of JAX, whose first argument holds
+    the weights, `qcompile(f, (params, x))`, called without them, `prog(x)` (docs/doors.md).  `args` and `kwargs` are
+    example inputs.
     `quant` is a format's name ("nf4", "int4:group=64"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
     dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is an argument of
     torch.export.
@@ -101,10 +105,19 @@ def qcompile(
     """
     if fallback not in (None, "torch"):
         raise ArgumentError(f"fallback={fallback!r}: choose 'torch', or None to have every operator compiled")
-    check_call(model, args, kwargs)
+    is_function = is_jax_call(model, args, kwargs)
+    if not is_function:
+        check_call(model, args, kwargs)
     check_buckets(buckets)
     if verify_each not in (None, "ir", "numerics"):
         raise ArgumentError(f"verify_each={verify_each!r}: choose 'ir', 'numerics' or None")
+    if is_function:
+        check_function(weights, calibrate, fallback)
+        return _compile_function(
+            model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, device=device, targets=targets,
+            dump_ir=dump_ir, verify_each=verify_each, buckets=buckets, valued=weights != "none", workdir=workdir,
+            progress=progress,
+        )  # fmt: skip
     model, weights = _of_checkpoint(model, weights)
     source = weight_source(weights)
     if not source.valued and verify_each == "numerics":
@@ -113,7 +126,7 @@ def qcompile(
     target = compile_target(placement.devices, targets)
 
     from qcompiler.frontends.quantise.calibrate import Calibration
-    from qcompiler.frontends.torch.frontend import FRONTEND_STAGES, import_torch
+    from qcompiler.frontends.torch.frontend import import_torch
     from qcompiler.frontends.weights.workdir import WorkFolder
     from qcompiler.passes.pipeline import STAGES
 
@@ -126,31 +139,103 @@ def qcompile(
             model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, weights=source, files=files,
             calibration=calibration, fallback=fallback,
         )  # fmt: skip
-        for name, text in imported.texts.items():
-            name_of = name.partition("-")[2]
-            dumps.add(name_of, text, imported.seconds[name_of], "txt")
-        dumps.add("import", print_module(imported.module), imported.seconds["import"])
+        return finish(
+            imported, dumps, placement, target, quant=quant, verify_each=verify_each, buckets=buckets, targets=targets,
+            paths=(path for path, _ in _modules(model)), inputs_seen=calibration.inputs_seen if calibration else None,
+        )  # fmt: skip
 
-        check_paths(placement, imported.module, (path for path, _ in _modules(model)))
-        context = QCContext.default(
-            weights=imported.weights, target=target, devices=placement.slots, device_map=placement.device_map
+
+def finish(
+    imported: Imported,
+    dumps: StageDumps,
+    placement: Placement,
+    target: Target,
+    *,
+    quant: str | QuantConfig | None,
+    verify_each: Literal["ir", "numerics"] | None,
+    buckets: Buckets | None,
+    targets: Sequence[str] | None,
+    paths: Iterable[str],
+    inputs_seen: int | None = None,
+) -> Program:
+    """From the module that a frontend made to the program: nothing here knows which frontend it was.
+
+    `paths` are the modules that a device map may name; `inputs_seen` counts the inputs of calibration.
+    """
+    for name, text in imported.texts.items():
+        name_of = name.partition("-")[2]
+        dumps.add(name_of, text, imported.seconds[name_of], "txt")
+    dumps.add("import", print_module(imported.module), imported.seconds["import"])
+    check_paths(placement, imported.module, paths)
+    context = QCContext.default(
+        weights=imported.weights, target=target, devices=placement.slots, device_map=placement.device_map
+    )
+    for what, why in imported.notes:
+        context.report.add("export", "", what, why)
+    for decided_in, path, what in imported.decisions:
+        by_data = inputs_seen is not None and decided_in != "insert-qdq"
+        context.report.add(decided_in, path, what, f"{inputs_seen} inputs" if by_data else "")
+    for part in imported.torch_parts:
+        context.report.add("import", part.path, f"torch runs {', '.join(part.operators)}", part.why)
+    options = pass_options(buckets, _compute_streams(), QuantConfig.of(quant).separate)
+    samples = imported.sample_inputs() if verify_each == "numerics" else None
+    canonical = run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)
+    image = make_image(context, imported, dumps)
+    choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
+    stage(KERNELS)
+    return Program(
+        image, dumps, choices, imported, placement, targets=target.isas if targets else (), canonical=canonical
+    )
+
+
+def check_function(weights: Any, calibrate: Any, fallback: Any) -> None:
+    """ArgumentError for the arguments of `qcompile` that only models of torch have."""
+    if weights not in (None, "none"):
+        raise ArgumentError(
+            f"weights={weights!r}: the weights of a function are the arrays of its first argument; pass them there, or "
+            'weights="none" for a plan without values'
         )
-        for note in imported.quantized.exported.notes:
-            context.report.add("export", "", note.what, note.why)
-        for decided_in, path, what in imported.quantized.decisions:
-            by_data = calibration if decided_in != "insert-qdq" else None
-            context.report.add(decided_in, path, what, f"{by_data.inputs_seen} inputs" if by_data is not None else "")
-        for part in imported.torch_parts:
-            context.report.add("import", part.path, f"torch runs {', '.join(part.operators)}", part.why)
-        options = pass_options(buckets, _compute_streams(), QuantConfig.of(quant).separate)
-        samples = imported.sample_inputs() if verify_each == "numerics" else None
-        canonical = run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)
-        image = make_image(context, imported, dumps)
-        choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
-        stage(KERNELS)
-        return Program(
-            image, dumps, choices, imported, placement, targets=target.isas if targets else (), canonical=canonical
-        )
+    if calibrate is not None:
+        raise ArgumentError("calibrate: functions of JAX are quantised without data; leave `calibrate` out")
+    if fallback is not None:
+        raise ArgumentError("fallback: torch runs operators of torch only; a function of JAX is compiled as a whole")
+
+
+def _compile_function(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    *,
+    quant: str | QuantConfig | None,
+    dynamic_shapes: Any,
+    device: Devices | None,
+    targets: Sequence[str] | None,
+    dump_ir: str | Path | None,
+    verify_each: Literal["ir", "numerics"] | None,
+    buckets: Buckets | None,
+    valued: bool,
+    workdir: str | Path | None,
+    progress: OnStep | None,
+) -> Program:
+    """`qcompile` for a jittable function of JAX."""
+    if not valued and verify_each == "numerics":
+        raise ArgumentError('verify_each="numerics" runs the program, which weights="none" leaves without values')
+    placement = place(device if device is not None else "cpu")
+    target = compile_target(placement.devices, targets)
+
+    from qcompiler.frontends.jax.frontend import import_jax
+    from qcompiler.frontends.weights.workdir import WorkFolder
+    from qcompiler.passes.pipeline import STAGES
+
+    dumps = StageDumps(dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR") or None)
+    files = WorkFolder(workdir) if workdir is not None and valued else None
+    with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
+        imported = import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files)
+        paths = [row.parameters[0].rpartition(".")[0] for row in imported.ledger]
+        return finish(
+            imported, dumps, placement, target, quant=quant, verify_each=verify_each, buckets=buckets, targets=targets,
+            paths=paths,
+        )  # fmt: skip
 
 
 def check_call(model: Any, args: Any, kwargs: Any) -> None:

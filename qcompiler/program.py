@@ -30,7 +30,7 @@ from qcompiler.runtime.progress import note
 from qcompiler.runtime.timeline import Timeline, timeline
 
 if TYPE_CHECKING:
-    from qcompiler.frontends.torch.importer import ImportResult
+    from qcompiler.frontends.common.imported import Imported
     from qcompiler.ir.context import QCContext
     from qcompiler.plan.plan import Plan, WeightEntry
     from qcompiler.plan.weights import WeightStore
@@ -49,7 +49,7 @@ class Program:
         image: ProgramImage,
         dumps: StageDumps,
         choices: Sequence[Choice],
-        imported: ImportResult,
+        imported: Imported,
         placement: Placement | None = None,
         *,
         targets: Sequence[str] = (),
@@ -58,7 +58,7 @@ class Program:
         self.image = image
         self.placement = placement if placement is not None else place("cpu")
         self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
-        self._quantized = imported.quantized
+        self._oracle = imported.oracle
         self._states = imported.states
         self._canonical = canonical
         self._dumps = dumps
@@ -148,8 +148,9 @@ class Program:
 
     @functools.cached_property
     def oracle(self) -> Callable[..., Any]:
-        """The model with its quantised weights in eager torch: the reference for the program's results."""
-        return self._quantized.module
+        """The model with its quantised weights in eager torch, or the function with them in JAX (jittable): the
+        reference for the program's results."""
+        return self._oracle()
 
     @property
     def plan(self) -> Plan:
@@ -282,7 +283,7 @@ def shares(entry: WeightEntry) -> list[int]:
     return [end - begin for begin, end in pairwise([0, *ends])]
 
 
-def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) -> ProgramImage:
+def make_image(context: QCContext, imported: Imported, dumps: StageDumps) -> ProgramImage:
     """The program in memory, from the pipeline's context. PromiseError if it is larger than promised."""
     if context.emitted is None:
         raise QCompilerError("the pipeline ended without a plan; it must end with emit-kernels")
@@ -295,7 +296,7 @@ def make_image(context: QCContext, imported: ImportResult, dumps: StageDumps) ->
         plan,
         imported.signature,
         context.weights,
-        room=imported.quantized.files.room,
+        room=imported.room,
         target=ProgramTarget(kind="cpu" if target.kind == "cpu" else "cuda", isa=target.isa),
         ledger=json.loads(ledger.to_json()),
         report=[vars(decision) for decision in context.report.decisions],

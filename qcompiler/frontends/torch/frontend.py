@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from qcompiler.config import QuantConfig
 from qcompiler.errors import PromiseError, QCompilerError, UnsupportedOperatorError
+from qcompiler.frontends.common.imported import FRONTEND_STAGES
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.insert_qdq import insert_qdq
 from qcompiler.frontends.torch.capture.export import Exported, export_model
@@ -20,7 +21,7 @@ from qcompiler.frontends.weights.weight_files import WeightFiles
 from qcompiler.frontends.weights.weight_source import NoValues, WeightSource
 from qcompiler.runtime.progress import stage
 
-FRONTEND_STAGES = ("export", "insert-qdq", "import")
+__all__ = ["FRONTEND_STAGES", "import_torch"]
 
 
 def import_torch(

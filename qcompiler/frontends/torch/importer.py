@@ -10,6 +10,7 @@ Each ATen operator has one entry in `aten.table.BUILDERS`.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ from qcompiler.ledger import Ledger
 from qcompiler.plan.dims import Dim, Range
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.plan import Signature, initial_weight
-from qcompiler.plan.weights import NoBytes, StoredTensor, WeightStore
+from qcompiler.plan.weights import Bytes, NoBytes, StoredTensor, WeightStore
 
 FallbackChoice = Literal["torch"] | None
 
@@ -98,6 +99,23 @@ class ImportResult:
     @property
     def ledger(self) -> Ledger:
         return self.quantized.ledger
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """(what, why) of decisions of the export."""
+        return [(note.what, note.why) for note in self.quantized.exported.notes]
+
+    @property
+    def decisions(self) -> tuple[tuple[str, str, str], ...]:
+        return self.quantized.decisions
+
+    def room(self, nbytes: int) -> Bytes:
+        """Zeroed memory for the program's image."""
+        return self.quantized.files.room(nbytes)
+
+    def oracle(self) -> Callable[..., Any]:
+        """The quantised graph in eager torch."""
+        return self.quantized.module
 
     def sample_inputs(self) -> list[npt.NDArray[Any]]:
         """The example inputs of the export as flat arrays, for `verify_each="numerics"`."""

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
+from qcompiler.frontends.common.scalars import Scalars, opmath
 from qcompiler.frontends.torch.aten.pointwise import clamp
-from qcompiler.frontends.torch.aten.scalars import Scalars, opmath
 from qcompiler.frontends.torch.aten.scope import Args, BuildFn, Number, Result, Scope, lowers
 from qcompiler.ir.types import shape_of
 

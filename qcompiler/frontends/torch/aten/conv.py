@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from xdsl.ir import Attribute, SSAValue
 
-from qcompiler.frontends.torch.aten.scalars import FLOATS, Scalars, opmath
+from qcompiler.frontends.common.scalars import FLOATS, Scalars, opmath
 from qcompiler.frontends.torch.aten.scope import Args, Result, Scope, lowers
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.types import shape_of, tensor_dtype

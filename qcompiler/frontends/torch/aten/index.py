@@ -16,7 +16,7 @@ from torch import fx
 from xdsl.ir import SSAValue
 
 from qcompiler.errors import DataDependentShapeError
-from qcompiler.frontends.torch.aten.scalars import Scalars
+from qcompiler.frontends.common.scalars import Scalars
 from qcompiler.frontends.torch.aten.scope import Args, Result, Scope, broadcast_shapes, is_tensor, lowers
 from qcompiler.frontends.torch.common.origins import describe
 from qcompiler.ir import build, qc, types

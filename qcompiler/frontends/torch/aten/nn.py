@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from qcompiler.frontends.torch.aten.scalars import Scalars, opmath
+from qcompiler.frontends.common.scalars import Scalars, opmath
 from qcompiler.frontends.torch.aten.scope import (
     BUILDERS,
     Args,

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 from xdsl.ir import Operation, SSAValue
 
-from qcompiler.frontends.torch.aten.scalars import FLOATS, Scalars, cast, opmath
+from qcompiler.frontends.common.loops import round_number
+from qcompiler.frontends.common.scalars import FLOATS, Scalars, cast, opmath
 from qcompiler.frontends.torch.aten.scope import Args, Result, Scope, Shape, lowers, overload
-from qcompiler.frontends.torch.common.values import round_number
 from qcompiler.ir import qc, types
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import dim, product

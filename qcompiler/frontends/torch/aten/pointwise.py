@@ -14,7 +14,8 @@ from torch import fx
 from xdsl.dialects import arith
 from xdsl.ir import SSAValue
 
-from qcompiler.frontends.torch.aten.scalars import FLOATS, Compare, Scalars, cast, opmath
+from qcompiler.frontends.common.loops import round_number
+from qcompiler.frontends.common.scalars import FLOATS, Compare, Scalars, cast, opmath
 from qcompiler.frontends.torch.aten.scope import (
     BUILDERS,
     Args,
@@ -27,7 +28,7 @@ from qcompiler.frontends.torch.aten.scope import (
     lowers,
     overload,
 )
-from qcompiler.frontends.torch.common.values import dtype_name, round_number
+from qcompiler.frontends.torch.common.values import dtype_name
 from qcompiler.ir.types import shape_of
 from qcompiler.plan.kernel import DType
 

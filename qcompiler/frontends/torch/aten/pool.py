@@ -18,7 +18,7 @@ from xdsl.builder import Builder
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 
-from qcompiler.frontends.torch.aten.scalars import FLOATS, Scalars, cast, opmath
+from qcompiler.frontends.common.scalars import FLOATS, Scalars, cast, opmath
 from qcompiler.frontends.torch.aten.scope import Args, Number, Result, Scope, Shape, combine, lowers, overload
 from qcompiler.frontends.torch.aten.views import insert_slice
 from qcompiler.ir import build, qc, types

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from qcompiler.frontends.torch.aten.scalars import Scalars
+from qcompiler.frontends.common.scalars import Scalars
 from qcompiler.frontends.torch.aten.scope import Args, Number, Result, Scope, lowers, overload
 from qcompiler.ir import qc, types
 from qcompiler.ir.types import shape_of, tensor_dtype

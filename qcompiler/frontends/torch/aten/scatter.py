@@ -12,8 +12,8 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
+from qcompiler.frontends.common.scalars import FLOATS, Scalars, opmath
 from qcompiler.frontends.torch.aten.index import linear_index, take
-from qcompiler.frontends.torch.aten.scalars import FLOATS, Scalars, opmath
 from qcompiler.frontends.torch.aten.scope import Args, Result, Scope, broadcast_shapes, lowers
 from qcompiler.frontends.torch.aten.views import insert_slice
 from qcompiler.ir import build, qc

@@ -14,7 +14,7 @@ from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineExpr, AffineMap
 
 from qcompiler.errors import NarrowedDimError
-from qcompiler.frontends.torch.aten.scalars import Scalars
+from qcompiler.frontends.common.scalars import Scalars
 from qcompiler.frontends.torch.aten.scope import Args, Result, Scope, Shape, listed_axes, lowers
 from qcompiler.frontends.torch.common.origins import describe
 from qcompiler.ir import build, types

@@ -121,7 +121,15 @@ def _export_module(
     inputs = dynamic.prepare(model, args, kwargs, dynamic_shapes)
 
     def trace() -> ExportedProgram:
-        with warnings.catch_warnings(), pooling.sizes_that_follow(), recurrent.whole_layers(), settled_conditions():
+        # opt_einsum, where it is installed (JAX brings it), asks for sizes as numbers, which fixes dynamic ones.
+        in_order = torch.backends.opt_einsum.flags(enabled=False)
+        with (
+            warnings.catch_warnings(),
+            pooling.sizes_that_follow(),
+            recurrent.whole_layers(),
+            settled_conditions(),
+            in_order,
+        ):
             warnings.simplefilter("ignore")
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 

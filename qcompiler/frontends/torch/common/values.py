@@ -51,15 +51,3 @@ def row_major(values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.T
         return values
     made = torch.from_numpy(Block(values.numel() * dtype.itemsize).bytes).view(dtype).reshape(values.shape)
     return made.copy_(values)
-
-
-_TORCH: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
-
-
-def round_number(value: float | int | bool, dtype: DType) -> float | int | bool:
-    """A Python number as a tensor of `dtype` holds it: -1 is 255 in ui8. Other integers and fp64 are exact."""
-    if dtype == "ui8":
-        return int(value) % 256
-    if dtype not in ("f32", "f16", "bf16"):
-        return value
-    return float(torch.tensor(value, dtype=_TORCH[dtype]).item())

@@ -1,0 +1,1 @@
+"""What the frontends share: bodies of loops, forms of IR, and what a frontend hands to the pipeline."""

@@ -1,0 +1,71 @@
+"""What a frontend hands to the pipeline, whatever the model was written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy.typing as npt
+
+from qcompiler.ledger import Ledger
+from qcompiler.plan.plan import Signature
+from qcompiler.plan.weights import Bytes, WeightStore
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+FRONTEND_STAGES = ("export", "insert-qdq", "import")
+"""The stages of every frontend, in order."""
+
+
+class Imported(Protocol):
+    """The imported module of `qc` and `linalg`, and everything else that a program needs."""
+
+    @property
+    def module(self) -> ModuleOp: ...
+
+    @property
+    def weights(self) -> WeightStore: ...
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def states(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Initial values of the states, keyed as `qc.state`."""
+
+    @property
+    def torch_parts(self) -> Sequence[Any]:
+        """The regions that torch runs."""
+
+    @property
+    def torch_calls(self) -> tuple[str, ...]:
+        """The operators that torch runs."""
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """The dumps of the stages before the import: "00-export", "01-insert-qdq"."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """The wall time of each stage of the frontend."""
+
+    @property
+    def notes(self) -> Sequence[tuple[str, str]]:
+        """(what, why) of decisions of the export."""
+
+    @property
+    def decisions(self) -> Sequence[tuple[str, str, str]]:
+        """(stage, path, what) of decisions about weights."""
+
+    def room(self, nbytes: int) -> Bytes:
+        """Zeroed memory for the program's image."""
+
+    def oracle(self) -> Callable[..., Any]:
+        """The quantised model in the framework that it came from: the accuracy oracle. WeightsError without values."""
+
+    def sample_inputs(self) -> list[npt.NDArray[Any]]:
+        """The example inputs as flat arrays, for `verify_each="numerics"`."""

@@ -1,0 +1,222 @@
+"""Stage `export`: a jittable function as StableHLO, and that as a `Graph`.
+
+The first argument (of two or more) holds the weights: its arrays become constants of the program, by their pytree
+paths, and all else in it is fixed. A callable pytree, such as an Equinox module, is its own first argument. Numbers,
+texts and None among the other arguments are fixed, too.
+
+`jax.export` traces and lowers the function; its module is read with jaxlib's MLIR bindings.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
+
+from qcompiler.errors import ExportError
+from qcompiler.frontends.jax import symbolic
+from qcompiler.frontends.jax.attributes import element_name
+from qcompiler.frontends.jax.graph import Graph, Value
+from qcompiler.frontends.jax.reader import Reader
+from qcompiler.frontends.jax.refusals import refused
+from qcompiler.frontends.jax.trees import Tree, is_array, numbered, path_text, shape_struct, tree_of
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class Exported:
+    """The graph, and what the call of the program looks like.
+
+    `leaves` are the arrays of the first argument, in the order of `graph.leaves`.  `run(leaves, args, kwargs)` is the
+    function itself with other leaves in its first argument: jittable.
+    """
+
+    graph: Graph
+    leaves: list[Any]
+    inputs: Tree
+    outputs: Tree
+    names: list[str]
+    samples: list[Any]
+    run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Any]
+    results: list[Any] = field(default_factory=list)
+
+
+class _Call:
+    """A function and its example arguments, taken apart: arrays of weights, arrays of inputs, and what is fixed."""
+
+    def __init__(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        leaves = jax.tree_util.tree_leaves(function)
+        self.is_module = not (len(leaves) == 1 and leaves[0] is function)
+        self.function = (lambda first, *rest, **named: first(*rest, **named)) if self.is_module else function
+        parameters = _parameters(function)
+        if self.is_module:
+            self.has_weights, first, self.args = True, function, tuple(args)
+        else:
+            self.has_weights = len(args) + len(kwargs) > 1 and bool(args)
+            first, self.args = (args[0], tuple(args[1:])) if self.has_weights else (None, tuple(args))
+            self.label = parameters[0] if parameters else "params"
+            parameters = parameters[1:] if self.has_weights else parameters
+        self.kwargs, self.parameters = dict(kwargs), parameters
+        found, self.first_tree = jax.tree_util.tree_flatten_with_path(first)
+        self.first = [leaf for _, leaf in found]
+        self.weights = {path_text(path): i for i, (path, leaf) in enumerate(found) if is_array(leaf)}
+        if "" in self.weights:  # the argument is one array
+            self.weights = {self.label: self.weights[""]}
+        named, self.rest_tree = jax.tree_util.tree_flatten_with_path((self.args, self.kwargs))
+        self.rest = [leaf for _, leaf in named]
+        self.inputs = [i for i, leaf in enumerate(self.rest) if is_array(leaf)]
+        self.input_names = _distinct([_input_name(path, parameters) for path, _ in named])
+
+    def of(self, weights: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """The function's result with these arrays in the first argument."""
+        if not self.has_weights:
+            return self.function(*args, **kwargs)
+        leaves = list(self.first)
+        for position, array in zip(self.weights.values(), weights, strict=True):
+            leaves[position] = array
+        return self.function(jax.tree_util.tree_unflatten(self.first_tree, leaves), *args, **kwargs)
+
+    def flat(self, weights: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        """The same for the arrays of the other arguments."""
+        leaves = list(self.rest)
+        for position, array in zip(self.inputs, inputs, strict=True):
+            leaves[position] = array
+        args, kwargs = jax.tree_util.tree_unflatten(self.rest_tree, leaves)
+        return self.of(weights, args, kwargs)
+
+    def tree(self) -> Tree:
+        """The signature's inputs."""
+        number = {position: {"kind": "leaf", "index": i} for i, position in enumerate(self.inputs)}
+        shape = numbered(self.rest_tree)
+        leaf_of = {
+            i: number.get(i) or tree_of(leaf, {}, f"the argument '{self.input_names[i]}'")
+            for i, leaf in enumerate(self.rest)
+        }
+        args = [tree_of(arg, leaf_of, f"args[{i}]") for i, arg in enumerate(shape[0])]
+        kwargs = {key: tree_of(value, leaf_of, key) for key, value in shape[1].items()}
+        tree: Tree = {
+            "args": {"kind": "tuple", "items": args},
+            "kwargs": {"kind": "dict", "keys": list(kwargs), "items": list(kwargs.values())},
+        }
+        known = {*self.parameters[: len(args)], *kwargs}
+        last = max((n for n, name in enumerate(self.parameters, 1) if name in known), default=0)
+        if last:
+            tree["names"] = self.parameters[:last]
+        return tree
+
+
+def export_function(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Mapping[str, Any] | None,
+    composites: Collection[str],
+) -> Exported:
+    """Exports a function for these example arguments; a `jax.ShapeDtypeStruct` has no values, and may have symbols.
+
+    ExportError and its subclasses for what cannot be traced, ArgumentStructureError for pytrees that a program cannot
+    rebuild, UnsupportedOperatorError for calls into libraries and for loops without a fixed number of trips.
+    """
+    call = _Call(function, args, kwargs or {})
+    inputs = call.tree()
+    weights = [shape_struct(call.first[i], name) for name, i in call.weights.items()]
+    structs = [shape_struct(call.rest[i], call.input_names[i]) for i in call.inputs]
+    names = [call.input_names[i] for i in call.inputs]
+    structs, limits = symbolic.apply(structs, names, dynamic_shapes)
+    results: list[Any] = []
+
+    def traced(leaves: list[Any], given: list[Any]) -> list[Any]:
+        result = call.flat(leaves, given)
+        flat, tree = jax.tree_util.tree_flatten(result)
+        results[:] = [tree]
+        return flat
+
+    try:
+        exported = jax.export.export(jax.jit(traced, keep_unused=True), platforms=["cpu"])(weights, structs)
+    except Exception as error:  # whatever the function raises under tracing
+        raise refused(error, function) from error
+    ranges = symbolic.ranges_of([struct.shape for struct in structs], limits)
+    graph = Graph(ranges=ranges)
+    _read(exported, graph, list(call.weights), names, composites)
+    outputs = tree_of(numbered(results[0]), _leaf_numbers(results[0].num_leaves), "the result")
+    samples = [symbolic.sample(call.rest[i], struct, ranges) for i, struct in zip(call.inputs, structs, strict=True)]
+    leaves = [call.first[i] for i in call.weights.values()]
+    return Exported(graph, leaves, inputs, outputs, names, samples, call.of)
+
+
+def _leaf_numbers(count: int) -> dict[int, Tree]:
+    return {i: {"kind": "leaf", "index": i} for i in range(count)}
+
+
+def _read(
+    exported: Any, graph: Graph, weights: Sequence[str], names: Sequence[str], composites: Collection[str]
+) -> None:
+    """Fills the graph from the exported module."""
+    context = ir.Context()
+    context.allow_unregistered_dialects = True  # custom calls have attributes of mhlo, and get an error of their own
+    stablehlo.register_dialect(context)
+    chlo.register_dialect(context)
+    sdy.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    with context, ir.Location.unknown():
+        module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
+        main = next(op for op in module.body.operations if _name(op) == "main")
+        kinds = [element_name(argument.type) for argument in main.regions[0].blocks[0].arguments]
+        values = [
+            Value(symbolic.dims_of(aval.shape), kind, name=name)
+            for aval, kind, name in zip(exported.in_avals, kinds, [*weights, *names], strict=True)
+        ]
+        graph.leaves = dict.fromkeys(values[: len(weights)])
+        graph.arguments = values[len(weights) :]
+        Reader(module, graph, composites).run(values)
+
+
+def _name(op: Any) -> str:
+    return str(op.name.value)
+
+
+def _parameters(function: Any) -> list[str]:
+    """The names of the parameters that a call may pass by position and by keyword."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds]
+
+
+def _input_name(path: tuple[Any, ...], parameters: Sequence[str]) -> str:
+    """`x`, or `cache.k` for a leaf of an argument's container."""
+    where, name, *inner = path
+    first = str(getattr(name, "key", ""))
+    if where.idx == 0:
+        number = name.idx
+        first = parameters[number] if number < len(parameters) else f"args_{number}"
+    return ".".join(filter(None, [first, path_text(tuple(inner))]))
+
+
+def _distinct(names: list[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return found
+
+
+def values_of(leaf: Any, name: str) -> Array:
+    """The values of an array. ExportError for one that has a shape only."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise ExportError(
+            f"the weight '{name}' is a ShapeDtypeStruct, which has no values: pass the array, or compile for plan and "
+            'sizes only, weights="none"'
+        )
+    return np.asarray(leaf)

@@ -1,0 +1,240 @@
+"""What is known at compile time: loop counters, sizes of symbolic shapes, keys of random numbers.
+
+    %n = get_dimension_size(%x, 0)      b
+    %m = multiply(%n, 8)                8*b
+    %s = concatenate([%m], [64])        [8*b, 64]: the shape of a dynamic_reshape
+
+Values are NumPy arrays of the tensor's dtype; with a symbol among them they are arrays of objects, each a number or an
+`Expr`. Floats are kept, and not computed with: the program rounds as its kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from qcompiler.frontends.jax.attributes import NUMPY
+from qcompiler.frontends.jax.graph import Known, Node, Value
+from qcompiler.plan.dims import Expr, Range, dim
+
+LIMIT = 1024
+"""Larger tensors of integers are computed by the program (in `@init`, if they depend on no input)."""
+
+Fold = Callable[[Node, list[Known]], Known | None]
+_FOLDS: dict[str, Fold] = {}
+
+
+def folds(*names: str) -> Callable[[Fold], Fold]:
+    """Registers the compile-time rule of ops."""
+
+    def register(function: Fold) -> Fold:
+        _FOLDS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def fold(node: Node, ranges: Mapping[str, Range]) -> Known | None:
+    """The value of the node's only result, if it is an integer or a truth value that can be computed now."""
+    rule = _FOLDS.get(node.op)
+    if rule is None or len(node.results) != 1 or node.result.floating:
+        return None
+    known = [value.known for value in node.operands]
+    if any(each is None for each in known) or not all(isinstance(size, int) for size in node.result.shape):
+        return None
+    if int(np.prod([int(size) for size in node.result.shape])) > LIMIT or any(v.floating for v in node.operands):
+        return None
+    node.attrs["_ranges"] = ranges
+    try:
+        made = rule(node, known)  # type: ignore[arg-type]
+    finally:
+        del node.attrs["_ranges"]
+    return None if made is None else typed(made, node.result)
+
+
+def typed(made: Any, value: Value) -> Known:
+    """The array of the value's dtype, unless symbols are in it."""
+    array = np.asarray(made)
+    if array.dtype != object:
+        return array.astype(NUMPY[value.type], copy=False)
+    plain = [dim(each).to_dim() if isinstance(each, Expr | int) else each for each in array.reshape(-1).tolist()]
+    if any(isinstance(each, str) for each in plain):
+        return array
+    return np.array(plain, dtype=np.int64).astype(NUMPY[value.type]).reshape(array.shape)
+
+
+def scalar_of(value: Value) -> int | Expr | None:
+    """The only entry of a known integer tensor."""
+    if value.known is None or value.known.size != 1 or value.floating:
+        return None
+    entry = value.known.reshape(-1)[0]
+    return entry if isinstance(entry, Expr) else int(entry)
+
+
+def entries_of(value: Value) -> list[Any] | None:
+    """All entries of a known integer tensor as sizes."""
+    if value.known is None:
+        return None
+    return [dim(each if isinstance(each, Expr) else int(each)).to_dim() for each in value.known.reshape(-1)]
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def _symbolic(known: list[Known]) -> bool:
+    return any(each.dtype == object for each in known)
+
+
+def _elementwise(kernel: Callable[..., Any], symbolic: Callable[..., Any] | None) -> Fold:
+    def rule(node: Node, known: list[Known]) -> Known | None:
+        if not _symbolic(known):
+            with np.errstate(all="ignore"):
+                return np.asarray(kernel(*known))
+        if symbolic is None:
+            return None
+        flat = [symbolic(*(dim(_entry(e)) for e in entries)) for entries in zip(*(k.reshape(-1) for k in known),
+                                                                                strict=True)]  # fmt: skip
+        return None if any(each is None for each in flat) else _objects(flat, known[0].shape)
+
+    return rule
+
+
+def _entry(value: Any) -> Any:
+    return value if isinstance(value, Expr) else int(value)
+
+
+def _objects(entries: list[Any], shape: tuple[int, ...]) -> Known:
+    made = np.empty(len(entries), dtype=object)
+    made[:] = entries
+    return made.reshape(shape)
+
+
+def _divide(a: Known, b: Known) -> Known | None:
+    """Towards zero, as StableHLO divides."""
+    if not np.all(b):
+        return np.zeros_like(a) - 1
+    if a.dtype.kind == "u":
+        return a // b
+    quotient: Known = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+    return quotient.astype(a.dtype)
+
+
+def _remainder(a: Known, b: Known) -> Known:
+    found: Known = np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b)))
+    return found
+
+
+def _shift(left: bool, logical: bool) -> Callable[[Known, Known], Known]:
+    def kernel(a: Known, b: Known) -> Known:
+        bits = a.dtype.itemsize * 8
+        unsigned = a.view(a.dtype.str.replace("i", "u")) if logical or left else a
+        count = np.minimum(b.astype(np.int64), bits - 1).astype(unsigned.dtype)
+        shifted = unsigned << count if left else unsigned >> count
+        beyond = np.zeros_like(shifted) if logical or left else shifted
+        found: Known = np.where(b.astype(np.int64) >= bits, beyond, shifted)
+        return found.view(a.dtype)
+
+    return kernel
+
+
+_ARITHMETIC: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
+    "add": (np.add, lambda a, b: a + b),
+    "subtract": (np.subtract, lambda a, b: a - b),
+    "multiply": (np.multiply, lambda a, b: a * b),
+    "maximum": (np.maximum, lambda a, b: a.maximum(b)),
+    "minimum": (np.minimum, lambda a, b: a.minimum(b)),
+    "divide": (_divide, lambda a, b: a // b),
+    "remainder": (_remainder, lambda a, b: a % b),
+    "negate": (np.negative, lambda a: -a),
+    "abs": (np.abs, None),
+    "sign": (np.sign, None),
+    "not": (np.invert, None),
+    "and": (np.bitwise_and, None),
+    "or": (np.bitwise_or, None),
+    "xor": (np.bitwise_xor, None),
+    "shift_left": (_shift(True, True), None),
+    "shift_right_logical": (_shift(False, True), None),
+    "shift_right_arithmetic": (_shift(False, False), None),
+}
+for _name, (_kernel, _rule) in _ARITHMETIC.items():
+    _FOLDS[f"stablehlo.{_name}"] = _elementwise(_kernel, _rule)
+
+_COMPARES: dict[str, Callable[[Any, Any], Any]] = {
+    "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
+}  # fmt: skip
+
+
+@folds("stablehlo.compare")
+def _compare(node: Node, known: list[Known]) -> Known | None:
+    direction = node.attrs["comparison_direction"]
+    if not _symbolic(known):
+        return np.asarray(_COMPARES[direction](*known))
+    ranges = node.attrs["_ranges"]
+    flat = [_decided(direction, dim(_entry(a)) - dim(_entry(b)), ranges)
+            for a, b in zip(*(k.reshape(-1) for k in known), strict=True)]  # fmt: skip
+    return None if any(each is None for each in flat) else np.array(flat, np.bool_).reshape(known[0].shape)
+
+
+def _decided(direction: str, difference: Expr, ranges: Mapping[str, Range]) -> bool | None:
+    """`difference <direction> 0` for all sizes in the ranges; None if it depends on the size."""
+    low, high = difference.tight_bounds(ranges)
+    holds = {"EQ": low == high == 0, "NE": low > 0 or high < 0, "LT": high < 0, "LE": high <= 0, "GT": low > 0,
+             "GE": low >= 0}  # fmt: skip
+    opposite = {"EQ": "NE", "NE": "EQ", "LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT"}
+    return True if holds[direction] else False if holds[opposite[direction]] else None
+
+
+@folds("stablehlo.select")
+def _select(node: Node, known: list[Known]) -> Known:
+    return np.where(known[0], known[1], known[2])
+
+
+@folds("stablehlo.clamp")
+def _clamp(node: Node, known: list[Known]) -> Known | None:
+    return None if _symbolic(known) else np.minimum(np.maximum(known[1], known[0]), known[2])
+
+
+@folds("stablehlo.convert")
+def _convert(node: Node, known: list[Known]) -> Known:
+    return known[0] != 0 if node.result.type == "i1" and known[0].dtype != object else known[0]
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+@folds("stablehlo.reshape")
+def _reshape(node: Node, known: list[Known]) -> Known:
+    return known[0].reshape([int(size) for size in node.result.shape])
+
+
+@folds("stablehlo.broadcast_in_dim")
+def _broadcast(node: Node, known: list[Known]) -> Known:
+    axes, shape = node.attrs["broadcast_dimensions"], [int(size) for size in node.result.shape]
+    thin = [1] * len(shape)
+    for axis, size in zip(axes, known[0].shape, strict=True):
+        thin[axis] = size
+    order = sorted(range(len(axes)), key=axes.__getitem__)
+    return np.broadcast_to(known[0].transpose(order).reshape(thin), shape).copy()
+
+
+@folds("stablehlo.concatenate")
+def _concatenate(node: Node, known: list[Known]) -> Known:
+    return np.concatenate(known, axis=node.attrs["dimension"])
+
+
+@folds("stablehlo.slice")
+def _slice(node: Node, known: list[Known]) -> Known:
+    a = node.attrs
+    at = tuple(slice(*each) for each in zip(a["start_indices"], a["limit_indices"], a["strides"], strict=True))
+    return known[0][at]
+
+
+@folds("stablehlo.iota")
+def _iota(node: Node, known: list[Known]) -> Known | None:
+    shape, axis = [int(s) for s in node.result.shape], node.attrs["iota_dimension"]
+    if int(np.prod(shape)) > 16:
+        return None  # a loop over its index: nothing to store
+    thin = [size if i == axis else 1 for i, size in enumerate(shape)]
+    return np.broadcast_to(np.arange(shape[axis]).reshape(thin), shape).copy()

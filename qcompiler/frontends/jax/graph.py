@@ -1,0 +1,177 @@
+"""The exported function as a flat list of nodes: calls inlined, loops unrolled, sizes and loop counters computed.
+
+    %12: f32[b, 8] = stablehlo.dot_general(%x, %params.w) {…}    model.py:12
+
+This is what the stages between the export and the import read and write down as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.errors import UnsupportedOperatorError
+from qcompiler.plan.dims import Dim, Range
+from qcompiler.plan.kernel import DType
+
+Known = npt.NDArray[Any]
+"""What is computed at compile time: values of the dtype, or objects (numbers and `Expr`) if sizes are among them."""
+
+STORED: dict[str, DType] = {
+    "f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8",
+    "ui64": "i64", "ui32": "i32", "ui16": "i16", "ui8": "ui8", "i1": "i1",
+}  # fmt: skip
+"""The IR's type for a type of StableHLO. Unsigned integers have the bits of signed ones; ops know the difference."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor. `owner` is the node that computes it; None for an argument, a weight or a constant."""
+
+    shape: tuple[Dim, ...]
+    type: str
+    known: Known | None = None
+    owner: Node | None = None
+    name: str = ""
+
+    @property
+    def dtype(self) -> DType:
+        """The IR's element type. UnsupportedOperatorError for a type that programs cannot hold."""
+        if self.type not in STORED:
+            where = f" ({self.owner.line})" if self.owner is not None and self.owner.line else ""
+            raise UnsupportedOperatorError(
+                f"{self.name or 'a value'} has the element type {self.type}{where}, which programs cannot hold; there "
+                f"are {', '.join(dict.fromkeys(STORED))}"
+            )
+        return STORED[self.type]
+
+    @property
+    def unsigned(self) -> bool:
+        return self.type.startswith("ui")
+
+    @property
+    def floating(self) -> bool:
+        return self.type.startswith(("f", "bf"))
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(eq=False)
+class Node:
+    """One operator. `regions` are the bodies of reduce, sort and scatter; `line` is the user's `file.py:12`."""
+
+    op: str
+    operands: list[Value]
+    attrs: dict[str, Any]
+    results: list[Value] = field(default_factory=list)
+    regions: list[Body] = field(default_factory=list)
+    line: str = ""
+    source: str = ""
+    """The user's line with its text, for messages."""
+
+    @property
+    def result(self) -> Value:
+        return self.results[0]
+
+    def unsupported(self, why: str) -> UnsupportedOperatorError:
+        """The error for a case that has no lowering."""
+        where = f" ({self.source})" if self.source else ""
+        return UnsupportedOperatorError(f"{self.op}: {why}{where}")
+
+    def __str__(self) -> str:
+        results = ", ".join(f"{r}: {r.type}[{', '.join(map(str, r.shape))}]" for r in self.results)
+        attrs = ", ".join(f"{k}={_short(v)}" for k, v in self.attrs.items())
+        operands = ", ".join(_operand(v) for v in self.operands)
+        return f"{results} = {self.op}({operands})" + (f" {{{attrs}}}" if attrs else "") + f"    {self.line}".rstrip()
+
+
+@dataclass(eq=False)
+class Body:
+    """A region on scalars: its arguments, its nodes, and what it returns."""
+
+    arguments: list[Value]
+    nodes: list[Node]
+    returned: list[Value]
+
+
+@dataclass
+class Graph:
+    """The whole function. `arguments` are called at run time, `leaves` hold weights by path."""
+
+    arguments: list[Value] = field(default_factory=list)
+    leaves: dict[Value, Any] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    returned: list[Value] = field(default_factory=list)
+    ranges: dict[str, Range] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+    def live(self, needs: Any = None) -> list[Node]:
+        """The nodes that results need, in order; `needs(node)` are the operands that its lowering reads."""
+        wanted = set(self.returned)
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if any(result in wanted for result in node.results):
+                kept.append(node)
+                wanted.update(node.operands if needs is None else needs(node))
+        return kept[::-1]
+
+    def text(self) -> str:
+        """The contents of a dump."""
+        heads = [f"{v}: {v.type}[{', '.join(map(str, v.shape))}]" for v in (*self.leaves, *self.arguments)]
+        lines = [*heads, *(str(node) for node in self.live())]
+        return "\n".join([*lines, "return " + ", ".join(_operand(v) for v in self.returned)]) + "\n"
+
+
+def _operand(value: Value) -> str:
+    if value.known is not None and value.known.size <= 8:
+        return str(value.known.tolist())
+    return str(value)
+
+
+def _short(value: Any) -> str:
+    text = str(value.tolist() if isinstance(value, np.ndarray) else value)
+    return text if len(text) < 160 else text[:157] + "…"
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+_FILE = re.compile(r'"(?P<file>[^"]+\.py)":(?P<line>\d+)')
+_JAX = str(Path(jax.__file__).parent)
+_PACKAGES = (_JAX, "/site-packages/", "/dist-packages/", "importlib", "/qcompiler/frontends/jax/")
+"""Parts of the names of files that are not the user's."""
+
+
+def user_line(location: str) -> tuple[str, str]:
+    """(`model.py:12`, `/path/model.py:12: y = x @ w`) of an MLIR location: the innermost line of the user's code,
+    empty where there is none."""
+    found = [(m["file"], int(m["line"])) for m in _FILE.finditer(location)]
+    own = next((each for each in found if not any(p in each[0] for p in _PACKAGES)), None)
+    if own is None:
+        return "", ""
+    file, line = own
+    return f"{Path(file).name}:{line}", f"{file}:{line}" + _code(file, line)
+
+
+def _code(file: str, number: int) -> str:
+    for current, text in _lines(file):
+        if current == number:
+            return f": {text.strip()}"
+    return ""
+
+
+def _lines(file: str) -> Iterator[tuple[int, str]]:
+    path = Path(file)
+    if path.is_file():
+        yield from enumerate(path.read_text(errors="replace").splitlines(), 1)

@@ -1,0 +1,304 @@
+"""Stage `insert-qdq` for a graph of JAX: formats by the recipe, codes in the weight store, the ledger by pytree paths.
+
+The same recipes, encoders and ledger as for models of torch. What differs is where weights come from: each matrix is a
+view of an array of the first argument (weight_views.py), so `layers.w` of shape (L, in, out), scanned over, has the
+rows `layers.w.0`, `layers.w.1`, … in the ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
+from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, WeightsError
+from qcompiler.formats import PackedTensor
+from qcompiler.frontends.jax.export import Exported, values_of
+from qcompiler.frontends.jax.graph import Value
+from qcompiler.frontends.jax.weight_views import Kind, Matrix, Uses, find_uses
+from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser
+from qcompiler.frontends.quantise.lost_weights import describe, lost_share
+from qcompiler.frontends.weights.weight_files import Entry, InMemory, WeightFiles
+from qcompiler.ledger import Ledger, LedgerRow
+from qcompiler.plan.kernel import DType
+from qcompiler.plan.weights import DTYPE_NAMES, NO_VALUES, NUMPY_DTYPES, Bytes, NoBytes, StoredTensor, WeightStore
+from qcompiler.runtime.encoder import encode
+from qcompiler.runtime.progress import Progress
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class Quantized:
+    """The graph with the weights it reads as matrices, their storage, and the ledger."""
+
+    exported: Exported
+    uses: Uses
+    keys: dict[int, str]
+    """By `id` of a matrix: its key in the store."""
+    weights: WeightStore
+    ledger: Ledger
+    valued: bool
+    files: WeightFiles
+    decisions: tuple[tuple[str, str, str], ...] = ()
+    compute: DType | None = None
+    """The type of the arithmetic of quantised linears; None for the weight's own."""
+
+    def key(self, matrix: Matrix) -> str:
+        return self.keys[id(matrix)]
+
+    @property
+    def module(self) -> Callable[..., Any]:
+        """The function with its weights as the program has them, decoded: jittable, and the accuracy oracle."""
+        if not self.valued:
+            raise WeightsError(NO_VALUES)
+        leaves = [jnp.asarray(array) for array in self._decoded()]
+
+        def oracle(*args: Any, **kwargs: Any) -> Any:
+            return self.exported.run(leaves, args, kwargs)
+
+        return oracle
+
+    def _decoded(self) -> list[Array]:
+        """The arrays of the first argument, each matrix replaced by what its codes decode to."""
+        arrays = {
+            value: np.array(values_of(leaf, value.name))
+            for value, leaf in zip(self.exported.graph.leaves, self.exported.leaves, strict=True)
+        }
+        for matrix in self.uses.matrices.values():
+            stored = self.weights[self.key(matrix)]
+            if stored.format is not None:
+                fmt = resolve_format(format_text(stored.format))
+                decoded = fmt.decode(PackedTensor(fmt, matrix.rows, matrix.cols, stored.data))
+                view = matrix.view.values(arrays[matrix.leaf])
+                view[...] = decoded.reshape(view.shape).astype(view.dtype)
+        return list(arrays.values())
+
+    def text(self) -> str:
+        """The contents of the dump `01-insert-qdq.txt`."""
+        rows = [
+            f"{node.op}: {', '.join(self.key(m) for m in use.matrices)} ({use.kind})    {node.line}".rstrip()
+            for node, use in self.uses.uses.items()
+        ]
+        return "\n".join([*rows, "", self.ledger.table()]) + "\n"
+
+
+@dataclass
+class _Weight:
+    """One row of the ledger: a matrix, or a leaf that is kept."""
+
+    path: str
+    leaf: Value
+    shape: tuple[int, ...]
+    dtype: str
+    matrix: Matrix | None = None
+    format: str | None = None
+    why: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        kinds = self.matrix.kinds if self.matrix is not None else set()
+        return "embedding" if "embedding" in kinds else "conv" if "conv" in kinds else "linear"
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        return (self.matrix.rows, self.matrix.cols) if self.matrix is not None else self.shape
+
+    @property
+    def plain_bytes(self) -> int:
+        name = self.matrix.dtype if self.matrix is not None else self.leaf.dtype
+        return int(np.prod(self.shape)) * NUMPY_DTYPES[name].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        if self.format is None:
+            return self.plain_bytes
+        return resolve_format(self.format).nbytes(*self.stored_shape)
+
+
+def quantise(
+    exported: Exported, quant: QuantConfig | str | None, *, valued: bool = True, files: WeightFiles | None = None
+) -> Quantized:
+    """Chooses formats by the recipe and encodes the weights, one at a time.
+
+    Errors as for models of torch: RecipeError for a rule that matches nothing, FormatShapeError and FormatValueError
+    naming the path, PromiseError; and RecipeError for parts of a recipe that functions of JAX do not have yet.
+    """
+    recipe = QuantConfig.of(quant)
+    _check(recipe)
+    files = files if files is not None else InMemory()
+    try:
+        return _Quantiser(exported, recipe, valued, files).run()
+    finally:
+        files.abandon()
+
+
+def _check(recipe: QuantConfig) -> None:
+    if recipe.activations is not None:
+        raise RecipeError(
+            f"activations={recipe.activations!r}: functions of JAX have quantised weights only; leave `activations` "
+            'out, or choose compute="bf16"'
+        )
+
+
+@dataclass
+class _Quantiser:
+    exported: Exported
+    recipe: QuantConfig
+    valued: bool
+    files: WeightFiles
+    store: WeightStore = field(default_factory=WeightStore)
+    rows: list[LedgerRow] = field(default_factory=list)
+    keys: dict[int, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> Quantized:
+        uses = find_uses(self.exported.graph)
+        arrays = dict(zip(self.exported.graph.leaves, self.exported.leaves, strict=True))
+        weights = [w for leaf in arrays for w in self._weights_of(leaf, uses)]
+        eligible = [w for w in weights if w.matrix is not None]
+        modules = _modules([w.path for w in weights])
+        self.recipe.check_rules([w.path for w in eligible], modules)
+        described = {w.path: Described((w.path,), w.kind, w.stored_shape, w.shape) for w in eligible}
+        chooser = FormatChooser(self.recipe, None, list(described.values()))
+        for weight in eligible:
+            weight.format, weight.why = chooser.choose(described[weight.path])
+        for weight in weights:
+            with _naming_errors(weight):
+                self._row(weight)
+        ledger = Ledger(tuple(self.rows), self.recipe.preset, chooser.promise(self.rows), len(chooser.later))
+        ledger.check_promise()
+        self._store(weights, arrays)
+        return Quantized(
+            self.exported, uses, self.keys, self.store, ledger.remarked(self.lost), self.valued, self.files,
+            tuple(chooser.decisions), {"bf16": "bf16", "exact": "f32"}.get(self.recipe.compute or ""),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _weights_of(self, leaf: Value, uses: Uses) -> list[_Weight]:
+        matrices = [m for m in uses.matrices.values() if m.leaf is leaf]
+        shape = tuple(int(size) for size in leaf.shape)
+        if not matrices:
+            return [_Weight(leaf.name, leaf, shape, leaf.type, why=self._why_kept(leaf, uses))]
+        found = []
+        for matrix in matrices:
+            path = leaf.name + matrix.suffix
+            self.keys[id(matrix)] = path
+            found.append(_Weight(path, leaf, matrix.shape, leaf.type, matrix))
+        return found
+
+    def _why_kept(self, leaf: Value, uses: Uses) -> str:
+        if not self._is_read(leaf):
+            return "not used by the function"
+        if leaf.rank < 2:
+            return "fewer than two dimensions"
+        if leaf.type not in ("f32", "bf16", "f16"):
+            return "formats store float32, bfloat16 and float16"
+        return uses.elsewhere.get(leaf, "not the weight of a linear, a convolution or an embedding")
+
+    def _is_read(self, leaf: Value) -> bool:
+        graph = self.exported.graph
+        return leaf in graph.returned or any(leaf in node.operands for node in graph.live())
+
+    def _row(self, weight: _Weight) -> None:
+        dtype = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}.get(weight.dtype, weight.dtype)
+        before = int(np.prod(weight.shape)) * NUMPY_DTYPES[weight.leaf.dtype].itemsize
+        unused = weight.why == "not used by the function"
+        after = 0 if unused else weight.nbytes
+        stored = format_text(parse_format(weight.format)) if weight.format is not None else ""
+        counts = len(weight.shape) >= 2 and weight.leaf.floating and not unused
+        self.rows.append(LedgerRow((weight.path,), weight.shape, dtype, stored, weight.why, before, after, counts))
+
+    # --- storage ---
+
+    def _store(self, weights: Sequence[_Weight], arrays: dict[Value, Any]) -> None:
+        coded = [w for w in weights if w.format is not None and self.valued]
+        self.files.begin([self._entry(w) for w in coded], sum(w.nbytes for w in weights if w.format is None))
+        with Progress("packing weights", sum(w.plain_bytes for w in coded)) as progress:
+            for weight in weights:
+                if weight.format is not None:
+                    self._encode(weight, arrays[weight.leaf], progress)
+                elif weight.why != "not used by the function":
+                    self._keep(weight, arrays[weight.leaf])
+        self.files.finish()
+
+    def _entry(self, weight: _Weight) -> Entry:
+        assert weight.matrix is not None and weight.format is not None
+        text = format_text(parse_format(weight.format))
+        return Entry(weight.path, text, _dtype(weight.matrix), weight.stored_shape, weight.nbytes, "jax")
+
+    def _encode(self, weight: _Weight, leaf: Any, progress: Progress) -> None:
+        matrix, ref = weight.matrix, parse_format(weight.format or "")
+        assert matrix is not None
+        fmt = resolve_format(weight.format or "")
+
+        def fill(out: Bytes) -> None:
+            values = matrix.values(values_of(leaf, weight.path))
+            with _naming_errors(weight):
+                packed = encode(fmt, values, out=out, step=lambda n: progress.step(n * values.itemsize))
+            share = lost_share(fmt, values, packed)
+            if share:
+                self.lost[weight.path] = describe(share)
+
+        def identity() -> dict[str, Any]:
+            values = matrix.values(values_of(leaf, weight.path))
+            return {"sha256": hashlib.sha256(values.tobytes()).hexdigest(), "dtype": str(values.dtype)}
+
+        data = self.files.store(self._entry(weight), identity, fill) if self.valued else NoBytes(weight.nbytes)
+        self.store.add(
+            StoredTensor(weight.path, _dtype(matrix), weight.stored_shape, data, ref, "canonical", (weight.path,))
+        )
+
+    def _keep(self, weight: _Weight, leaf: Any) -> None:
+        """A float matrix in the order of its product, or the array as it is."""
+        dtype = _dtype(weight.matrix) if weight.matrix is not None else weight.leaf.dtype
+        shape = weight.stored_shape
+        if not self.valued:
+            self.store.add(StoredTensor(weight.path, dtype, shape, NoBytes(weight.nbytes), parameters=(weight.path,)))
+            return
+        array = values_of(leaf, weight.path)
+        values = weight.matrix.values(array) if weight.matrix is not None else _stored(array)
+        self.store.add_array(weight.path, np.ascontiguousarray(values.astype(NUMPY_DTYPES[dtype])), (weight.path,))
+
+
+def _dtype(matrix: Matrix) -> DType:
+    """The type that the function multiplies in: that of a conversion behind the weight."""
+    return matrix.dtype  # type: ignore[return-value]
+
+
+def _stored(array: Array) -> Array:
+    """Unsigned integers as signed ones of the same bits."""
+    if array.dtype in DTYPE_NAMES:
+        return array
+    return array.view(array.dtype.str.replace("u", "i")) if array.dtype.kind == "u" else array
+
+
+@contextlib.contextmanager
+def _naming_errors(weight: _Weight) -> Iterator[None]:
+    """Adds the path and the way out to a format's errors."""
+    shape, module = " x ".join(map(str, weight.stored_shape)), weight.path.rpartition(".")[0] or weight.path
+    try:
+        yield
+    except FormatShapeError as error:
+        raise FormatShapeError(
+            f"parameter '{weight.path}' ({shape}): {error}. Choose another format for it: rules={{{module!r}: 'int8'}}"
+            f", or keep it: rules={{{module!r}: None}}; a text such as 'q4_K, else int8' names an alternative"
+        ) from error
+    except FormatValueError as error:
+        raise FormatValueError(f"parameter '{weight.path}' ({shape}): {error}") from error
+
+
+def _modules(paths: Sequence[str]) -> list[str]:
+    """Every path that holds an array, and its parents."""
+    found: dict[str, None] = {}
+    for path in paths:
+        parts = path.split(".")[:-1]
+        for end in range(1, len(parts) + 1):
+            found[".".join(parts[:end])] = None
+    return list(found)

@@ -1,0 +1,69 @@
+"""What JAX refuses to trace, as errors of this package that name the user's line and the way out."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from qcompiler.errors import DataDependentShapeError, ExportError, NarrowedDimError, QCompilerError
+
+_JAX = str(Path(jax.__file__).parent)
+_HERE = str(Path(__file__).parent)
+
+_REASONS: list[tuple[type[BaseException], type[QCompilerError], str]] = [
+    (
+        jax.errors.NonConcreteBooleanIndexError, DataDependentShapeError,
+        "the shape of a result depends on values (x[mask], jnp.nonzero, jnp.unique). Keep the shape and choose with "
+        "jnp.where, or give the size (jnp.nonzero(x, size=8))",
+    ),
+    (
+        jax.errors.TracerBoolConversionError, ExportError,
+        "Python's if, while, and, or and not see a traced value. Choose with jnp.where, lax.cond or lax.select",
+    ),
+    (
+        jax.errors.TracerIntegerConversionError, ExportError,
+        "Python uses a traced value as an index or a length. Use jnp.take, lax.dynamic_slice, or pass the number as a "
+        "Python int",
+    ),
+    (
+        jax.errors.TracerArrayConversionError, ExportError,
+        "NumPy was called on a traced array. Use jax.numpy",
+    ),
+    (
+        jax.errors.ConcretizationTypeError, DataDependentShapeError,
+        "Python needs the value of a traced array: for a size, a shape or float(x). Sizes must be Python numbers",
+    ),
+    (
+        jax.errors.UnexpectedTracerError, ExportError,
+        "a traced value left the function through a side effect (a global, a list, an attribute). Return it instead",
+    ),
+]  # fmt: skip
+
+
+def refused(error: Exception, function: Any) -> QCompilerError:
+    """The error to raise for one that came out of the trace of `function`."""
+    if isinstance(error, QCompilerError):
+        return error
+    where = _line(error)
+    name = getattr(function, "__name__", type(function).__name__)
+    for kind, made, why in _REASONS:
+        if isinstance(error, kind):
+            return made(f"the function '{name}' cannot be jitted{where}: {why}")
+    first = str(error).strip().partition("\n")[0]
+    if "symbolic dimension" in str(error) or "InconclusiveDimension" in type(error).__name__:
+        return NarrowedDimError(
+            f"the function '{name}' needs to know a symbolic size{where}: {first}. Give the size as a number, add a "
+            "constraint (jax.export.symbolic_shape(…, constraints=…)), or write the line for any size"
+        )
+    return ExportError(f"the function '{name}' cannot be exported{where}: {type(error).__name__}: {first}")
+
+
+def _line(error: BaseException) -> str:
+    """` (model.py:12 in f: y = …)`: the innermost line outside JAX and this frontend."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_JAX, _HERE, "<"))]
+    own = [f for f in own if "/qcompiler/" not in f.filename and "/contextlib.py" not in f.filename]
+    return f" ({own[-1].filename}:{own[-1].lineno} in {own[-1].name}: {own[-1].line})" if own else ""

@@ -1,0 +1,144 @@
+"""What cannot be compiled: each error names the user's line, and what to write instead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import qcompiler as qc
+from qcompiler.errors import (
+    ArgumentError,
+    ArgumentStructureError,
+    DataDependentShapeError,
+    ExportError,
+    QCompilerError,
+    RecipeError,
+    UnsupportedOperatorError,
+)
+
+P = {"w": jnp.ones((4, 4))}
+X = np.ones((3, 4), np.float32)
+
+
+def branches(p: Any, x: Any) -> Any:
+    if x.sum() > 0:
+        return x
+    return x @ p["w"]
+
+
+def picks(p: Any, x: Any) -> Any:
+    return x[x > 0]
+
+
+def counts(p: Any, x: Any) -> Any:
+    return jnp.zeros(int(x[0, 0]))
+
+
+def prints(p: Any, x: Any) -> Any:
+    jax.debug.print("x = {}", x)
+    return x
+
+
+def calls_numpy(p: Any, x: Any) -> Any:
+    return np.sin(x)
+
+
+def loops(p: Any, x: Any) -> Any:
+    return lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, x)
+
+
+def loops_long(p: Any, x: Any) -> Any:
+    return lax.fori_loop(0, 10000, lambda i, v: v * 0.5, x)
+
+
+def solves(p: Any, x: Any) -> Any:
+    return jnp.linalg.cholesky(p["w"] + jnp.eye(4)) @ x.T
+
+
+def complexes(p: Any, x: Any) -> Any:
+    return jnp.abs(jnp.fft.fft(x))
+
+
+def returns_a_set(p: Any, x: Any) -> Any:
+    return {"a", "b"}
+
+
+CASES: list[tuple[Callable[..., Any], type[QCompilerError], str]] = [
+    (branches, ExportError, r"test_bad_input\.py:\d+ in branches.*jnp\.where"),
+    (picks, DataDependentShapeError, r"test_bad_input\.py:\d+ in picks.*jnp\.where"),
+    (counts, DataDependentShapeError, r"in counts.*Python numbers"),
+    (calls_numpy, ExportError, r"in calls_numpy.*jax\.numpy"),
+    (prints, QCompilerError, r"prints|calls back into Python"),
+    (loops, UnsupportedOperatorError, r"number of trips.*test_bad_input\.py:\d+"),
+    (loops_long, UnsupportedOperatorError, r"more than 512 trips.*test_bad_input\.py:\d+"),
+    (solves, UnsupportedOperatorError, r"test_bad_input\.py:\d+"),
+    (complexes, UnsupportedOperatorError, r"complex<f32>|stablehlo\.fft"),
+    (returns_a_set, ExportError, r"returns_a_set"),
+]
+
+
+@pytest.mark.parametrize(("function", "kind", "message"), CASES, ids=[c[0].__name__ for c in CASES])
+def test_the_error_names_the_line(function: Any, kind: type[QCompilerError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        qc.qcompile(function, (P, X))
+
+
+def test_wrong_arguments_name_the_function() -> None:
+    with pytest.raises(ExportError, match="branches"):
+        qc.qcompile(branches, (P, X, X))
+    with pytest.raises(ArgumentStructureError, match=r"\(x,\): a tuple"):
+        qc.qcompile(branches, X)
+
+
+def test_sixty_four_bits_are_not_cut_in_silence() -> None:
+    with pytest.raises(ArgumentError, match=r"'x' is float64.*jax_enable_x64"):
+        qc.qcompile(lambda p, x: x @ p["w"], (P, X.astype(np.float64)))
+
+
+def test_keys_of_random_numbers_are_made_inside() -> None:
+    with pytest.raises(ArgumentError, match=r"jax\.random\.key\(seed\)"):
+        qc.qcompile(lambda p, k: jax.random.normal(k, (3,)), (P, jax.random.key(0)))
+
+
+def test_a_symbol_needs_an_upper_bound() -> None:
+    (size,) = jax.export.symbolic_shape("n")
+    with pytest.raises(ExportError, match=r"dynamic_shapes=\{'n': \(1, 64\)\}"):
+        qc.qcompile(lambda p, x: x @ p["w"], (P, jax.ShapeDtypeStruct((size, 4), jnp.float32)))
+    with pytest.raises(ArgumentError, match="the arguments are x"):
+        qc.qcompile(lambda p, x: x @ p["w"], (P, X), dynamic_shapes={"y": {0: ("b", 1, 4)}})
+
+
+def test_what_only_torch_has_is_refused() -> None:
+    for options, kind in (
+        ({"weights": "folder"}, ArgumentError),
+        ({"calibrate": [X]}, ArgumentError),
+        ({"fallback": "torch"}, ArgumentError),
+        ({"quant": qc.QuantConfig("int8", activations="int8")}, RecipeError),
+    ):  # fmt: skip
+        with pytest.raises(kind):
+            qc.qcompile(lambda p, x: x @ p["w"], (P, X), **options)
+
+
+def test_without_jax_the_message_has_the_command() -> None:
+    code = (
+        "import importlib.util as u, numpy as np, qcompiler as qc\n"
+        "found = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'jax' else found(name, *a)\n"
+        "try: qc.qcompile(lambda p, x: x, (np.ones(2), np.ones(2)))\n"
+        "except qc.errors.MissingDependencyError as error: assert \"pip install 'qcompiler[jax]'\" in str(error)\n"
+        "else: raise SystemExit('no error')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_the_package_loads_no_jax() -> None:
+    code = "import sys, qcompiler as qc, qcompiler.api; assert 'jax' not in sys.modules, 'jax'"
+    subprocess.run([sys.executable, "-c", code], check=True)

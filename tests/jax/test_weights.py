@@ -1,0 +1,145 @@
+"""Which arrays are weights, how they are stored, and what the ledger says of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax_models as models
+import numpy as np
+import pytest
+
+import qcompiler as qc
+from qcompiler.errors import FormatShapeError, RecipeError, WeightsError
+from qcompiler.frontends.jax.frontend import import_jax
+from qcompiler.frontends.jax.importer import JaxImport
+
+X = np.random.default_rng(2).standard_normal((3, models.H)).astype(np.float32)
+W = models.weights(w=(models.H, models.H))["w"]
+
+
+def formats(result: JaxImport) -> dict[str, str]:
+    return {row.parameters[0]: row.format or row.reason for row in result.ledger}
+
+
+def test_the_ledger_shows_pytree_paths_and_the_shape_that_the_function_has() -> None:
+    result = import_jax(models.mlp, (models.mlp_params(), X), quant="nf4")
+    assert formats(result) == {
+        "down.bias": "fewer than two dimensions", "down.kernel": "nf4:block=64",
+        "up.bias": "fewer than two dimensions", "up.kernel": "nf4:block=64",
+    }  # fmt: skip
+    assert next(row for row in result.ledger if row.parameters == ("up.kernel",)).shape == (models.H, models.FF)
+
+
+def test_stacked_layers_are_one_weight_each() -> None:
+    params = models.llama_params(3)
+    found = formats(
+        import_jax(models.llama, (params, models.tokens(1, 5)), quant=qc.QuantConfig("nf4", promise_bits=None))
+    )
+    assert [found[f"layers.wq.{n}"] for n in range(3)] == ["nf4:block=64"] * 3
+    assert found["embed"].startswith("int8")  # read as rows and as the head: one tensor
+
+
+def test_a_rule_names_a_layer_of_a_stack() -> None:
+    rules = {"layers.down.1": None, "layers.w?.0": "int8"}
+    quant = qc.QuantConfig("nf4", rules=rules, promise_bits=None)
+    found = formats(import_jax(models.llama, (models.llama_params(), models.tokens(1, 5)), quant=quant))
+    assert found["layers.down.1"].startswith("rule") and found["layers.wk.0"].startswith("int8")
+    with pytest.raises(RecipeError, match="matches no module"):
+        import_jax(models.mlp, (models.mlp_params(), X), quant=qc.QuantConfig("nf4", rules={"upp": None}))
+
+
+def test_weights_of_experts_are_one_weight_each() -> None:
+    found = formats(import_jax(models.mixture, (models.mixture_params(), X), quant="nf4"))
+    assert {found[f"down.{n}"] for n in range(4)} == {"nf4:block=64"}
+    assert found["gate"] == "nf4:block=64"
+
+
+def test_a_matrix_in_two_orientations_is_kept_with_the_reason() -> None:
+    found = formats(
+        import_jax(lambda p, x: (x @ p["w"]) @ p["w"].T, ({"w": W}, X), quant=qc.QuantConfig("nf4", promise_bits=None))
+    )
+    assert found == {"w": "it is multiplied in two orientations"}
+
+
+def test_a_format_that_does_not_fit_names_the_path() -> None:
+    with pytest.raises(FormatShapeError, match=r"parameter 'up\.kernel' \(128 x 64\)"):
+        import_jax(models.mlp, (models.mlp_params(), X), quant=qc.QuantConfig("nf4", rules={"up": "q4_K"}))
+
+
+class Layer(NamedTuple):
+    """A pytree with fields."""
+
+    weight: Any
+    bias: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x @ self.weight + self.bias
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Module:
+    """A callable pytree, as an Equinox module is; `activation` is no array and stays as it is."""
+
+    def __init__(self, layers: Any, activation: Any) -> None:
+        self.layers, self.activation = layers, activation
+
+    def tree_flatten_with_keys(self) -> Any:
+        return [(jax.tree_util.GetAttrKey("layers"), self.layers)], self.activation
+
+    @classmethod
+    def tree_unflatten(cls, activation: Any, children: Any) -> Any:
+        return cls(children[0], activation)
+
+    def __call__(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+def test_a_callable_pytree_holds_its_own_weights() -> None:
+    module = Module([Layer(W, jnp.zeros(models.H))], jax.nn.relu)
+    result = import_jax(module, (X,), quant="int8")
+    assert list(formats(result)) == ["layers.0.weight", "layers.0.bias"]
+    assert result.signature.inputs["args"]["items"] == [{"kind": "leaf", "index": 0}]
+
+
+def test_a_function_of_one_argument_has_no_weights() -> None:
+    result = import_jax(lambda x: x @ x.T, (X,))
+    assert not formats(result)
+
+
+def test_a_conversion_behind_a_weight_is_the_arithmetic() -> None:
+    result = import_jax(lambda p, x: x.astype(jnp.bfloat16) @ p["w"].astype(jnp.bfloat16), ({"w": W}, X), quant="int8")
+    assert result.weights["w"].dtype == "bf16" and formats(result) == {"w": "int8"}
+
+
+def test_compute_bf16_decodes_linears_to_bf16() -> None:
+    result = import_jax(models.mlp, (models.mlp_params(), X), quant=qc.QuantConfig("int8", compute="bf16"))
+    assert "tensor<128x64xbf16>" in str(result.module)
+
+
+def test_a_plan_without_values_has_sizes() -> None:
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), models.mlp_params())
+    result = import_jax(models.mlp, (shapes, X), quant="nf4", valued=False)
+    assert result.ledger.rows[1].bytes_after == 64 * 128 * 36 // 64
+    with pytest.raises(WeightsError, match=r'weights="none"'):
+        result.oracle()
+
+
+def test_a_saved_program_runs_where_jax_cannot_be_imported(tmp_path: Path) -> None:
+    program = qc.qcompile(models.mlp, (models.mlp_params(), X), quant="nf4")
+    program.save(tmp_path / "mlp.qca")
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", program(jnp.asarray(X)))
+    code = (
+        "import sys; sys.modules.update(jax=None, jaxlib=None, torch=None, xdsl=None)\n"
+        "import numpy as np, qcompiler as qc\n"
+        "y = qc.load(sys.argv[1] + '/mlp.qca')(np.load(sys.argv[1] + '/x.npy'))\n"
+        "assert np.array_equal(y, np.load(sys.argv[1] + '/y.npy'))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
