@@ -71,7 +71,7 @@ class Probe:
 
     def attended(self, key: torch.Tensor, mask: Any, window: Any) -> None:
         """Notes a call of attention. Keys that no layer handed to the cache in this form are not noted."""
-        rule = next((rule for made, rule in self.masks if made is mask), None)
+        rule = next((rule for made, rule in self.masks if _is_whole(mask, made)), None)
         for kept, layer in self.keys:
             if kept is key:
                 self.uses.setdefault(layer, []).append((window if isinstance(window, int) else None, rule))
@@ -92,7 +92,16 @@ class Probe:
                 self.reasons[layer] = why
             else:
                 found[layer] = window
+        unclear = [layer for layer in self.shapes if layer not in found and self._has_window(layer, length)]
+        if found and unclear:  # transformers makes one mask for all layers with a window, of one size
+            why = f"layer {unclear[0]} has a window, and {self.reasons[unclear[0]]}"
+            self.reasons |= dict.fromkeys(found, why)
+            return {}
         return found
+
+    def _has_window(self, layer: int, length: int) -> bool:
+        """Whether transformers hands a window below `length` to any attention that reads the layer."""
+        return any(window is not None and window < length for window, _ in self.uses.get(layer, []))
 
     def _window(self, layer: int, length: int) -> tuple[int | None, str]:
         """The window of a layer, or why it has none."""
@@ -109,6 +118,11 @@ class Probe:
         if window < 1 or rule is None or not shows_window(rule, window, length):
             return None, f"its mask is not that of a window of {window} tokens"
         return window, ""
+
+
+def _is_whole(mask: Any, made: torch.Tensor) -> bool:
+    """Whether a mask is the one that was made, or a view of all of it."""
+    return mask is made or (isinstance(mask, torch.Tensor) and mask._base is made and mask.shape == made.shape)
 
 
 def shows_window(rule: MaskRule, window: int, length: int) -> bool:

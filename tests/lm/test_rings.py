@@ -17,7 +17,7 @@ from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForC
 import qcompiler as qc
 from qcompiler.errors import CorruptFileError
 from qcompiler.lm.model import checked
-from qcompiler.lm.probe import ring_rows, shows_window
+from qcompiler.lm.probe import LayerShape, Probe, ring_rows, shows_window
 from qcompiler.lm.record import LanguageModel
 from qcompiler.plan.kinds.attention import AttentionKernel
 
@@ -247,3 +247,16 @@ def test_tokens_are_those_of_a_whole_cache_and_replays_read_the_ring(name: str, 
         assert rings.generate(texts, max_new_tokens=30, **options) == whole.generate(
             texts, max_new_tokens=30, **options
         )
+
+
+def test_no_layer_keeps_a_ring_if_one_with_a_window_cannot() -> None:
+    """transformers makes one mask for all layers with a window, as long as the rows of one of them."""
+
+    def rule(batch: Any, head: Any, queries: Any, keys: Any) -> Any:
+        return (keys <= queries) & (keys > queries - 4) & (batch == head)
+
+    shapes = {layer: LayerShape(2, 32, 32, torch.float32) for layer in range(3)}
+    seen = Probe(shapes=shapes, uses={0: [(4, rule)], 1: [(4, None)], 2: [(None, rule)]})
+    assert seen.windows(40) == {} and "layer 1 has a window" in seen.reasons[0]
+    seen = Probe(shapes=shapes, uses={0: [(4, rule)], 1: [(64, None)], 2: [(None, rule)]})
+    assert seen.windows(40) == {0: 4}
