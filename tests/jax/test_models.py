@@ -63,7 +63,7 @@ def test_the_imported_function_is_the_function(
     assert max(errors(found, jax.jit(function)(params, *args), relative)) < 1e-5
 
 
-@pytest.mark.parametrize("name", cases("conv net, odd"))
+@pytest.mark.parametrize("name", cases("mlp, 1 row"))
 def test_a_quantised_program_equals_its_oracle(name: str, relative: Callable[[Any, Any], float]) -> None:
     function, made, args = CASES[name]
     params = made()

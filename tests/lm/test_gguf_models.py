@@ -27,7 +27,7 @@ recorded = load("tests/files/recorded.py")
 MODELS = recorded.cases.CASES
 
 PROMPT = [5, 17, 80, 3, 3, 61, 44, 9, 12, 70, 33]  # longer than the windows of the models that have one
-QUICK = {"gptneox", "granitemoe with a shared expert"}
+QUICK = {"granitemoe with a shared expert"}
 READ_BY_TRANSFORMERS = (
     "stablelm",
     "nemotron",
