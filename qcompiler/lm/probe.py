@@ -122,7 +122,10 @@ class Probe:
 
 def _is_whole(mask: Any, made: torch.Tensor) -> bool:
     """Whether a mask is the one that was made, or a view of all of it."""
-    return mask is made or (isinstance(mask, torch.Tensor) and mask._base is made and mask.shape == made.shape)
+    if mask is made:
+        return True
+    is_view = isinstance(mask, torch.Tensor) and mask._base is made
+    return is_view and (mask.shape, mask.stride(), mask.storage_offset()) == (made.shape, made.stride(), 0)
 
 
 def shows_window(rule: MaskRule, window: int, length: int) -> bool:

@@ -253,6 +253,14 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("name", "keys", "message"), [
     ("glm4moe", {"glm4moe.expert_gating_func": 1}, "is 1 .softmax.; this architecture is read with sigmoid only"),
+    ("glm4moe", {"glm4moe.block_count": 2**31}, r"block_count' is 2147483648, and the file has \d+ tensors"),
+    ("glm4moe", {"glm4moe.nextn_predict_layers": 3}, "leaves none of 3 blocks to the model"),
+    ("cohere2moe", {"cohere2moe.expert_gating_func": 3}, "is 3 .not known.; this architecture is read with sigmoid"),
+    ("afmoe", {"afmoe.expert_weights_norm": False}, "expert_weights_norm' is False, which transformers' model cannot"),
+    ("exaone4", {"exaone4.rope.freq_base_swa": 5.0}, "freq_base_swa' is 5.0, which transformers' model cannot express"),
+    ("glm4", {"glm4.rope.dimension_sections": [8, 8, 0, 0]}, "positions of images"),
+    ("deepseek2", {"deepseek2.rope.dimension_count": 15}, "rope.dimension_count is 15, and heads have 48"),
+    ("llama4", {"llama4.attention.sliding_window": 4}, "sliding_window' is 4, which transformers' model cannot"),
     ("apertus", {"xielu.beta": [0.5]}, "the key 'xielu.beta' is .*, and not 2 values of the type float"),
     ("exaone4", {"exaone4.attention.sliding_window_pattern": [True]}, "not 2 values of the type bool"),
     ("deepseek2", {"deepseek2.attention.key_length_mla": 16}, "leaves nothing beside 16 rotated numbers"),
@@ -268,3 +276,17 @@ def test_keys_that_do_not_fit_the_tensors_are_named(
     source = file_of(name, tmp_path / "w.gguf").path
     with pytest.raises(WeightsError, match=message):
         qc.from_gguf(again(tmp_path / "bad.gguf", source, **keys))
+
+
+def test_blocks_that_predict_further_tokens_are_left_alone_and_other_tensors_are_not(tmp_path: Path) -> None:
+    source = GgufFile(file_of("glm4moe", tmp_path / "w.gguf").path)
+    tensors = {name: NewTensor(t.shape, t.type, t.bytes) for name, t in source.tensors.items()}
+    more = ("blk.2.nextn.eh_proj.weight", "blk.2.attn_k.weight", "blk.2.attn_norm.weight")  # the third block of two
+    tensors |= {name: NewTensor.of(name, np.ones((4, 4), np.float32)) for name in more}
+    qc.write_gguf(tmp_path / "more.gguf", tensors, dict(source.metadata))
+    assert not set(more) & set(qc.from_gguf(tmp_path / "more.gguf").weights.tensors)
+    for name in ("foo", "blk.x.attn_k.weight", "blk.9.attn_k.weight"):
+        other = {**tensors, name: NewTensor.of(name, np.ones(4, np.float32))}
+        qc.write_gguf(tmp_path / "other.gguf", other, dict(source.metadata))
+        with pytest.raises(WeightsError, match=f"holds 1 tensors that .* does not have: '{name}'"):
+            qc.from_gguf(tmp_path / "other.gguf")

@@ -36,7 +36,6 @@ from qcompiler.frontends.checkpoints.gguf_architectures import (
     architecture_of,
     configured,
     divisors,
-    predicting_layers,
     required,
 )
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTensor, type_name
@@ -183,6 +182,8 @@ class _Names:
         """The tensors of a parameter. Some files have gate and up of all experts in one tensor, and older ones keys and
         values of latent attention."""
         parts = self.architecture.names(name)
+        if self.architecture.experts == "alternating":
+            return parts  # llama.cpp has no joined form of these
         joined = parts[0].replace("ffn_gate_exps", "ffn_gate_up_exps").replace("attn_k_b.", "attn_kv_b.")
         return (joined,) if joined != parts[0] and joined in self.file.tensors else parts
 
@@ -195,15 +196,17 @@ class _Names:
         return ValuesInFile(name, shape, torch.float32, lambda: value, lambda: {"value": float(value)}, lambda: None)
 
     def _is_spare(self, name: str) -> bool:
-        """Whether a tensor belongs to a block behind the model's layers, which predicts further tokens, or makes keys
-        for a layer that takes those of another."""
-        kind, number, *part = name.split(".")
-        if kind != "blk" or not number.isdecimal() or len(part) != 2:
+        """Whether a tensor belongs to a block behind the model's layers, which predicts further tokens, or holds keys
+        or values of a layer that reuses those of an earlier layer."""
+        kind, _, rest = name.partition(".")
+        number, _, part = rest.partition(".")
+        if kind != "blk" or not number.isdecimal():
             return False
         layer, layers = int(number), int(self.config.num_hidden_layers)
-        if part[0] in ("attn_k", "attn_v", "attn_k_norm"):
-            return layers - self.keys.count("attention.shared_kv_layers", 0, least=0) <= layer < layers
-        return layers <= layer < layers + predicting_layers(self.keys)
+        if layers <= layer < self.keys.blocks():
+            return True
+        shared = self.keys.count("attention.shared_kv_layers", 0, least=0)
+        return part.partition(".")[0] in ("attn_k", "attn_v", "attn_k_norm") and layers - shared <= layer < layers
 
 
 def _stored(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:

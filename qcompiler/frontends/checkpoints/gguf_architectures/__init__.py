@@ -13,7 +13,6 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     ROPE_FACTORS,
     Keys,
     divisors,
-    predicting_layers,
     required,
 )
 from qcompiler.frontends.checkpoints.gguf_architectures.mixtures import (
@@ -40,8 +39,8 @@ NOT_READ = {
     "dbrx": "its experts find their tokens by value (`nonzero`), which no program can hold",
     "bitnet": "llama.cpp's converter does not write transformers' BitNet",
     "gemma4-assistant": "it drafts tokens for another model, whose cache it reads",
-    "hrm_text": "it is not read from GGUF files yet",
-    "mimo2": "it is not read from GGUF files yet",
+    "hrm_text": "its two stacks of layers are not read from GGUF files yet",
+    "mimo2": "transformers counts its window with one token more than llama.cpp does; compile its folder",
 }  # fmt: skip
 """Other architectures that llama.cpp's converter and transformers share: why their files are not read."""
 
@@ -68,5 +67,5 @@ def architecture_of(keys: Keys) -> Architecture:
 
 __all__ = [
     "ARCHITECTURES", "LATENT", "NOT_READ", "ROPE_FACTORS", "Architecture", "Keys", "architecture_of", "configured",
-    "divisors", "predicting_layers", "required",
+    "divisors", "required",
 ]  # fmt: skip

@@ -36,7 +36,7 @@ WHOLE = {
 }
 """Parameters that are no module's `weight` or `bias`."""
 LATENT = "self_attn.kv_b_proj.weight"
-"""Keys and values of all heads from one short vector. Files hold the matrix of the keys turned: (heads, short, key)."""
+"""Keys and values of all heads from one short vector. Files hold the key matrix transposed: (heads, short, key)."""
 
 
 def same_rows(name: str, rows: int, config: Any) -> Order | None:
@@ -128,7 +128,7 @@ class Architecture:
         return number, inside
 
     def offset(self, parameter: str) -> float:
-        """What transformers' parameter is, less the file's tensor."""
+        """The number to add to the file's tensor to get transformers' parameter."""
         return -1.0 if self.one_in_norms and parameter.endswith("norm.weight") else 0.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qcompiler.errors import WeightsError
+from qcompiler.formats.foreign.json_text import shown
 from qcompiler.frontends.checkpoints.gguf_architectures.architecture import INSIDE, Architecture, rows_of_pairs
 from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     FREQUENCIES,
@@ -19,6 +20,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     rms_options,
     rope_of,
     rope_of_windows,
+    share,
     sizes,
     turned,
     wholly_turned,
@@ -45,25 +47,30 @@ def qwen3(keys: Keys) -> dict[str, Any]:
 
 
 def _olmo2(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "Olmo2ForCausalLM")
-    wholly_turned(keys, dim)
-    return {**sizes(keys, heads, width), "rope_parameters": rope_of(keys)}
+    return {**_olmo_sizes(keys), "rope_parameters": rope_of(keys)}
 
 
 def _olmo3(keys: Keys) -> dict[str, Any]:
-    return {**_olmo2(keys), **layer_types(keys, 4), "rope_parameters": rope_of_windows(keys)}
+    return {**_olmo_sizes(keys), **layer_types(keys, 4), "rope_parameters": rope_of_windows(keys)}
+
+
+def _olmo_sizes(keys: Keys) -> dict[str, Any]:
+    heads, dim, width = even_heads(keys, "Olmo2ForCausalLM")
+    wholly_turned(keys, dim)
+    return sizes(keys, heads, width)
 
 
 def granite(keys: Keys) -> dict[str, Any]:
     """Granite, with experts too: every sum is scaled."""
     heads, dim, width = even_heads(keys, "GraniteForCausalLM")
     wholly_turned(keys, dim)
-    return {
+    keys.refuse("rope.scaling.finetuned", True)  # llama.cpp rotates nothing where it is false
+    return {  # as in llama.cpp, a factor of 0 is none
         **biases(keys),
         **sizes(keys, heads, width),
-        "attention_multiplier": keys.fp32("attention.scale", dim**-0.5),
-        "embedding_multiplier": keys.fp32("embedding_scale", 1.0),
-        "residual_multiplier": keys.fp32("residual_scale", 1.0),
+        "attention_multiplier": keys.fp32("attention.scale", 0.0) or dim**-0.5,
+        "embedding_multiplier": keys.fp32("embedding_scale", 1.0) or 1.0,
+        "residual_multiplier": keys.fp32("residual_scale", 1.0) or 1.0,
         "logits_scaling": keys.fp32("logit_scale", 1.0),
         "rope_parameters": rope_of(keys),
     }
@@ -88,7 +95,7 @@ def phi3(keys: Keys) -> dict[str, Any]:
     """Phi-3 and Phi-4, with experts too."""
     heads, dim, width = even_heads(keys, "Phi3ForCausalLM")
     rotated = turned(keys, dim)
-    rope = {**rope_of(keys, reads="attn_factor"), "partial_rotary_factor": rotated / dim}
+    rope = {**rope_of(keys, reads=("attn_factor", "longrope")), "partial_rotary_factor": share(rotated, dim)}
     original = keys.count("rope.scaling.original_context_length", keys.count("context_length"))
     rope |= longrope(keys, rotated, original)
     return {
@@ -102,23 +109,23 @@ def phi3(keys: Keys) -> dict[str, Any]:
 def _exaone4(keys: Keys) -> dict[str, Any]:
     heads, dim, width = even_heads(keys, "Exaone4ForCausalLM")
     wholly_turned(keys, dim)
-    found = {**sizes(keys, heads, width), "rope_parameters": rope_of(keys)}
-    whole = {"sliding_window": None, "layer_types": ["full_attention"] * found["num_hidden_layers"]}
-    return {**found, **whole, **layer_types(keys, 4)}
+    return {**sizes(keys, heads, width), **layer_types(keys, 4), "rope_parameters": rope_of(keys)}
 
 
 def _glm(keys: Keys) -> dict[str, Any]:
     heads, dim, width = heads_of(keys)
+    sections = keys.metadata.get(f"{keys.architecture}.rope.dimension_sections")
+    if isinstance(sections, list | tuple) and any(sections[:2]):
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.rope.dimension_sections is {shown(sections)}: language models with "
+            "positions of images (GLM-4V) are not read from GGUF files; compile their folder"
+        )
     return {
         **sizes(keys, heads, width),
         "head_dim": dim,
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "rope_parameters": partial_rope(keys, dim),
     }
-
-
-def _hunyuan(keys: Keys) -> dict[str, Any]:
-    return rms_options(keys) | {"attention_bias": keys.has_tensor("blk.0.attn_q.bias")}
 
 
 def _apertus(keys: Keys) -> dict[str, Any]:
@@ -131,8 +138,10 @@ def _apertus(keys: Keys) -> dict[str, Any]:
 def _ministral3(keys: Keys) -> dict[str, Any]:
     heads, dim, width = heads_of(keys)
     wholly_turned(keys, dim)
-    rope = rope_of(keys, reads="yarn_log_multiplier")
-    rope["llama_4_scaling_beta"] = keys.fp32("attention.temperature_scale", 0.0)
+    rope = rope_of(keys, reads=("yarn_log_multiplier",) if keys.text("rope.scaling.type") == "yarn" else ())
+    original = keys.count("rope.scaling.original_context_length", keys.count("context_length"))
+    rope |= {"llama_4_scaling_beta": keys.fp32("attention.temperature_scale", 0.0)}
+    rope.setdefault("original_max_position_embeddings", original)
     if keys.has("rope.scaling.yarn_log_multiplier"):
         rope |= {"mscale": 1.0, "mscale_all_dim": keys.fp32("rope.scaling.yarn_log_multiplier")}
     return {**sizes(keys, heads, width), "head_dim": dim, "rope_parameters": rope}
@@ -140,12 +149,13 @@ def _ministral3(keys: Keys) -> dict[str, Any]:
 
 def _minicpm3(keys: Keys) -> dict[str, Any]:
     heads, rank = keys.count("attention.head_count"), keys.count("attention.kv_lora_rank")
-    turned_dim = keys.count("rope.dimension_count")
     key_dim = keys.rows("blk.0.attn_q_b.weight") // heads
+    turned_dim = turned(keys, key_dim)
     plain = key_dim - turned_dim
     if plain < 1:
         raise WeightsError(f"{keys.file.path}: queries of {key_dim} are too short for {turned_dim} rotated numbers")
-    rope = rope_of(keys, reads="attn_factor")
+    rope = rope_of(keys, reads=("attn_factor", "longrope"))
+    original = keys.count("rope.scaling.original_context_length", keys.count("context_length"))
     return {
         **sizes(keys, heads, keys.count("embedding_length")),
         "q_lora_rank": keys.count("attention.q_lora_rank"),
@@ -156,7 +166,7 @@ def _minicpm3(keys: Keys) -> dict[str, Any]:
         "scale_emb": 12,  # llama.cpp's rule for every file of this architecture, as the next two
         "scale_depth": 1.4,
         "dim_model_base": 256,
-        "rope_parameters": rope | longrope(keys, turned_dim, keys.count("context_length")),
+        "rope_parameters": rope | longrope(keys, turned_dim, original),
     }
 
 
@@ -197,7 +207,7 @@ DENSE = {
     "glm4": Architecture("Glm4ForCausalLM", "Glm4Config", _glm, inside=_GLM_INSIDE | {
         "post_attention_layernorm": "ffn_norm"}),
     "hunyuan-dense": Architecture(
-        "HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", _hunyuan, inside=_HUNYUAN_INSIDE),
+        "HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", qwen3, inside=_HUNYUAN_INSIDE),
     "apertus": Architecture(
         "ApertusForCausalLM", "ApertusConfig", _apertus, inside=_APERTUS_INSIDE, in_keys=_XIELU, beside=FREQUENCIES),
     "minicpm3": Architecture(

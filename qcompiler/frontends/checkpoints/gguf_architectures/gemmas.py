@@ -29,11 +29,11 @@ def _gemma(keys: Keys) -> dict[str, Any]:
 
 
 def _gemma2(keys: Keys) -> dict[str, Any]:
-    found = rms_options(keys)
+    found = rms_options(keys, reads=("freq_base_swa",) if keys.architecture == "gemma3" else ())
     is_27b = found["num_hidden_layers"] == _LAYERS_OF_27B.get(keys.architecture)
     return found | {
         "query_pre_attn_scalar": found["hidden_size"] // found["num_attention_heads"] if is_27b else found["head_dim"],
-        "sliding_window": keys.count("attention.sliding_window", 4096),
+        **(layer_types(keys, 2) if keys.has("attention.sliding_window") else {"sliding_window": 4096}),
         "attn_logit_softcapping": keys.fp32("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": keys.fp32("final_logit_softcapping", 30.0),
     }
@@ -45,17 +45,19 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
     return found | {
         "attn_logit_softcapping": None,
         **_softcap(keys),
-        "sliding_window": keys.count("attention.sliding_window"),
+        **layer_types(keys, 6, required=True),
         "rope_parameters": {"full_attention": found["rope_parameters"], "sliding_attention": rope},
     }
 
 
 def _local_and_global(keys: Keys) -> dict[str, Any]:
-    """The layers with a window, which end with one that sees all, and their rotary bases."""
+    """Layer types (every fifth layer has no window), rotary bases, shared layers and per-layer inputs."""
+    keys.refuse("nextn_predict_layers", 0)
     base = {"rope_type": "default", "rope_theta": keys.fp32("rope.freq_base_swa", 10000.0)}
-    return layer_types(keys, 5) | {
-        "rope_parameters": {"full_attention": rope_of(keys), "sliding_attention": base},
-        "num_kv_shared_layers": keys.count("attention.shared_kv_layers", 0, least=0),
+    full = rope_of(keys, reads=("freq_base_swa",))
+    return layer_types(keys, 5, required=True) | {
+        "rope_parameters": {"full_attention": full, "sliding_attention": base},
+        "num_kv_shared_layers": keys.count("attention.shared_kv_layers", least=0),
         "hidden_size_per_layer_input": keys.count("embedding_length_per_layer_input", 0, least=0),
     }
 
@@ -79,8 +81,14 @@ def _gemma3n(keys: Keys) -> dict[str, Any]:
         "altup_active_idx": keys.count("altup.active_idx", 0, least=0),
         "laurel_rank": keys.rows("blk.0.laurel_l.weight"),
         # the file holds how many deviations above the mean a number must be, transformers the share of those below
-        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales] or None,
+        "activation_sparsity_pattern": [_share_below(scale) for scale in scales] or None,
     }
+
+
+def _share_below(scale: float) -> float:
+    """The share of a normal distribution below so many deviations, with the digits that fp32 holds."""
+    found = NormalDist().cdf(scale)
+    return round(found, 6) if 0 < round(found, 6) < 1 else found
 
 
 def _gemma4(keys: Keys) -> dict[str, Any]:
@@ -92,7 +100,13 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
     wide = keys.counts("feed_forward_length")
     own = found["layer_types"][: len(wide) - found["num_kv_shared_layers"]]  # layers with keys of their own
     whole = [layer for layer, kind in enumerate(own) if kind == "full_attention"]
-    rope = found["rope_parameters"]["full_attention"] | {"rope_type": "proportional"}
+    rope = found["rope_parameters"]["full_attention"]
+    if rope["rope_type"] != "default" or found["layer_types"][-1] != "full_attention":
+        raise WeightsError(
+            f"{keys.file.path}: Gemma 4 has no scaling of positions ({rope['rope_type']}), and its last layer has no "
+            f"window ({found['layer_types'][-1]})"
+        )
+    rope |= {"rope_type": "proportional"}
     found["rope_parameters"]["full_attention"] = rope | {"partial_rotary_factor": _share_of_ones(keys)}
     return {
         **sizes_of_layers(keys, heads, width),
@@ -104,9 +118,7 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
         "global_head_dim": keys.count("attention.key_length"),
         "attention_k_eq_v": any(not keys.has_tensor(f"blk.{layer}.attn_v.weight") for layer in whole),
         "use_double_wide_mlp": wide[-1] == 2 * wide[0],
-        "final_logit_softcapping": keys.fp32("final_logit_softcapping")
-        if keys.has("final_logit_softcapping")
-        else None,
+        **_softcap(keys),
         **_gemma4_experts(keys),
     }
 
@@ -134,7 +146,8 @@ def _share_of_ones(keys: Keys) -> float:
         return 1.0
     values = divisors(keys.file, ROPE_FACTORS)
     count = int((values == 1).sum())
-    if values.ndim != 1 or not ((values[:count] == 1).all() and (values[count:] > 1e29).all()):
+    plain = (values[:count] == 1).all() and (values[count:] > 1e29).all()
+    if len(values) * 2 != keys.count("attention.key_length") or not plain:
         raise WeightsError(f"'{ROPE_FACTORS}' in {keys.file.path} scales frequencies, which this architecture does not")
     return count / len(values)
 

@@ -63,7 +63,7 @@ class Keys:
             if min(found) < 1:
                 raise WeightsError(f"{self.file.path}: the key '{full}' is {shown(found)}, no numbers of things")
             return found
-        return [self.count(key)] * self.count("block_count")
+        return [self.count(key)] * self.blocks()
 
     def fp32(self, key: str, default: float | None = None) -> float:
         """A number that the file holds in fp32."""
@@ -89,6 +89,35 @@ class Keys:
     def has_tensor(self, name: str) -> bool:
         return name in self.file.tensors
 
+    def blocks(self) -> int:
+        """The file's blocks. WeightsError for more than it has tensors: lists of that length are made of it."""
+        found = self.count("block_count")
+        if found > len(self.file.tensors):
+            raise WeightsError(
+                f"{self.file.path}: the key '{self.architecture}.block_count' is {found}, and the file has "
+                f"{len(self.file.tensors)} tensors"
+            )
+        return found
+
+    def model_layers(self) -> int:
+        """The layers of the model: the file's blocks without those that predict further tokens."""
+        found = self.blocks() - self.count("nextn_predict_layers", 0, least=0)
+        if found < 1:
+            raise WeightsError(
+                f"{self.file.path}: the key '{self.architecture}.nextn_predict_layers' leaves none of "
+                f"{self.blocks()} blocks to the model"
+            )
+        return found
+
+    def refuse(self, key: str, *allowed: Any) -> None:
+        """WeightsError for a key whose value changes results and that the model class cannot follow."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if value is not None and value not in allowed:
+            raise WeightsError(
+                f"{self.file.path}: the key '{self.architecture}.{key}' is {shown(value)}, which transformers' model "
+                "cannot express; compile the folder that the file was made from"
+            )
+
     def layers(self, full: str, kind: type) -> list[Any] | None:
         """The key `full` as a value of `kind` (bool, int or float) for each layer; None without the key.
 
@@ -96,7 +125,7 @@ class Keys:
         value = self.metadata.get(full)
         if value is None:
             return None
-        count = self.count("block_count")
+        count = self.blocks()
         if not isinstance(value, list | tuple) or len(value) != count or any(type(each) is not kind for each in value):
             raise WeightsError(
                 f"{self.file.path}: the key '{full}' is {shown(value)}, and not {count} values of the type "
@@ -131,7 +160,7 @@ def heads_of(keys: Keys) -> tuple[int, int, int]:
 
 
 def even_heads(keys: Keys, model: str) -> tuple[int, int, int]:
-    """The same for models whose heads together are as wide as the model."""
+    """As `heads_of`; WeightsError for heads that together are not as wide as the model."""
     heads, dim, width = heads_of(keys)
     if dim * heads != width:
         raise WeightsError(f"{keys.file.path}: {heads} heads of {dim} are not the width {width} of {model}")
@@ -147,11 +176,11 @@ def sizes(keys: Keys, heads: int, width: int) -> dict[str, Any]:
 
 
 def sizes_beside_norms(keys: Keys, heads: int, width: int, *, wide: str = "feed_forward_length") -> dict[str, Any]:
-    """The same without the norms; `wide` is the key for the width of the MLP."""
+    """As `sizes`, without the epsilon of the norms; `wide` is the key for the width of the MLP."""
     return {
         "hidden_size": width,
         "intermediate_size": keys.count(wide),
-        "num_hidden_layers": keys.count("block_count"),
+        "num_hidden_layers": keys.model_layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
         "max_position_embeddings": keys.count("context_length"),
@@ -159,11 +188,11 @@ def sizes_beside_norms(keys: Keys, heads: int, width: int, *, wide: str = "feed_
 
 
 def sizes_of_layers(keys: Keys, heads: int, width: int) -> dict[str, Any]:
-    """The same for models whose file says some of it for each layer."""
+    """As `sizes`, for models whose files may give a list with one value per layer; the first value counts."""
     return {
         "hidden_size": width,
         "intermediate_size": keys.counts("feed_forward_length")[0],
-        "num_hidden_layers": keys.count("block_count"),
+        "num_hidden_layers": keys.model_layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.counts("attention.head_count_kv")[0],
         "max_position_embeddings": keys.count("context_length"),
@@ -171,14 +200,18 @@ def sizes_of_layers(keys: Keys, heads: int, width: int) -> dict[str, Any]:
     }
 
 
-def turned(keys: Keys, dim: int) -> int:
+def turned(keys: Keys, dim: int, key: str = "rope.dimension_count") -> int:
     """How many numbers of each head are rotated."""
-    turned = keys.count("rope.dimension_count", dim)
+    turned = keys.count(key, dim)
     if turned > dim or turned % 2:
-        raise WeightsError(
-            f"{keys.file.path}: {keys.architecture}.rope.dimension_count is {turned}, and heads have {dim}"
-        )
+        raise WeightsError(f"{keys.file.path}: {keys.architecture}.{key} is {turned}, and heads have {dim}")
     return turned
+
+
+def share(rotated: int, dim: int) -> float:
+    """transformers' partial_rotary_factor for so many rotated numbers: it takes int(dim * factor)."""
+    factor = rotated / dim
+    return factor if int(dim * factor) == rotated else (rotated + 0.5) / dim
 
 
 def wholly_turned(keys: Keys, dim: int) -> None:
@@ -193,16 +226,25 @@ NEUTRAL_SCALING = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor
 """Keys of rope.scaling that change results, for which transformers has no parameter of the same meaning."""
 
 
-def rope_of(keys: Keys, *, reads: str = "") -> dict[str, Any]:
-    """transformers' rope_parameters; WeightsError for an unsupported kind of scaling. `reads` names a key of
-    NEUTRAL_SCALING that the caller reads itself."""
+def rope_of(keys: Keys, *, reads: tuple[str, ...] = ()) -> dict[str, Any]:
+    """transformers' rope_parameters; WeightsError for an unsupported kind of scaling.
+
+    `reads` names what the caller reads itself: keys of NEUTRAL_SCALING, "freq_base_swa", or "longrope".
+    """
+    has_factors = keys.has_tensor(LONG_FACTORS) or keys.has_tensor(SHORT_FACTORS)
     for name, neutral in NEUTRAL_SCALING.items():
-        if name != reads and float(keys.number(f"rope.scaling.{name}", neutral)) != neutral:
+        is_read = name in reads and (name != "attn_factor" or has_factors)
+        if not is_read and float(keys.number(f"rope.scaling.{name}", neutral)) != neutral:
             raise WeightsError(
                 f"{keys.file.path}: {keys.architecture}.rope.scaling.{name} is {keys.number(f'rope.scaling.{name}')}; "
                 f"only {neutral:g} is supported. Compile the folder that the file was made from"
             )
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(keys.number("rope.freq_base", 10000.0))}
+    base = float(keys.number("rope.freq_base", 10000.0))
+    keys.refuse("rope.scale_linear", 0, 1)
+    keys.refuse("attention.causal", True)
+    if "freq_base_swa" not in reads:
+        keys.refuse("rope.freq_base_swa", base)
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     kind = keys.text("rope.scaling.type") or ("linear" if keys.has("rope.scaling.factor") else "none")
     if kind == "linear":
         found |= {"rope_type": "linear", "factor": float(keys.number("rope.scaling.factor"))}
@@ -215,14 +257,14 @@ def rope_of(keys: Keys, *, reads: str = "") -> dict[str, Any]:
         for name in ("beta_fast", "beta_slow"):
             if keys.has(f"rope.scaling.yarn_{name}"):
                 found[name] = float(keys.number(f"rope.scaling.yarn_{name}"))
-    elif kind != "none":
+    elif kind != "none" and not (kind == "longrope" and "longrope" in reads and has_factors):
         raise WeightsError(f"{keys.file.path}: rope.scaling.type is {shown(kind)}; supported are none, linear and yarn")
     return found
 
 
 def partial_rope(keys: Keys, dim: int) -> dict[str, Any]:
-    """The same for models that rotate a part of each head."""
-    return {**rope_of(keys), "partial_rotary_factor": turned(keys, dim) / dim}
+    """As `rope_of`, for models that rotate a part of each head."""
+    return {**rope_of(keys), "partial_rotary_factor": share(turned(keys, dim), dim)}
 
 
 def experts_of(keys: Keys, option: str) -> dict[str, Any]:
@@ -230,11 +272,11 @@ def experts_of(keys: Keys, option: str) -> dict[str, Any]:
     return {option: keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
 
 
-def rms_options(keys: Keys) -> dict[str, Any]:
-    """Llama, Mistral and the Qwen models with heads of any size."""
+def rms_options(keys: Keys, *, reads: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Llama, Mistral and the Qwen models with heads of any size. `reads` is as for `rope_of`."""
     heads, dim, width = heads_of(keys)
     wholly_turned(keys, dim)
-    return {**sizes(keys, heads, width), "head_dim": dim, "rope_parameters": rope_of(keys)}
+    return {**sizes(keys, heads, width), "head_dim": dim, "rope_parameters": rope_of(keys, reads=reads)}
 
 
 def biases(keys: Keys) -> dict[str, Any]:
@@ -285,13 +327,15 @@ def window(keys: Keys) -> dict[str, Any]:
     return {"sliding_window": found or None}
 
 
-def layer_types(keys: Keys, period: int, *, whole_first: bool = False) -> dict[str, Any]:
-    """The window and the layers that have it: the file's pattern, else all but one of each `period` layers, which is
-    the last of them or the first."""
-    layers = keys.count("block_count") - predicting_layers(keys)
-    if not keys.count("attention.sliding_window", 0, least=0):
-        return {"layer_types": ["full_attention"] * layers}
-    pattern = keys.layers(f"{keys.architecture}.attention.sliding_window_pattern", bool)
+def layer_types(keys: Keys, period: int, *, whole_first: bool = False, required: bool = False) -> dict[str, Any]:
+    """The window, and the type of each layer. Without a pattern in the file, one layer of each `period` has no window:
+    the last, or with `whole_first` the first. WeightsError if a `required` window is missing."""
+    layers, key = keys.model_layers(), f"{keys.architecture}.attention.sliding_window_pattern"
+    if not required and not keys.count("attention.sliding_window", 0, least=0):
+        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    if type(keys.metadata.get(key)) is int:
+        period = keys.count("attention.sliding_window_pattern")
+    pattern = None if type(keys.metadata.get(key)) is int else keys.layers(key, bool)
     if pattern is None:
         pattern = [each % period != (0 if whole_first else period - 1) for each in range(layers)]
     kinds = ["sliding_attention" if each else "full_attention" for each in pattern[:layers]]
@@ -301,20 +345,23 @@ def layer_types(keys: Keys, period: int, *, whole_first: bool = False) -> dict[s
 def rope_of_windows(keys: Keys) -> dict[str, Any]:
     """Rotary positions of models whose layers with a window have a base of their own."""
     base = keys.number("rope.freq_base_swa", keys.number("rope.freq_base", 10000.0))
-    return {"full_attention": rope_of(keys), "sliding_attention": {"rope_type": "default", "rope_theta": float(base)}}
-
-
-def predicting_layers(keys: Keys) -> int:
-    """How many of the file's last blocks predict further tokens; transformers' models do not have them."""
-    return keys.count("nextn_predict_layers", 0, least=0)
+    return {
+        "full_attention": rope_of(keys, reads=("freq_base_swa",)),
+        "sliding_attention": {"rope_type": "default", "rope_theta": float(base)},
+    }
 
 
 def routing(keys: Keys, gating: str) -> None:
     """WeightsError unless the scores of experts are the `gating` that the model class computes."""
     kinds = {1: "softmax", 2: "sigmoid"}
-    number = keys.count("expert_gating_func", next(n for n, kind in kinds.items() if kind == gating))
+    number = keys.count("expert_gating_func", 1 if gating == "softmax" else 2)
     if kinds.get(number) != gating:
         raise WeightsError(
             f"{keys.file.path}: {keys.architecture}.expert_gating_func is {number} "
             f"({kinds.get(number, 'not known')}); this architecture is read with {gating} only"
         )
+
+
+def expert_scale(keys: Keys) -> float:
+    """What sums of experts are multiplied with. As in llama.cpp, 0 is none."""
+    return keys.fp32("expert_weights_scale", 1.0) or 1.0

@@ -17,17 +17,19 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     FREQUENCIES,
     LONGROPE,
     Keys,
+    expert_scale,
     experts_of,
     heads_of,
     layer_types,
     partial_rope,
-    predicting_layers,
     rms_options,
     rope_of,
     rope_of_windows,
     routing,
+    share,
     sizes,
     sizes_beside_norms,
+    turned,
     wholly_turned,
     window,
 )
@@ -72,7 +74,7 @@ def _gpt_oss(keys: Keys) -> dict[str, Any]:
         "head_dim": dim,
         "intermediate_size": keys.count("expert_feed_forward_length"),
         **experts_of(keys, "num_local_experts"),
-        "sliding_window": keys.count("attention.sliding_window"),  # of every other layer, from the first on
+        **layer_types(keys, 2, required=True),
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "rope_parameters": rope,
     }
@@ -82,28 +84,26 @@ def _sparse_from(keys: Keys) -> int:
     """The first layer with experts; without the key, the first that has a router."""
     if keys.has("leading_dense_block_count"):
         return keys.count("leading_dense_block_count", least=0)
-    layers = range(keys.count("block_count"))
+    layers = range(keys.blocks())
     return next((each for each in layers if keys.has_tensor(f"blk.{each}.ffn_gate_inp.weight")), len(layers))
 
 
 def _mlp_types(keys: Keys) -> dict[str, Any]:
     """The layers with experts, as a list."""
-    layers = keys.count("block_count") - predicting_layers(keys)
+    layers = keys.model_layers()
     first = min(_sparse_from(keys), layers)
     return {"mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first)}
 
 
 def _grouped_experts(keys: Keys) -> dict[str, Any]:
     """DeepSeek's way of choosing experts, which Glm 4 and dots.llm1 share: shared experts, groups, scaled sums."""
-    layers = keys.count("block_count") - predicting_layers(keys)
     return {
         **experts_of(keys, "n_routed_experts"),
-        "num_hidden_layers": layers,
         "intermediate_size": keys.count("feed_forward_length", keys.count("expert_feed_forward_length")),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "n_shared_experts": keys.count("expert_shared_count"),
         "first_k_dense_replace": _sparse_from(keys),
-        "routed_scaling_factor": keys.fp32("expert_weights_scale", 1.0),
+        "routed_scaling_factor": expert_scale(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "n_group": keys.count("expert_group_count", 1),
         "topk_group": keys.count("expert_group_used_count", 1),
@@ -127,7 +127,7 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
 
 def _dots1(keys: Keys) -> dict[str, Any]:
     routing(keys, "sigmoid")
-    whole = {"sliding_window": None, "layer_types": ["full_attention"] * keys.count("block_count")}
+    whole = {"sliding_window": None, "layer_types": ["full_attention"] * keys.model_layers()}
     bias = keys.has_tensor("blk.0.attn_q.bias")
     return rms_options(keys) | _grouped_experts(keys) | whole | {"attention_bias": bias}
 
@@ -151,11 +151,10 @@ def _exaone_moe(keys: Keys) -> dict[str, Any]:
     return rms_options(keys) | {
         **experts_of(keys, "num_experts"),
         **_mlp_types(keys),
-        **layer_types(keys, 4),
-        "num_hidden_layers": keys.count("block_count") - predicting_layers(keys),
+        **layer_types(keys, 4, required=True),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "num_shared_experts": keys.count("expert_shared_count", 1),
-        "routed_scaling_factor": keys.fp32("expert_weights_scale", 1.0),
+        "routed_scaling_factor": expert_scale(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "n_group": keys.count("expert_group_count", 1),
         "topk_group": keys.count("expert_group_used_count", 1),
@@ -171,7 +170,12 @@ def _granite_shared(keys: Keys) -> dict[str, Any]:
 
 
 def _granite_windows(keys: Keys) -> dict[str, Any]:
-    return granite(keys) | layer_types(keys, 4, whole_first=True)
+    found = granite(keys) | layer_types(keys, 4, whole_first=True, required=True)
+    has_positions = keys.layers(f"{keys.architecture}.attention.rope_pattern", bool)
+    if has_positions is not None:  # transformers takes a base of 0 for none
+        theta = found["rope_parameters"]["rope_theta"]
+        found["layer_rope_theta"] = [theta if each else 0.0 for each in has_positions]
+    return found
 
 
 def _granite_moe_windows(keys: Keys) -> dict[str, Any]:
@@ -180,8 +184,7 @@ def _granite_moe_windows(keys: Keys) -> dict[str, Any]:
 
 
 def _hunyuan_moe(keys: Keys) -> dict[str, Any]:
-    return rms_options(keys) | {
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+    return qwen3(keys) | {
         "num_experts": keys.count("expert_count"),
         "moe_topk": keys.count("expert_used_count"),
     }
@@ -189,14 +192,14 @@ def _hunyuan_moe(keys: Keys) -> dict[str, Any]:
 
 def _hy_v3(keys: Keys) -> dict[str, Any]:
     routing(keys, "sigmoid")
+    keys.refuse("expert_weights_norm", True)
     wide = keys.count("expert_feed_forward_length")
     return rms_options(keys) | {
         **experts_of(keys, "num_experts"),
         **_mlp_types(keys),
-        "num_hidden_layers": keys.count("block_count") - predicting_layers(keys),
         "moe_intermediate_size": wide,
         "num_shared_experts": keys.count("expert_shared_feed_forward_length") // wide,
-        "router_scaling_factor": keys.fp32("expert_weights_scale", 1.0),
+        "router_scaling_factor": expert_scale(keys),
     }
 
 
@@ -214,13 +217,15 @@ def _minimax_m2(keys: Keys) -> dict[str, Any]:
 
 def _afmoe(keys: Keys) -> dict[str, Any]:
     routing(keys, "sigmoid")
+    keys.refuse("expert_weights_norm", True)
+    keys.refuse("attention.sliding_window_pattern", 4)  # llama.cpp's positions do not follow a pattern
     return rms_options(keys) | {
         **experts_of(keys, "num_experts"),
-        **layer_types(keys, 4),
+        **layer_types(keys, 4, required=True),
         "num_dense_layers": _sparse_from(keys),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "num_shared_experts": keys.count("expert_shared_count"),
-        "route_scale": keys.fp32("expert_weights_scale", 1.0),
+        "route_scale": expert_scale(keys),
         "mup_enabled": True,  # llama.cpp's rule for every file of this architecture
     }
 
@@ -236,15 +241,16 @@ def _phimoe(keys: Keys) -> dict[str, Any]:
 def _cohere2_moe(keys: Keys) -> dict[str, Any]:
     heads, dim, width = heads_of(keys)
     wholly_turned(keys, dim)
-    gating = {1: "softmax", 2: "sigmoid"}.get(keys.count("expert_gating_func", 2), "")
+    gating = "softmax" if keys.count("expert_gating_func", 2) == 1 else "sigmoid"
     routing(keys, gating)
+    keys.refuse("expert_weights_scale", 0, 1)
     rms = keys.fp32("attention.layer_norm_rms_epsilon") if keys.has("attention.layer_norm_rms_epsilon") else None
     eps = {"rms_norm_eps": rms, "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon", rms or 1e-5)}
     return {
         **sizes_beside_norms(keys, heads, width),
         **experts_of(keys, "num_experts"),
         **_mlp_types(keys),
-        **layer_types(keys, 4, whole_first=True),
+        **layer_types(keys, 4, whole_first=True, required=True),
         **eps,
         "head_dim": dim,
         "intermediate_size": keys.count("expert_feed_forward_length"),
@@ -260,11 +266,12 @@ def _cohere2_moe(keys: Keys) -> dict[str, Any]:
 def _deepseek2(keys: Keys) -> dict[str, Any]:
     """DeepSeek V2, V3, and models that compute as V3 does (GLM 4.7 Flash, Kimi K2, Youtu, which has no experts).
 
-    llama.cpp's key_length is that of the attention it computes, over the short vectors; key_length_mla the model's.
+    llama.cpp's key_length is that of its own attention over compressed vectors; the model's is key_length_mla.
     """
-    heads, rotated = keys.count("attention.head_count"), keys.count("rope.dimension_count")
-    plain = keys.count("attention.key_length_mla") - rotated
-    layers = keys.count("block_count") - predicting_layers(keys)
+    heads, dim = keys.count("attention.head_count"), keys.count("attention.key_length_mla")
+    rotated = turned(keys, dim)
+    plain = dim - rotated
+    keys.refuse("attention.temperature_scale", 0)
     if plain < 1:
         raise WeightsError(
             f"{keys.file.path}: {keys.architecture}.attention.key_length_mla leaves nothing beside {rotated} rotated "
@@ -273,7 +280,6 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
     found = {
         **sizes(keys, heads, keys.count("embedding_length")),
         "num_key_value_heads": heads,
-        "num_hidden_layers": layers,
         "q_lora_rank": keys.count("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
         "kv_lora_rank": keys.count("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotated,
@@ -283,7 +289,7 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
         "rope_parameters": _log_yarn(keys),
     }
     if not keys.count("expert_count", 0, least=0):
-        return found | {"first_k_dense_replace": layers}
+        return found | {"first_k_dense_replace": keys.model_layers()}
     return found | _grouped_experts(keys)
 
 
@@ -295,11 +301,15 @@ def _deepseek_v2(keys: Keys) -> dict[str, Any]:
 
 
 def _deepseek_v3(keys: Keys) -> dict[str, Any]:
+    if keys.count("expert_count", 0, least=0):
+        routing(keys, "sigmoid")
     return _deepseek2(keys) | {"rope_interleave": True}
 
 
 def _llama4(keys: Keys) -> dict[str, Any]:
     """Llama 4. Every fourth layer sees all tokens and has no positions, as in every file of this architecture."""
+    keys.refuse("attention.sliding_window", keys.count("attention.chunk_size", 8192))
+    keys.refuse("attention.sliding_window_pattern")
     return rms_options(keys) | {
         **experts_of(keys, "num_local_experts"),
         "intermediate_size": keys.count("expert_feed_forward_length"),
@@ -313,7 +323,7 @@ def _llama4(keys: Keys) -> dict[str, Any]:
 
 def _log_yarn(keys: Keys) -> dict[str, Any]:
     """YaRN with DeepSeek's factor of attention; files hold a tenth of it, times mscale."""
-    rope = rope_of(keys, reads="yarn_log_multiplier")
+    rope = rope_of(keys, reads=("yarn_log_multiplier",) if keys.text("rope.scaling.type") == "yarn" else ())
     multiplier = keys.fp32("rope.scaling.yarn_log_multiplier", 0.0)
     return rope | ({"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier} if multiplier else {})
 
@@ -324,27 +334,30 @@ def _laguna(keys: Keys) -> dict[str, Any]:
     heads, dim = keys.counts("attention.head_count"), keys.count("attention.key_length")
     rope = rope_of_windows(keys)
     for kind, key in (("full_attention", "rope.dimension_count"), ("sliding_attention", "rope.dimension_count_swa")):
-        rope[kind]["partial_rotary_factor"] = keys.count(key, dim) / dim
+        rope[kind]["partial_rotary_factor"] = share(turned(keys, dim, key), dim)
+    keys.refuse("expert_weights_norm", True)
+    types = layer_types(keys, 4, whole_first=True)
     return {
         **sizes(keys, max(heads), keys.count("embedding_length")),
         **experts_of(keys, "num_experts"),
         **_mlp_types(keys),
-        **layer_types(keys, 4, whole_first=True),
-        "num_attention_heads_per_layer": heads,
+        **{name: value for name, value in types.items() if value is not None},
+        "num_attention_heads_per_layer": heads[: keys.model_layers()],
         "head_dim": dim,
         "gating": "per-head" if keys.rows("blk.0.attn_gate.weight") == heads[0] else "per-element",
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
-        "moe_routed_scaling_factor": keys.fp32("expert_weights_scale", 1.0),
+        "moe_routed_scaling_factor": expert_scale(keys),
         "rope_parameters": rope,
     }
 
 
 def _mellum(keys: Keys) -> dict[str, Any]:
-    return qwen3(keys) | {
+    return rms_options(keys, reads=("freq_base_swa",)) | {
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
         **experts_of(keys, "num_experts"),
         **layer_types(keys, 4),
-        "mlp_layer_types": ["sparse"] * keys.count("block_count"),
+        "mlp_layer_types": ["sparse"] * keys.model_layers(),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "norm_topk_prob": True,  # llama.cpp's rule for every file of this architecture
         "rope_parameters": rope_of_windows(keys),

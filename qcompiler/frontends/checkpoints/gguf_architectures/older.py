@@ -179,7 +179,7 @@ def _cohere2(keys: Keys) -> dict[str, Any]:
     wholly_turned(keys, dim)
     return {
         **sizes_beside_norms(keys, heads, width),
-        **layer_types(keys, 4),
+        **layer_types(keys, 4, required=True),
         "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon"),
         "logit_scale": keys.fp32("logit_scale"),
         "rope_parameters": rope_of(keys),

@@ -5,8 +5,8 @@
     y = view_as_real(d[:, None])    y = cat(re[:, None][..., None], im[:, None][..., None])
 
 Programs have no complex values.  Models use them to rotate pairs of numbers (DeepSeek V2, Llama 4).  A complex value
-that an operator outside of this table makes or reads stays as it is, and so do those that depend on it: the importer
-then names it.
+that an operator outside of this table makes or reads stays as it is, and so do all values that depend on it; the
+importer's error names the operator.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.export.graph_signature import TensorArgument
 
 aten = torch.ops.aten
 
@@ -26,7 +27,8 @@ Parts = tuple[fx.Node, fx.Node]
 _VIEWS = {
     aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor, aten.select.int, aten.view.default,
     aten.reshape.default, aten.expand.default, aten.transpose.int, aten.permute.default, aten.clone.default,
-    aten.alias.default, aten.detach.default,
+    aten.alias.default, aten.detach.default, aten.resolve_conj.default, aten.flatten.using_ints, aten.unflatten.int,
+    aten.squeeze.default, aten.squeeze.dims,
 }  # fmt: skip
 """Operators that move numbers and do not change them."""
 
@@ -35,7 +37,12 @@ _SUMS = {aten.add.Tensor, aten.sub.Tensor}
 
 def use_real_parts(program: ExportedProgram) -> None:
     """Rewrites the graph of a decomposed program in place."""
-    _Rewriter(program.graph_module.graph).run()
+    graph = program.graph_module.graph
+    _Rewriter(graph).run()
+    (returned,) = graph.output_node().args
+    for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):  # type: ignore[arg-type]
+        if isinstance(spec.arg, TensorArgument) and isinstance(node, fx.Node):
+            spec.arg = TensorArgument(node.name)
 
 
 class _Rewriter:
@@ -69,10 +76,12 @@ class _Rewriter:
             return self.mul(first, cos), self.mul(first, sin)
         if target is aten.view_as_complex.default:
             return self.call(aten.select.int, first, -1, 0), self.call(aten.select.int, first, -1, 1)
-        if target is aten.complex.default:
+        if target is aten.complex.default and first.meta["val"].shape == args[1].meta["val"].shape:
             return first, args[1]
         if target in _VIEWS and first in self.parts:
-            real, imaginary = (self.call(target, part, *args[1:], **node.kwargs) for part in self.parts[first])
+            # Parts may be slices of a tensor, which `view` would not take.
+            moves = aten.reshape.default if target is aten.view.default else target
+            real, imaginary = (self.call(moves, part, *args[1:], **node.kwargs) for part in self.parts[first])
             return real, imaginary
         if target is aten._conj.default and first in self.parts:
             real, imaginary = self.parts[first]
@@ -109,6 +118,7 @@ class _Rewriter:
             ),
             aten.real.default: lambda: parts[0],
             aten.imag.default: lambda: parts[1],
+            aten.sym_size.int: lambda: self.call(aten.sym_size.int, parts[0], *node.args[1:]),
         }
         if node.target is aten._assert_tensor_metadata.default:  # of a type that the value no longer has
             self.graph.erase_node(node)

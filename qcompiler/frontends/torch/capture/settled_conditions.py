@@ -15,7 +15,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def settled_conditions() -> Iterator[None]:
-    """While models are traced inside, torch is asked conditions without the minima and maxima that are known."""
+    """Removes minima and maxima with a known result from each condition before torch evaluates it, while a model is
+    traced."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     original = ShapeEnv.evaluate_expr
@@ -31,10 +32,10 @@ def settled_conditions() -> Iterator[None]:
 
 
 def without_known_choices(expression: Any, ranges: Any) -> Any:
-    """The expression (of sympy) with each minimum and maximum of two sizes replaced by the one that it is over the
-    whole range of its symbol. `ranges` has torch's range of each symbol.
+    """The expression (of sympy) with each minimum and maximum of two sizes replaced by the argument that it equals
+    over the whole range of its symbol. `ranges` has torch's range of each symbol.
 
-    The difference of two sizes that is affine in one symbol has one sign if it has it at both ends.
+    A difference that is affine in one symbol has the same sign over the whole range if it has that sign at both ends.
     """
     from torch.utils._sympy.functions import Max, Min
 
@@ -55,7 +56,8 @@ def _sign(difference: Any, ranges: Any) -> int | None:
     values = [difference]
     if difference.free_symbols:
         symbol, *others = difference.free_symbols
-        if others or symbol not in ranges or difference.diff(symbol).free_symbols:
+        is_affine = difference.is_polynomial(symbol) and not difference.diff(symbol).free_symbols
+        if others or symbol not in ranges or not is_affine:
             return None
         values = [difference.subs(symbol, end) for end in (ranges[symbol].lower, ranges[symbol].upper)]
     if all(value.is_nonnegative for value in values):
