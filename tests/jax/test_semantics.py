@@ -66,9 +66,7 @@ def test_another_sum_of_exponentials_is_no_logaddexp() -> None:
         return jnp.where(d != d, a + b, a + jnp.log1p(jnp.exp(-jnp.abs(jnp.maximum(d, b)))))
 
     with pytest.raises(UnsupportedOperatorError, match="another function"):
-        import_jax(
-            lambda x: lax.reduce_window(x, np.float32(-np.inf), other, (1, 5), (1, 1), ((0, 0), (4, 0))), (X,)
-        )
+        import_jax(lambda x: lax.reduce_window(x, np.float32(-np.inf), other, (1, 5), (1, 1), ((0, 0), (4, 0))), (X,))
 
 
 def test_negative_padding_of_windows_cuts(check: Any) -> None:
@@ -116,3 +114,48 @@ def test_a_scan_over_layer_numbers_finds_each_layer(check: Any) -> None:
 
     found = {row.parameters[0]: row.format for row in import_jax(layers, ({"w": stack}, x), None, "nf4").ledger}
     assert found["w.19"] == "nf4:block=64" and len(found) == 20, found
+
+
+def test_floats_saturate_as_unsigned_integers(check: Any) -> None:
+    x = np.array([300, -5, np.nan, 1e10, np.inf, 254.7], np.float32)
+    check(lambda x: (x.astype(jnp.uint8), x.astype(jnp.uint16).astype(jnp.int32)), x)
+    check(lambda x: x.astype(jnp.uint32).astype(jnp.float32), x)
+    check(lambda x: (x.astype(jnp.int8), x.astype(jnp.int32)), x)
+    check(lambda x: x.astype(jnp.bfloat16).astype(jnp.uint8), x)
+
+
+def test_a_scatter_of_unsigned_extremes_is_refused() -> None:
+    def scatters(x: Any) -> Any:
+        return x.astype(jnp.uint32).at[jnp.array([0])].max(jnp.uint32(7)).astype(jnp.int32)
+
+    with pytest.raises(UnsupportedOperatorError, match=r"unsigned integers; convert to int32.*test_semantics\.py:\d+"):
+        import_jax(scatters, (X,))
+
+
+def test_a_scatter_subtracts(check: Any) -> None:
+    check(lambda x: x.at[jnp.array([2, 0, 2])].subtract(x[:1] * 2), X)
+    check(
+        lambda x: x.at[jnp.array([2, 0, 2])].subtract(jnp.array([[3], [4], [5]], jnp.int32)), (X * 9).astype(np.int32)
+    )
+
+
+def test_the_precision_of_float16_has_no_subnormals(check: Any) -> None:
+    x = np.array([1e-6, -1e-6, 2**-14, 6.1e-5, 1.0003, 7e4], np.float32)
+    check(lambda x: (lax.reduce_precision(x, 5, 10), lax.reduce_precision(x, 8, 23)), x, tolerance=0.0)
+    with pytest.raises(UnsupportedOperatorError, match=r"float16's \(5, 10\)"):
+        import_jax(lambda x: lax.reduce_precision(x, 4, 3), (x,))
+
+
+def test_a_constant_of_both_zeros_keeps_them(interpreted: Any) -> None:
+    x = np.ones(2, np.float32)
+    (found,) = interpreted(import_jax(lambda x: x / jnp.array([0.0, -0.0]), (x,)), x)
+    assert found.tolist() == [np.inf, -np.inf]
+
+
+def test_padding_spreads_nothing_in_an_empty_dimension(check: Any) -> None:
+    check(lambda x: lax.pad(x[:, :0], 1.0, ((0, 0, 0), (2, 1, 3))), X)
+
+
+def test_the_total_order_of_floats_is_refused() -> None:
+    with pytest.raises(UnsupportedOperatorError, match="total order"):
+        import_jax(lambda x: lax.lt_to_p.bind(x, x * 2), (X,))

@@ -67,7 +67,10 @@ class _Call:
         self.kwargs, self.parameters = dict(kwargs), parameters
         found, self.first_tree = jax.tree_util.tree_flatten_with_path(first)
         self.first = [leaf for _, leaf in found]
-        self.weights = {path_text(path): i for i, (path, leaf) in enumerate(found) if is_array(leaf)}
+        self.weights: dict[str, int] = {}
+        for i, (path, leaf) in enumerate(found):
+            if is_array(leaf):
+                _claim(self.weights, path_text(path), i)
         if "" in self.weights:  # the argument is one array
             self.weights = {self.label: self.weights[""]}
         named, self.rest_tree = jax.tree_util.tree_flatten_with_path((self.args, self.kwargs))
@@ -111,6 +114,15 @@ class _Call:
         if last:
             tree["names"] = self.parameters[:last]
         return tree
+
+
+def _claim(weights: dict[str, int], path: str, position: int) -> None:
+    if path in weights:
+        raise ExportError(
+            f"two arrays of the first argument have the path '{path}', by which weights are stored: a key with a dot "
+            "in it reads as two keys. Rename one of them"
+        )
+    weights[path] = position
 
 
 def export_function(

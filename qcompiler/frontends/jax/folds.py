@@ -19,7 +19,19 @@ from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 from qcompiler.frontends.common.scalars import cast
 from qcompiler.frontends.jax.graph import Body, Node, Value
 from qcompiler.frontends.jax.pointwise import is_wide_unsigned
-from qcompiler.frontends.jax.scope import FLOATS, Result, Scalars, Scope, V, combine, lowers, number, opmath, signed, splat
+from qcompiler.frontends.jax.scope import (
+    FLOATS,
+    Result,
+    Scalars,
+    Scope,
+    V,
+    combine,
+    lowers,
+    number,
+    opmath,
+    signed,
+    splat,
+)
 from qcompiler.frontends.jax.views import reversed_along
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.build import Reduction

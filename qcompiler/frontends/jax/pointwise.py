@@ -17,6 +17,7 @@ from qcompiler.frontends.common.scalars import Compare, cast
 from qcompiler.frontends.jax.graph import Node, Value
 from qcompiler.frontends.jax.scope import FLOATS, Result, Scalars, Scope, V, lowers, opmath, splat
 from qcompiler.ir import build, types
+from qcompiler.ir.types import tensor_dtype
 from qcompiler.plan.kernel import DType
 
 Body = Callable[..., V]
@@ -234,6 +235,10 @@ def comparison(m: Scalars, value: Value, kind: Compare, a: V, b: V) -> V:
 @lowers("stablehlo.compare")
 def _compare(s: Scope, node: Node) -> Result:
     value, kind = node.operands[0], node.attrs["comparison_direction"].lower()
+    if value.floating and node.attrs.get("compare_type") == "TOTALORDER":
+        raise node.unsupported(
+            "a comparison in the total order of floats; compare with jnp.less, or sort with jnp.sort"
+        )
     inputs = [s.operand(v) for v in node.operands]
 
     def body(m: Scalars, a: V, b: V) -> V:
@@ -290,17 +295,48 @@ def _convert(s: Scope, node: Node) -> Result:
             [x], lambda m, e: cast(m.builder, widened(m, e, value.dtype), result.dtype), compute=value.dtype,
             result=result.dtype,
         )  # fmt: skip
-    if value.floating and result.unsigned and result.dtype in ("i32", "i16"):  # through i64: 3e9 fits in uint32
-        return s.cast(s.cast(x, "i64"), result.dtype)
+    if value.type == "ui64" and result.floating or value.floating and result.type == "ui64":
+        raise node.unsupported("conversions between uint64 and floats; convert through int64, or use uint32")
+    if value.floating and result.unsigned:
+        return _float_to_unsigned(s, x, result)
     return s.cast(x, result.dtype)
+
+
+def _float_to_unsigned(s: Scope, x: V, result: Value) -> V:
+    """Truncated and saturated, as XLA converts: through i64, which saturates and makes NaN 0."""
+    highest = (1 << int(result.type.removeprefix("ui"))) - 1
+
+    def body(m: Scalars, e: V) -> V:
+        wide = Scalars(m.builder, "i64")
+        kept = wide.minimum(wide.maximum(cast(m.builder, e, "i64"), wide.const(0)), wide.const(highest))
+        return cast(m.builder, kept, result.dtype)
+
+    return s.pointwise([x], body, compute=opmath(tensor_dtype(x.type)), result=result.dtype)
 
 
 @lowers("stablehlo.reduce_precision")
 def _reduce_precision(s: Scope, node: Node) -> Result:
-    narrow = {(8, 7): "bf16", (5, 10): "f16"}.get((node.attrs["exponent_bits"], node.attrs["mantissa_bits"]))
-    if narrow is None:
-        raise node.unsupported("a precision that is neither bfloat16's nor float16's")
-    return s.cast(s.cast(s.value(node.operands[0]), narrow), node.result.dtype)  # type: ignore[arg-type]
+    """Rounded to a narrower type and back; float16's subnormal numbers become zeros, as in XLA."""
+    value, bits = node.operands[0], (node.attrs["exponent_bits"], node.attrs["mantissa_bits"])
+    own = {"f64": (11, 52), "f32": (8, 23), "bf16": (8, 7), "f16": (5, 10)}
+    if bits == own.get(value.dtype):
+        return s.value(value)
+    narrow: DType | None = {(8, 7): "bf16", (5, 10): "f16"}.get(bits)  # type: ignore[assignment]
+    if narrow is None or value.dtype != "f32":
+        raise node.unsupported(
+            f"a precision of {bits[0]} bits of exponent and {bits[1]} of mantissa for {value.dtype}; there are bfloat16's "
+            "(8, 7) and float16's (5, 10) for float32, and each type's own. Convert with .astype to a type there is"
+        )
+    x = s.value(value)
+    rounded = s.cast(s.cast(x, narrow), "f32")
+    if narrow == "bf16":
+        return rounded
+
+    def flushed(m: Scalars, e: V) -> V:
+        zero = m.call("copysign", m.const(0), e)
+        return m.select(m.compare("lt", m.abs(e), m.const(2.0**-14)), zero, e)
+
+    return s.pointwise([rounded], flushed, compute="f32", result="f32")
 
 
 @lowers("stablehlo.bitcast_convert")
