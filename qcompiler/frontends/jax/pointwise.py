@@ -295,7 +295,7 @@ def _convert(s: Scope, node: Node) -> Result:
             [x], lambda m, e: cast(m.builder, widened(m, e, value.dtype), result.dtype), compute=value.dtype,
             result=result.dtype,
         )  # fmt: skip
-    if value.type == "ui64" and result.floating or value.floating and result.type == "ui64":
+    if (value.type == "ui64" and result.floating) or (value.floating and result.type == "ui64"):
         raise node.unsupported("conversions between uint64 and floats; convert through int64, or use uint32")
     if value.floating and result.unsigned:
         return _float_to_unsigned(s, x, result)
@@ -324,8 +324,8 @@ def _reduce_precision(s: Scope, node: Node) -> Result:
     narrow: DType | None = {(8, 7): "bf16", (5, 10): "f16"}.get(bits)  # type: ignore[assignment]
     if narrow is None or value.dtype != "f32":
         raise node.unsupported(
-            f"a precision of {bits[0]} bits of exponent and {bits[1]} of mantissa for {value.dtype}; there are bfloat16's "
-            "(8, 7) and float16's (5, 10) for float32, and each type's own. Convert with .astype to a type there is"
+            f"a precision of {bits[0]} bits of exponent and {bits[1]} of mantissa for {value.dtype}; there are "
+            "bfloat16's (8, 7) and float16's (5, 10) for float32, and each type's own. Convert with .astype instead"
         )
     x = s.value(value)
     rounded = s.cast(s.cast(x, narrow), "f32")

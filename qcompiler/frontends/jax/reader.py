@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from qcompiler.errors import ExportError, UnsupportedOperatorError
-from qcompiler.frontends.jax.attributes import attributes_of, element_name, static_shape
+from qcompiler.frontends.jax.attributes import NUMPY, attributes_of, element_name, static_shape
 from qcompiler.frontends.jax.fold import MAX_TRIPS, fold, scalar_of
 from qcompiler.frontends.jax.graph import Body, Graph, Node, Value, user_line
 from qcompiler.frontends.jax.shapes import infer
@@ -104,6 +104,11 @@ class Reader:
             )
 
     def _made(self, op: Any, operands: list[Value], values: Values, name: str | None) -> Node:
+        if op.name == "stablehlo.constant" and element_name(op.results[0].type) not in NUMPY:
+            raise UnsupportedOperatorError(
+                f"a constant of the element type {element_name(op.results[0].type)}{self.where(op)}, which programs "
+                "cannot hold: convert it to float32 or int32 outside of the function"
+            )
         line, source = self.place(op)
         regions = [] if op.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if") else list(op.regions)
         bodies = [self._body(region.blocks[0], values) for region in regions]

@@ -128,6 +128,9 @@ def _look(node: Node, views: dict[Value, View], found: Uses) -> None:
             found.uses[node] = use
 
 
+_SHARED = "it is read as several matrices with common elements (two orientations, two types or overlapping slices)"
+
+
 def overlapping(found: Uses, leaves: Iterable[Value]) -> None:
     """Keeps leaves whose matrices share elements without being equal (`x @ w` beside `y @ w.T`), or share a name."""
     by_leaf: dict[Value, list[Matrix]] = {}
@@ -135,8 +138,7 @@ def overlapping(found: Uses, leaves: Iterable[Value]) -> None:
         by_leaf.setdefault(matrix.leaf, []).append(matrix)
     for leaf, matrices in by_leaf.items():
         if len({m.suffix for m in matrices}) < len(matrices) or _any_shared([m.view.meta for m in matrices]):
-            why = "it is read as several matrices with common elements (two orientations, two types or overlapping slices)"
-            found.elsewhere.setdefault(leaf, why)
+            found.elsewhere.setdefault(leaf, _SHARED)
     names = {leaf.name for leaf in leaves}
     for matrix in found.matrices.values():
         path = matrix.leaf.name + matrix.suffix
