@@ -155,6 +155,8 @@ def test_padding_spreads_nothing_in_an_empty_dimension(check: Any) -> None:
     check(lambda x: lax.pad(x[:, :0], 1.0, ((0, 0, 0), (2, 1, 3))), X)
 
 
-def test_the_total_order_of_floats_is_refused() -> None:
-    with pytest.raises(UnsupportedOperatorError, match="total order"):
-        import_jax(lambda x: lax.lt_to_p.bind(x, x * 2), (X,))
+@pytest.mark.parametrize("kind", [np.float32, jnp.bfloat16])
+def test_the_total_order_of_floats(check: Any, kind: Any) -> None:
+    x = np.array([-0.0, 0.0, np.nan, -np.nan, np.inf, -np.inf, 1, -1, -2], np.float32).astype(kind)
+    check(lambda a: (lambda x, y: (lax.lt_to_p.bind(x, y), lax.le_to_p.bind(x, y), lax.eq_to_p.bind(x, y)))(*a),
+          (np.repeat(x, 9), np.tile(x, 9)))  # fmt: skip

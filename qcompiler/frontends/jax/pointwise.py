@@ -232,16 +232,26 @@ def comparison(m: Scalars, value: Value, kind: Compare, a: V, b: V) -> V:
     return m.compare(kind, a, b)
 
 
+def _rank(m: Scalars, whole: Scalars, x: V) -> V:
+    """The integer with a float's place in the total order -NaN, -inf, …, -0.0, 0.0, …, inf, NaN.
+
+    The bits of positive floats are in order; those of negative ones are in the opposite order but for the sign.
+    """
+    bits = m.insert(arith.BitcastOp(x, types.ELEMENT_TYPES[whole.dtype]))
+    turned = whole.bitwise("xor", bits, whole.const((1 << (whole.bits - 1)) - 1))
+    return whole.select(whole.compare("lt", bits, whole.const(0)), turned, bits)
+
+
 @lowers("stablehlo.compare")
 def _compare(s: Scope, node: Node) -> Result:
     value, kind = node.operands[0], node.attrs["comparison_direction"].lower()
-    if value.floating and node.attrs.get("compare_type") == "TOTALORDER":
-        raise node.unsupported(
-            "a comparison in the total order of floats; compare with jnp.less, or sort with jnp.sort"
-        )
+    total = value.floating and node.attrs.get("compare_type") == "TOTALORDER"
     inputs = [s.operand(v) for v in node.operands]
 
     def body(m: Scalars, a: V, b: V) -> V:
+        if total:
+            whole = Scalars(m.builder, "i64" if m.dtype == "f64" else "i32")
+            return whole.compare(kind, _rank(m, whole, a), _rank(m, whole, b))
         return comparison(m, value, kind, a, b)
 
     return s.pointwise(inputs, body, compute=opmath(value.dtype), result="i1", shape=node.result.shape)
