@@ -138,11 +138,14 @@ def test_a_scatter_subtracts(check: Any) -> None:
     )
 
 
-def test_the_precision_of_float16_has_no_subnormals(check: Any) -> None:
-    x = np.array([1e-6, -1e-6, 2**-14, 6.1e-5, 1.0003, 7e4], np.float32)
-    check(lambda x: (lax.reduce_precision(x, 5, 10), lax.reduce_precision(x, 8, 23)), x, tolerance=0.0)
-    with pytest.raises(UnsupportedOperatorError, match=r"float16's \(5, 10\)"):
-        import_jax(lambda x: lax.reduce_precision(x, 4, 3), (x,))
+@pytest.mark.parametrize("bits", [(5, 10), (8, 7), (8, 23), (4, 3), (3, 10), (6, 23)])
+def test_a_reduced_precision_has_the_bits_of_xla(check: Any, bits: tuple[int, int]) -> None:
+    x = np.array(
+        [1e-6, -1e-6, 2**-14, 6.1e-5, 1.0003, 65519, 65520, 7e4, 0, -0.0, np.nan, -np.inf, 0.3, 7.99], np.float32
+    )
+    check(lambda x: lax.bitcast_convert_type(lax.reduce_precision(x, *bits)[:10], jnp.int32), x)
+    check(lambda x: lax.reduce_precision(x, *bits), np.concatenate([x, X.ravel()]), tolerance=0.0)
+    check(lambda x: lax.reduce_precision(x, *bits), X.astype(jnp.bfloat16), tolerance=0.0)
 
 
 def test_a_constant_of_both_zeros_keeps_them(interpreted: Any) -> None:
@@ -158,5 +161,5 @@ def test_padding_spreads_nothing_in_an_empty_dimension(check: Any) -> None:
 @pytest.mark.parametrize("kind", [np.float32, jnp.bfloat16])
 def test_the_total_order_of_floats(check: Any, kind: Any) -> None:
     x = np.array([-0.0, 0.0, np.nan, -np.nan, np.inf, -np.inf, 1, -1, -2], np.float32).astype(kind)
-    check(lambda a: (lambda x, y: (lax.lt_to_p.bind(x, y), lax.le_to_p.bind(x, y), lax.eq_to_p.bind(x, y)))(*a),
-          (np.repeat(x, 9), np.tile(x, 9)))  # fmt: skip
+    both = (np.repeat(x, 9), np.tile(x, 9))
+    check(lambda a: tuple(compare.bind(*a) for compare in (lax.lt_to_p, lax.le_to_p, lax.eq_to_p)), both)

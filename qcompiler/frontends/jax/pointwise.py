@@ -326,27 +326,32 @@ def _float_to_unsigned(s: Scope, x: V, result: Value) -> V:
 
 @lowers("stablehlo.reduce_precision")
 def _reduce_precision(s: Scope, node: Node) -> Result:
-    """Rounded to a narrower type and back; float16's subnormal numbers become zeros, as in XLA."""
-    value, bits = node.operands[0], (node.attrs["exponent_bits"], node.attrs["mantissa_bits"])
-    own = {"f64": (11, 52), "f32": (8, 23), "bf16": (8, 7), "f16": (5, 10)}
-    if bits == own.get(value.dtype):
-        return s.value(value)
-    narrow: DType | None = {(8, 7): "bf16", (5, 10): "f16"}.get(bits)  # type: ignore[assignment]
-    if narrow is None or value.dtype != "f32":
-        raise node.unsupported(
-            f"a precision of {bits[0]} bits of exponent and {bits[1]} of mantissa for {value.dtype}; there are "
-            "bfloat16's (8, 7) and float16's (5, 10) for float32, and each type's own. Convert with .astype instead"
-        )
-    x = s.value(value)
-    rounded = s.cast(s.cast(x, narrow), "f32")
-    if narrow == "bf16":
-        return rounded
+    """Rounded to fewer bits, on the bits: fusion deletes a conversion to a narrower type and back, and this stays."""
+    exponent, mantissa = node.attrs["exponent_bits"], node.attrs["mantissa_bits"]
+    if mantissa == 0 or exponent < 2:
+        raise node.unsupported("a precision of no bit of mantissa, or one bit of exponent; take (5, 10) or (8, 7)")
+    return s.elementwise(node, lambda m, x: _narrowed(m, x, exponent, mantissa))
 
-    def flushed(m: Scalars, e: V) -> V:
-        zero = m.call("copysign", m.const(0), e)
-        return m.select(m.compare("lt", m.abs(e), m.const(2.0**-14)), zero, e)
 
-    return s.pointwise([rounded], flushed, compute="f32", result="f32")
+def _narrowed(m: Scalars, x: V, exponent: int, mantissa: int) -> V:
+    """XLA's rule: round the magnitude to nearest even; too large is infinity, and subnormal numbers are zeros."""
+    n = Scalars(m.builder, "i64" if m.dtype == "f64" else "i32")
+    exponents, fraction = (11, 52) if m.dtype == "f64" else (8, 23)
+    bias = (1 << (exponents - 1)) - 1
+    bits = n.insert(arith.BitcastOp(x, types.ELEMENT_TYPES[n.dtype]))
+    size = n.bitwise("and", bits, n.const((1 << (n.bits - 1)) - 1))
+    dropped = fraction - mantissa
+    if dropped > 0:
+        last = n.bitwise("and", n.insert(arith.ShRUIOp(size, n.const(dropped))), n.const(1))
+        rounded = n.add(size, n.add(last, n.const((1 << (dropped - 1)) - 1)))
+        size = n.bitwise("and", rounded, n.const(-(1 << dropped)))
+    if exponent < exponents:
+        reach = (1 << (exponent - 1)) - 1
+        infinity = n.const(((1 << exponents) - 1) << fraction)
+        size = n.select(n.compare("ge", size, n.const((bias + reach + 1) << fraction)), infinity, size)
+        size = n.select(n.compare("lt", size, n.const((bias - reach + 1) << fraction)), n.const(0), size)
+    made = m.insert(arith.BitcastOp(size, types.ELEMENT_TYPES[m.dtype]))
+    return m.select(m.is_nan(x), x, m.call("copysign", made, x))
 
 
 @lowers("stablehlo.bitcast_convert")
