@@ -165,7 +165,7 @@ def _any_shared(metas: Sequence[Array]) -> bool:
 
 def _shared(a: Array, b: Array) -> bool:
     try:
-        return bool(np.shares_memory(a, b, max_work=MAX_WORK))
+        return bool(np.shares_memory(a, b, max_work=MAX_WORK))  # type: ignore[arg-type]  # the stub has two numbers only
     except TooHardError:
         return True
 
