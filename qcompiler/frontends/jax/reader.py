@@ -24,7 +24,7 @@ from qcompiler.frontends.jax.graph import Body, Graph, Node, Value, user_line
 from qcompiler.frontends.jax.shapes import infer
 from qcompiler.plan.dims import dim
 
-MAX_NODES = 200_000
+MAX_NODES = 100_000
 """Functions with more operators, after unrolling, are refused: nested loops multiply their trips."""
 
 Values = dict[Any, Value]
