@@ -18,7 +18,7 @@ from qcompiler.errors import (
     ExportError,
     TargetMismatchError,
 )
-from qcompiler.frontends.common.doors import is_jax_call
+from qcompiler.frontends.common.doors import is_jax_call, is_plain_function
 from qcompiler.frontends.common.imported import FRONTEND_STAGES, Imported
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
@@ -243,13 +243,6 @@ def check_call(model: Any, args: Any, kwargs: Any) -> None:
 
     ExportError for the model, ArgumentStructureError for the arguments.
     """
-    import torch
-
-    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        raise ExportError(
-            f"the model is TorchScript ({type(model).__name__}), which torch.export refuses: compile the nn.Module "
-            "that it was made from, or an ExportedProgram of it"
-        )
     if isinstance(model, type):
         raise ExportError(f"{model.__name__} is a class: make a model of it first, qcompile({model.__name__}(…), args)")
     if isinstance(model, str | os.PathLike):
@@ -265,6 +258,19 @@ def check_call(model: Any, args: Any, kwargs: Any) -> None:
     if not (kwargs is None or isinstance(kwargs, Mapping)):
         raise ArgumentStructureError(
             f"kwargs are the example's keyword arguments, a dict by name, and a {type(kwargs).__name__} was given"
+        )
+    if not args and not kwargs and is_plain_function(model):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise ArgumentStructureError(
+            f"'{name}' is a function, and no example arguments were given: write qcompile({name}, (params, x)), with "
+            "its weights first"
+        )
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise ExportError(
+            f"the model is TorchScript ({type(model).__name__}), which torch.export refuses: compile the nn.Module "
+            "that it was made from, or an ExportedProgram of it"
         )
     forward = getattr(model, "forward", None)
     if isinstance(model, torch.nn.Module) and callable(forward):

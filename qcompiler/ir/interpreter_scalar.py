@@ -233,11 +233,24 @@ def _cast(op: Operation, x: Array) -> Array:
         case "arith.trunci":
             return np.asarray((x & 1).astype(_BOOL) if target == _BOOL else x.astype(target))
         case "arith.fptosi" | "arith.fptoui":
-            return np.asarray(np.trunc(x.astype(_F64)).astype(target))
+            return _float_to_int(x, target, unsigned=op.name == "arith.fptoui")
         case "arith.bitcast":
             return np.asarray(np.ascontiguousarray(x).view(target)).reshape(x.shape)
         case _:  # extf, truncf
             return np.asarray(x.astype(target))
+
+
+def _float_to_int(x: Array, target: Any, *, unsigned: bool) -> Array:
+    """Truncates and saturates; NaN gives 0. So do the kernels (`qc_ftoi`) and XLA."""
+    if target == _BOOL:
+        return np.asarray(x != 0)
+    kind = np.dtype(target)
+    wanted = np.dtype(kind.str.replace("i", "u")) if unsigned else kind
+    limits, whole = np.iinfo(wanted), np.trunc(x.astype(_F64))
+    above, below = whole >= float(limits.max) + (wanted.itemsize < 8), whole < float(limits.min)
+    made = np.where(above | below | np.isnan(whole), 0, whole).astype(wanted)
+    made = np.where(above, wanted.type(limits.max), np.where(below, wanted.type(limits.min), made))
+    return np.asarray(made, wanted).view(kind)
 
 
 _CASTS = {

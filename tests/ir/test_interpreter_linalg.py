@@ -20,6 +20,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.errors import InterpreterError
 from qcompiler.ir import build, types
 from qcompiler.ir.interpreter import evaluate_op, run
+from qcompiler.ir.interpreter_scalar import evaluate_scalar
 from qcompiler.ir.scalar_ops import ErfcOp, RemFOp
 from qcompiler.ir.types import ELEMENT_TYPES
 from qcompiler.plan.weights import WeightStore
@@ -295,3 +296,17 @@ def test_transpose_of_bf16(module_of: ModuleOf) -> None:
     module = module_of([(("a", "b"), "bf16")], lambda b, a: [build.transpose(b, a[0], [1, 0])])
     x = f32(2, 3).astype(ml_dtypes.bfloat16)
     assert np.array_equal(call(module, x), x.T)
+
+
+def test_floats_saturate_as_integers_as_in_kernels() -> None:
+    x = np.array([300, -300, np.nan, np.inf, -1.9, 1e19], np.float32)
+    block = Block(arg_types=[ELEMENT_TYPES["f32"]])
+    wanted = {
+        (arith.FPToSIOp, "i8"): [127, -128, 0, 127, -1, 127],
+        (arith.FPToSIOp, "i64"): [300, -300, 0, 2**63 - 1, -1, 2**63 - 1],
+        (arith.FPToUIOp, "i8"): [-1, 0, 0, -1, 0, -1],  # the bits of 255
+        (arith.FPToUIOp, "i64"): [300, 0, 0, -1, 0, int(np.float32(1e19)) - 2**64],
+    }
+    for (make, dtype), numbers in wanted.items():
+        found = evaluate_scalar(make(block.args[0], ELEMENT_TYPES[dtype]), (x,))
+        assert found is not None and found.tolist() == numbers, (make.name, dtype, found)

@@ -23,6 +23,7 @@ from qcompiler.errors import (
     RecipeError,
     UnsupportedOperatorError,
 )
+from qcompiler.frontends.jax.frontend import import_jax
 
 P = {"w": jnp.ones((4, 4))}
 X = np.ones((3, 4), np.float32)
@@ -116,6 +117,37 @@ def test_a_symbol_needs_an_upper_bound() -> None:
         qc.qcompile(lambda p, x: x @ p["w"], (P, X), dynamic_shapes={"y": {0: ("b", 1, 4)}})
 
 
+@pytest.mark.parametrize(("shapes", "message"), [
+    ({"x": {0: "b"}}, r"\('b', 1, 64\)"), ("b", "write a dict"), ({"x": {-1: ("b", 1, 4)}}, "dimensions 0 to 1"),
+    ({"x": {2: ("b", 1, 4)}}, "dimensions 0 to 1"), ({"x": {0: ("b", 4, 1)}}, "1 <= low <= high"),
+    ({"c": (1, 4)}, "no argument has"), ({"x": {0: ("b", 1, 4)}, "b": (1, 8)}, "one symbol has one range"),
+    ({"x": {0: ("b", 1, 4), 1: ("b", 1, 5)}}, "one symbol has one range"),
+])  # fmt: skip
+def test_malformed_sizes_are_not_ignored(shapes: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        import_jax(lambda p, x: x * 2, (P, X), None, None, shapes)
+
+
+@pytest.mark.parametrize("kind", [jnp.complex64, jnp.float8_e4m3fn, jnp.int4])
+def test_constants_of_other_types_name_the_line(kind: Any) -> None:
+    table = jnp.ones((3, 4), jnp.float32).at[0, 0].set(2).astype(kind)
+    with pytest.raises(UnsupportedOperatorError, match=r"test_bad_input\.py:\d+.*float32 or int32"):
+        import_jax(lambda p, x: x * jnp.real(table * table).astype(jnp.float32), (P, X))
+
+
+def test_donated_arguments_are_noted() -> None:
+    step = jax.jit(lambda p, x: x @ p["w"], donate_argnums=1)
+    assert import_jax(step, (P, X)).notes == [
+        ("donated arguments are not reused", "pass the returned cache into the next call")
+    ]
+    assert import_jax(jax.jit(lambda p, x: x @ p["w"]), (P, X)).notes == []
+
+
+def test_a_function_without_arguments_is_told_what_to_write() -> None:
+    with pytest.raises(ArgumentStructureError, match=r"qcompile\(branches, \(params, x\)\)"):
+        qc.qcompile(branches, ())
+
+
 def test_what_only_torch_has_is_refused() -> None:
     for options, kind in (
         ({"weights": "folder"}, ArgumentError),
@@ -129,9 +161,13 @@ def test_what_only_torch_has_is_refused() -> None:
 
 def test_without_jax_the_message_has_the_command() -> None:
     code = (
-        "import importlib.util as u, numpy as np, qcompiler as qc\n"
+        "import importlib.util as u, sys, numpy as np, qcompiler as qc\n"
         "found = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'jax' else found(name, *a)\n"
+        "sys.modules['torch'] = None\n"
+        "try: qc.qcompile(lambda p, x: x, ())\n"
+        "except qc.errors.ArgumentStructureError as error: assert '(params, x)' in str(error)\n"
+        "else: raise SystemExit('no error')\n"
         "try: qc.qcompile(lambda p, x: x, (np.ones(2), np.ones(2)))\n"
         "except qc.errors.MissingDependencyError as error: assert \"pip install 'qcompiler[jax]'\" in str(error)\n"
         "else: raise SystemExit('no error')\n"

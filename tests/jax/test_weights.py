@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 import qcompiler as qc
-from qcompiler.errors import FormatShapeError, RecipeError, WeightsError
+from qcompiler.errors import ExportError, FormatShapeError, RecipeError, WeightsError
 from qcompiler.frontends.jax.frontend import import_jax
 from qcompiler.frontends.jax.importer import JaxImport
 
-X = np.random.default_rng(2).standard_normal((3, models.H)).astype(np.float32)
+R = np.random.default_rng(2)
+X = R.standard_normal((3, models.H)).astype(np.float32)
+SHARED = "it is read as several matrices with common elements (two orientations, two types or overlapping slices)"
+ANY_SIZE = qc.QuantConfig("nf4", promise_bits=None)
 W = models.weights(w=(models.H, models.H))["w"]
 
 
@@ -63,7 +66,7 @@ def test_a_matrix_in_two_orientations_is_kept_with_the_reason() -> None:
     found = formats(
         import_jax(lambda p, x: (x @ p["w"]) @ p["w"].T, ({"w": W}, X), quant=qc.QuantConfig("nf4", promise_bits=None))
     )
-    assert found == {"w": "it is multiplied in two orientations"}
+    assert found == {"w": SHARED}
 
 
 def test_a_format_that_does_not_fit_names_the_path() -> None:
@@ -143,3 +146,44 @@ def test_a_saved_program_runs_where_jax_cannot_be_imported(tmp_path: Path) -> No
         "assert np.array_equal(y, np.load(sys.argv[1] + '/y.npy'))\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def both_slices(p: Any, x: Any) -> Any:
+    return x @ p["w"][0:32], x @ p["w"][16:48]
+
+
+def both_orientations(p: Any, x: Any) -> Any:
+    return (x @ p["s"][0]) @ p["s"][0].T
+
+
+def both_names(p: Any, x: Any) -> Any:
+    return x @ p["s"][0] + x @ p["s.0"]
+
+
+@pytest.mark.parametrize(("function", "leaf", "why"), [
+    (both_slices, "w", SHARED), (both_orientations, "s", SHARED),
+    (both_names, "s", "its part 's.0' has the name of another array"),
+])  # fmt: skip
+def test_matrices_that_share_elements_or_names_stay_one_tensor(check: Any, function: Any, leaf: str, why: str) -> None:
+    params = {"w": R.standard_normal((48, 64)), "s": R.standard_normal((2, 32, 32)), "s.0": R.standard_normal((32, 32))}
+    params = {name: w.astype(np.float32) for name, w in params.items()}
+    result = check(function, params, X[:, :32], quant=ANY_SIZE)
+    assert next(row for row in result.ledger if row.parameters == (leaf,)).reason == why
+
+
+def test_slices_side_by_side_are_weights_of_their_own(check: Any) -> None:
+    w = R.standard_normal((32, 128)).astype(np.float32)
+    result = check(lambda p, x: (x @ p["w"][:, :64], x @ p["w"][:, 64:]), {"w": w}, X[:, :32], quant=ANY_SIZE)
+    assert formats(result) == {"w.0-64": "nf4:block=64", "w.64-128": "nf4:block=64"}
+
+
+def test_a_weight_that_is_rounded_and_widened_keeps_its_rounding(check: Any) -> None:
+    w = {"w": R.standard_normal((32, 32)).astype(np.float32)}
+    check(lambda p, x: x @ p["w"].astype(jnp.bfloat16).astype(jnp.float32), w, X[:, :32], quant=ANY_SIZE)
+    check(lambda p, x: x @ p["w"].astype(jnp.bfloat16).astype(jnp.float32), w, X[:, :32])
+
+
+def test_two_arrays_with_one_path_are_refused() -> None:
+    params = {"a.b": np.ones((4, 4), np.float32), "a": {"b": np.ones((4, 4), np.float32)}}
+    with pytest.raises(ExportError, match=r"two arrays.*'a\.b'"):
+        import_jax(lambda p, x: x @ p["a.b"] + x @ p["a"]["b"], (params, np.ones((2, 4), np.float32)))

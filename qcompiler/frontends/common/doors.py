@@ -14,11 +14,7 @@ from qcompiler.errors import MissingDependencyError
 def is_jax_call(model: Any, args: Any, kwargs: Any) -> bool:
     """Whether `model` is a function for JAX: a callable that is no model of torch, with no tensor of torch among its
     example arguments. MissingDependencyError if it is, and JAX is not installed."""
-    if not callable(model) or isinstance(model, type | str | os.PathLike):
-        return False
-    if any(kind.__module__.partition(".")[0] in ("torch", "transformers") for kind in type(model).__mro__):
-        return False
-    if type(model).__module__.startswith("qcompiler.") or not _looks_like_arguments(args, kwargs):
+    if not is_plain_function(model) or not _looks_like_arguments(args, kwargs):
         return False
     if _has_torch_tensor((args, kwargs)):
         return False
@@ -28,6 +24,15 @@ def is_jax_call(model: Any, args: Any, kwargs: Any) -> bool:
             "JAX, which is not installed: pip install 'qcompiler[jax]'. For PyTorch, give an nn.Module and tensors"
         )
     return True
+
+
+def is_plain_function(model: Any) -> bool:
+    """Whether `model` is callable, and neither a class nor a model of torch or of this package."""
+    if not callable(model) or isinstance(model, type | str | os.PathLike):
+        return False
+    if any(kind.__module__.partition(".")[0] in ("torch", "transformers") for kind in type(model).__mro__):
+        return False
+    return not type(model).__module__.startswith("qcompiler.")
 
 
 def _looks_like_arguments(args: Any, kwargs: Any) -> bool:

@@ -67,7 +67,10 @@ class _Call:
         self.kwargs, self.parameters = dict(kwargs), parameters
         found, self.first_tree = jax.tree_util.tree_flatten_with_path(first)
         self.first = [leaf for _, leaf in found]
-        self.weights = {path_text(path): i for i, (path, leaf) in enumerate(found) if is_array(leaf)}
+        self.weights: dict[str, int] = {}
+        for i, (path, leaf) in enumerate(found):
+            if is_array(leaf):
+                _claim(self.weights, path_text(path), i)
         if "" in self.weights:  # the argument is one array
             self.weights = {self.label: self.weights[""]}
         named, self.rest_tree = jax.tree_util.tree_flatten_with_path((self.args, self.kwargs))
@@ -113,6 +116,15 @@ class _Call:
         return tree
 
 
+def _claim(weights: dict[str, int], path: str, position: int) -> None:
+    if path in weights:
+        raise ExportError(
+            f"two arrays of the first argument have the path '{path}', by which weights are stored: a key with a dot "
+            "in it reads as two keys. Rename one of them"
+        )
+    weights[path] = position
+
+
 def export_function(
     function: Any,
     args: Sequence[Any],
@@ -140,16 +152,25 @@ def export_function(
         return flat
 
     try:
-        exported = jax.export.export(jax.jit(traced, keep_unused=True), platforms=["cpu"])(weights, structs)
+        jitted = jax.jit(traced, keep_unused=True)
+        exported = jax.export.export(jitted, platforms=["cpu"])(weights, structs)
+        donates = _donates(jitted.trace(weights, structs).jaxpr)  # the trace is remembered
     except Exception as error:  # whatever the function raises under tracing
         raise refused(error, function) from error
     ranges = symbolic.ranges_of([struct.shape for struct in structs], limits)
     graph = Graph(ranges=ranges)
+    if donates:
+        graph.notes.append(("donated arguments are not reused", "pass the returned cache into the next call"))
     _read(exported, graph, list(call.weights), names, composites)
     outputs = tree_of(numbered(results[0]), _leaf_numbers(results[0].num_leaves), "the result")
     samples = [symbolic.sample(call.rest[i], struct, ranges) for i, struct in zip(call.inputs, structs, strict=True)]
     leaves = [call.first[i] for i in call.weights.values()]
     return Exported(graph, leaves, inputs, outputs, names, samples, call.of)
+
+
+def _donates(jaxpr: Any) -> bool:
+    """Whether the function is, or calls, a jitted one with donated arguments."""
+    return any(any(eqn.params.get("donated_invars") or ()) for eqn in jaxpr.eqns)
 
 
 def _leaf_numbers(count: int) -> dict[int, Tree]:

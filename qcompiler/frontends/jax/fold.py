@@ -22,6 +22,9 @@ from qcompiler.plan.dims import Expr, Range, dim
 LIMIT = 1024
 """Larger tensors of integers are computed by the program (in `@init`, if they depend on no input)."""
 
+MAX_TRIPS = 512
+"""Loops with more trips are refused: each trip becomes code. Counts up to here are computed, as a scan reads them."""
+
 Fold = Callable[[Node, list[Known]], Known | None]
 _FOLDS: dict[str, Fold] = {}
 
@@ -94,11 +97,20 @@ def _elementwise(kernel: Callable[..., Any], symbolic: Callable[..., Any] | None
                 return np.asarray(kernel(*known))
         if symbolic is None:
             return None
-        flat = [symbolic(*(dim(_entry(e)) for e in entries)) for entries in zip(*(k.reshape(-1) for k in known),
-                                                                                strict=True)]  # fmt: skip
-        return None if any(each is None for each in flat) else _objects(flat, known[0].shape)
+        pairs = [[dim(_entry(e)) for e in entries] for entries in zip(*(k.reshape(-1) for k in known), strict=True)]
+        if node.op in _FLOORED and not all(_floors(a, b, node.attrs["_ranges"]) for a, b in pairs):
+            return None
+        return _objects([symbolic(*each) for each in pairs], known[0].shape)
 
     return rule
+
+
+_FLOORED = ("stablehlo.divide", "stablehlo.remainder")
+
+
+def _floors(a: Expr, b: Expr, ranges: Mapping[str, Range]) -> bool:
+    """Whether the division of sizes, which rounds down, is StableHLO's, which rounds towards zero."""
+    return a.tight_bounds(ranges)[0] >= 0 and b.tight_bounds(ranges)[0] >= 1
 
 
 def _entry(value: Any) -> Any:
@@ -111,13 +123,11 @@ def _objects(entries: list[Any], shape: tuple[int, ...]) -> Known:
     return made.reshape(shape)
 
 
-def _divide(a: Known, b: Known) -> Known | None:
-    """Towards zero, as StableHLO divides."""
-    if not np.all(b):
-        return np.zeros_like(a) - 1
-    if a.dtype.kind == "u":
-        return a // b
-    quotient: Known = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+def _divide(a: Known, b: Known) -> Known:
+    """Towards zero; a division by zero is -1 (all bits for unsigned types), as in XLA."""
+    divisor = np.where(b == 0, np.ones_like(b), b)
+    # a - fmod(a, b) is a multiple of b; where it overflows (the smallest number by -1), it wraps as the kernels do
+    quotient: Known = np.where(b == 0, np.array(-1).astype(a.dtype), (a - np.fmod(a, divisor)) // divisor)
     return quotient.astype(a.dtype)
 
 
@@ -197,8 +207,10 @@ def _clamp(node: Node, known: list[Known]) -> Known | None:
 
 
 @folds("stablehlo.convert")
-def _convert(node: Node, known: list[Known]) -> Known:
-    return known[0] != 0 if node.result.type == "i1" and known[0].dtype != object else known[0]
+def _convert(node: Node, known: list[Known]) -> Known | None:
+    if known[0].dtype == object and node.result.type not in ("i32", "i64"):
+        return None  # a narrower type wraps, and symbols do not
+    return known[0] != 0 if node.result.type == "i1" else known[0]
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -234,7 +246,7 @@ def _slice(node: Node, known: list[Known]) -> Known:
 @folds("stablehlo.iota")
 def _iota(node: Node, known: list[Known]) -> Known | None:
     shape, axis = [int(s) for s in node.result.shape], node.attrs["iota_dimension"]
-    if int(np.prod(shape)) > 16:
+    if int(np.prod(shape)) > MAX_TRIPS:
         return None  # a loop over its index: nothing to store
     thin = [size if i == axis else 1 for i, size in enumerate(shape)]
     return np.broadcast_to(np.arange(shape[axis]).reshape(thin), shape).copy()

@@ -8,6 +8,7 @@ reduce_window of the whole axis, padded by    qc.cumsum
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,19 @@ from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 from qcompiler.frontends.common.scalars import cast
 from qcompiler.frontends.jax.graph import Body, Node, Value
 from qcompiler.frontends.jax.pointwise import is_wide_unsigned
-from qcompiler.frontends.jax.scope import FLOATS, Result, Scalars, Scope, V, combine, lowers, opmath, splat
+from qcompiler.frontends.jax.scope import (
+    FLOATS,
+    Result,
+    Scalars,
+    Scope,
+    V,
+    combine,
+    lowers,
+    number,
+    opmath,
+    signed,
+    splat,
+)
 from qcompiler.frontends.jax.views import reversed_along
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.build import Reduction
@@ -40,12 +53,44 @@ def reduction_of(body: Body) -> Reduction | None:
     return _KINDS.get(node.op) if set(node.operands) == set(body.arguments) else None
 
 
-_LOGADDEXP = ["abs", "add", "add", "compare", "exponential", "log_plus_one", "maximum", "negate", "select", "subtract"]
+Flow = int | tuple[Any, ...]
+
+
+def flow_of(body: Body) -> list[Flow]:
+    """What a region returns, as nested terms `(op, comparison, *operands)`; numbers are its arguments.
+
+    A constant, or a value from outside of the region, is `("other",)`, which no pattern has.
+    """
+
+    def term(value: Value) -> Flow:
+        if value in body.arguments:
+            return body.arguments.index(value)
+        if value.owner is None or value.owner not in body.nodes:
+            return ("other",)
+        node = value.owner
+        return (node.op.removeprefix("stablehlo."), node.attrs.get("comparison_direction"), *map(term, node.operands))
+
+    return [term(value) for value in body.returned]
+
+
+def _logaddexp() -> Flow:
+    """max(a, b) + log1p(exp(-|a - b|)), and a + b where a - b is NaN."""
+    difference: Flow = ("subtract", None, 0, 1)
+    small = ("exponential", None, ("negate", None, ("abs", None, difference)))
+    rest = ("add", None, ("maximum", None, 0, 1), ("log_plus_one", None, small))
+    return ("select", None, ("compare", "NE", difference, difference), ("add", None, 0, 1), rest)
 
 
 def is_logaddexp(body: Body) -> bool:
-    """Whether a region is jnp.logaddexp of its two arguments, by the ops that JAX writes it with."""
-    return sorted(node.op.removeprefix("stablehlo.") for node in body.nodes) == _LOGADDEXP
+    """Whether a region is jnp.logaddexp of its two arguments, as JAX writes it."""
+    return flow_of(body) == [_logaddexp()]
+
+
+def _extreme(direction: str) -> list[Flow]:
+    """JAX's region of argmax (GT) and argmin (LT) on the arguments a, i, b, j: values a and b, positions i and j."""
+    wins = ("or", None, ("compare", direction, 0, 2), ("compare", "NE", 0, 0))
+    ties = ("and", None, ("compare", "EQ", 0, 2), ("compare", "LT", 1, 3))
+    return [("select", None, wins, 0, 2), ("select", None, ("or", None, wins, ties), 1, 3)]
 
 
 def kind_of(node: Node, value: Value) -> Reduction:
@@ -86,29 +131,22 @@ def _with_init(s: Scope, node: Node, out: V, init: Value, kind: Reduction, compu
 def _arg_extreme(s: Scope, node: Node) -> Result:
     """argmax and argmin: the first extreme and its position."""
     value, places = node.operands[:2]
-    axes = node.attrs["dimensions"]
-    counted = places.owner is not None and places.owner.op in ("stablehlo.iota", "stablehlo.dynamic_iota")
-    compared = {n.attrs["comparison_direction"] for n in node.regions[0].nodes if n.op == "stablehlo.compare"}
-    order = compared & {"GT", "LT"}
-    if len(axes) != 1 or not counted or places.floating or not order or is_wide_unsigned(value):
-        raise node.unsupported("a reduction of two tensors that is neither argmax nor argmin over one axis")
-    largest = _prefers_larger(node.regions[0])
+    axes, flow, owner = node.attrs["dimensions"], flow_of(node.regions[0]), places.owner
+    counted = owner is not None and owner.op in ("stablehlo.iota", "stablehlo.dynamic_iota")
+    along = counted and owner is not None and [owner.attrs["iota_dimension"]] == list(axes)
+    largest = flow == _extreme("GT")
+    if not along or not (largest or flow == _extreme("LT")) or places.floating:
+        raise node.unsupported(
+            "a reduction of two tensors at once that is neither argmax nor argmin over one axis; use jnp.argmax or "
+            "jnp.argmin, or a lax.reduce for each tensor"
+        )
+    if is_wide_unsigned(value):
+        raise node.unsupported("argmax or argmin of unsigned integers; convert to int32 or int64")
     x = s.value(value)
     index = argmax(s, x, axes[0], largest=largest)
     extreme = s.along(x, s.reshape(index, _with_axis(shape_of(index.type), axes[0])), axes[0])
     first = s.reshape(extreme, node.results[0].shape)
     return first, s.cast(index, node.results[1].dtype)
-
-
-def _prefers_larger(body: Body) -> bool:
-    """Whether the first value of a region is kept if it is larger: the comparison of values that is no tie."""
-    for node in body.nodes:
-        if node.op == "stablehlo.compare" and node.operands == [body.arguments[0], body.arguments[2]]:
-            if node.attrs["comparison_direction"] in ("GT", "LT"):
-                return bool(node.attrs["comparison_direction"] == "GT")
-            if node.attrs["comparison_direction"] in ("GE", "LE"):
-                return bool(node.attrs["comparison_direction"] == "GE")
-    return True
 
 
 def _with_axis(shape: Sequence[Dim], axis: int) -> list[Dim]:
@@ -140,14 +178,26 @@ def _reduce_window(s: Scope, node: Node) -> Result:
         raise node.unsupported("windows over an image with gaps (base_dilation)")
     value, init = node.operands
     fold = "logaddexp" if is_logaddexp(node.regions[0]) else kind_of(node, value)
+    if not _is_neutral(init, fold):
+        raise node.unsupported(
+            "windows with another start than the fold's neutral element: "
+            "start with that, and fold the start into the result"
+        )
     running = _running(s, node, value, fold)
     if running is not None:
         return running
     kind = kind_of(node, value)
-    neutral = build.reduction_identity(kind, value.dtype)
-    if splat(init) != neutral:
-        raise node.unsupported("windows with another start than the fold's neutral element")
     return s.cast(_windows(s, node, s.value(value), kind, opmath(value.dtype)), node.result.dtype)
+
+
+def _is_neutral(init: Value, kind: str) -> bool:
+    """Whether the fold's start changes nothing."""
+    while init.known is None and init.owner is not None and init.owner.op == "stablehlo.broadcast_in_dim":
+        init = init.owner.operands[0]
+    if init.known is None or init.known.size != 1 or init.known.dtype == object:
+        return False
+    neutral = -math.inf if kind == "logaddexp" else build.reduction_identity(kind, init.dtype)  # type: ignore[arg-type]
+    return number(signed(init.known).reshape(-1)[0]) == neutral
 
 
 def _running(s: Scope, node: Node, value: Value, kind: str) -> V | None:
@@ -209,9 +259,14 @@ def _padded(s: Scope, node: Node, x: V, kind: Reduction, reach: Sequence[int], s
     given = node.attrs.get("padding")
     padding = [[int(n) for n in pair] for pair in given] if given is not None else [[0, 0]] * len(shape)
     if any(n for pair in padding for n in pair):
-        wide = [(dim(n) + low + high).to_dim() for n, (low, high) in zip(shape, padding, strict=True)]
-        filled = s.full(build.reduction_identity(kind, dtype), wide, dtype)
-        x = build.insert_slice(s.builder, x, filled, [low for low, _ in padding])
+        grown = [(max(low, 0), max(high, 0)) for low, high in padding]
+        if any(n for pair in grown for n in pair):
+            wide = [(dim(n) + low + high).to_dim() for n, (low, high) in zip(shape, grown, strict=True)]
+            filled = s.full(build.reduction_identity(kind, dtype), wide, dtype)
+            x = build.insert_slice(s.builder, x, filled, [low for low, _ in grown])
+        kept = [(dim(n) + low + high).to_dim() for n, (low, high) in zip(shape, padding, strict=True)]
+        if kept != list(shape_of(x.type)):  # negative padding cuts
+            x = build.extract_slice(s.builder, x, [max(-low, 0) for low, _ in padding], kept)
     for axis, (size, step, out) in enumerate(zip(reach, strides, node.result.shape, strict=True)):
         needed = (dim(out) - 1) * step + size
         if needed != dim(shape_of(x.type)[axis]):

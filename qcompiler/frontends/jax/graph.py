@@ -7,8 +7,8 @@ This is what the stages between the export and the import read and write down as
 
 from __future__ import annotations
 
+import linecache
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,13 +165,5 @@ def user_line(location: str) -> tuple[str, str]:
 
 
 def _code(file: str, number: int) -> str:
-    for current, text in _lines(file):
-        if current == number:
-            return f": {text.strip()}"
-    return ""
-
-
-def _lines(file: str) -> Iterator[tuple[int, str]]:
-    path = Path(file)
-    if path.is_file():
-        yield from enumerate(path.read_text(errors="replace").splitlines(), 1)
+    text = linecache.getline(file, number).strip()
+    return f": {text}" if text else ""

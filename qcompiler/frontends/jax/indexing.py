@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from qcompiler.frontends.jax.fold import entries_of, scalar_of
-from qcompiler.frontends.jax.folds import reduction_of
+from qcompiler.frontends.jax.folds import flow_of, reduction_of
 from qcompiler.frontends.jax.graph import Node, Value
-from qcompiler.frontends.jax.scope import Result, Scalars, Scope, V, lowers
+from qcompiler.frontends.jax.pointwise import is_wide_unsigned
+from qcompiler.frontends.jax.scope import Result, Scalars, Scope, V, lowers, opmath
 from qcompiler.frontends.jax.weight_views import is_row_gather
 from qcompiler.ir import build, qc
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -228,7 +229,11 @@ def _scatter(s: Scope, node: Node) -> Result:
         raise node.unsupported("a scatter without an index; use jnp.where, or the value itself")
     lead = [i for i in range(updates.rank) if i not in numbers["update_window_dims"]]
     at = dict(zip(kept, sorted(numbers["update_window_dims"]), strict=True))
-    src = s.transpose(s.value(updates), [*lead, *(at[a] for a in (*axes, *picked.rest) if a in at)])
+    given = s.value(updates)
+    if reduce == "sub":
+        given = s.pointwise([given], lambda m, e: m.neg(e), compute=opmath(updates.dtype), result=updates.dtype)
+        reduce = "add"
+    src = s.transpose(given, [*lead, *(at[a] for a in (*axes, *picked.rest) if a in at)])
     return _written(s, s.value(operand), src, picked, reduce)
 
 
@@ -237,9 +242,16 @@ def _reduce_of(node: Node) -> str:
     body = node.regions[0]
     if not body.nodes and body.returned == [body.arguments[1]]:
         return "none"
+    if flow_of(body) == [("subtract", None, 0, 1)]:
+        return "sub"
     kind = reduction_of(body)
     if kind not in ("add", "mul", "max", "min"):
-        raise node.unsupported("a scatter that applies another function than set, add, multiply, max and min")
+        raise node.unsupported(
+            "a scatter that applies another function than set, add, subtract, multiply, max and min; read the places "
+            "with x[i], compute, and write them back with x.at[i].set"
+        )
+    if kind in ("max", "min") and is_wide_unsigned(node.operands[0]):
+        raise node.unsupported(f"x.at[i].{kind} of unsigned integers; convert to int32 or int64 first")
     return kind
 
 

@@ -87,7 +87,10 @@ def _argument(value: Value, body: Body) -> Value | None:
 
 @lowers("chlo.top_k")
 def _top_k(s: Scope, node: Node) -> Result:
-    """The k largest of the last axis, best first, ties by the lower index."""
+    """The k largest of the last axis, best first, ties by the lower index.
+
+    0.0 and -0.0 are a tie here; XLA's total order puts 0.0 before -0.0.
+    """
     value, k = node.operands[0], int(node.attrs["composite_attributes"]["k"])
     x, axis = s.value(value), value.rank - 1
     if is_wide_unsigned(value) or k == 0:

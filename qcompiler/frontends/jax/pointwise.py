@@ -17,6 +17,7 @@ from qcompiler.frontends.common.scalars import Compare, cast
 from qcompiler.frontends.jax.graph import Node, Value
 from qcompiler.frontends.jax.scope import FLOATS, Result, Scalars, Scope, V, lowers, opmath, splat
 from qcompiler.ir import build, types
+from qcompiler.ir.types import tensor_dtype
 from qcompiler.plan.kernel import DType
 
 Body = Callable[..., V]
@@ -231,12 +232,26 @@ def comparison(m: Scalars, value: Value, kind: Compare, a: V, b: V) -> V:
     return m.compare(kind, a, b)
 
 
+def _rank(m: Scalars, whole: Scalars, x: V) -> V:
+    """The integer with a float's place in the total order -NaN, -inf, …, -0.0, 0.0, …, inf, NaN.
+
+    The bits of positive floats are in order; those of negative ones are in the opposite order but for the sign.
+    """
+    bits = m.insert(arith.BitcastOp(x, types.ELEMENT_TYPES[whole.dtype]))
+    turned = whole.bitwise("xor", bits, whole.const((1 << (whole.bits - 1)) - 1))
+    return whole.select(whole.compare("lt", bits, whole.const(0)), turned, bits)
+
+
 @lowers("stablehlo.compare")
 def _compare(s: Scope, node: Node) -> Result:
     value, kind = node.operands[0], node.attrs["comparison_direction"].lower()
+    total = value.floating and node.attrs.get("compare_type") == "TOTALORDER"
     inputs = [s.operand(v) for v in node.operands]
 
     def body(m: Scalars, a: V, b: V) -> V:
+        if total:
+            whole = Scalars(m.builder, "i64" if m.dtype == "f64" else "i32")
+            return whole.compare(kind, _rank(m, whole, a), _rank(m, whole, b))
         return comparison(m, value, kind, a, b)
 
     return s.pointwise(inputs, body, compute=opmath(value.dtype), result="i1", shape=node.result.shape)
@@ -290,17 +305,53 @@ def _convert(s: Scope, node: Node) -> Result:
             [x], lambda m, e: cast(m.builder, widened(m, e, value.dtype), result.dtype), compute=value.dtype,
             result=result.dtype,
         )  # fmt: skip
-    if value.floating and result.unsigned and result.dtype in ("i32", "i16"):  # through i64: 3e9 fits in uint32
-        return s.cast(s.cast(x, "i64"), result.dtype)
+    if (value.type == "ui64" and result.floating) or (value.floating and result.type == "ui64"):
+        raise node.unsupported("conversions between uint64 and floats; convert through int64, or use uint32")
+    if value.floating and result.unsigned:
+        return _float_to_unsigned(s, x, result)
     return s.cast(x, result.dtype)
+
+
+def _float_to_unsigned(s: Scope, x: V, result: Value) -> V:
+    """Truncated and saturated, as XLA converts: through i64, which saturates and makes NaN 0."""
+    highest = (1 << int(result.type.removeprefix("ui"))) - 1
+
+    def body(m: Scalars, e: V) -> V:
+        wide = Scalars(m.builder, "i64")
+        kept = wide.minimum(wide.maximum(cast(m.builder, e, "i64"), wide.const(0)), wide.const(highest))
+        return cast(m.builder, kept, result.dtype)
+
+    return s.pointwise([x], body, compute=opmath(tensor_dtype(x.type)), result=result.dtype)
 
 
 @lowers("stablehlo.reduce_precision")
 def _reduce_precision(s: Scope, node: Node) -> Result:
-    narrow = {(8, 7): "bf16", (5, 10): "f16"}.get((node.attrs["exponent_bits"], node.attrs["mantissa_bits"]))
-    if narrow is None:
-        raise node.unsupported("a precision that is neither bfloat16's nor float16's")
-    return s.cast(s.cast(s.value(node.operands[0]), narrow), node.result.dtype)  # type: ignore[arg-type]
+    """Rounded to fewer bits, on the bits: fusion deletes a conversion to a narrower type and back, and this stays."""
+    exponent, mantissa = node.attrs["exponent_bits"], node.attrs["mantissa_bits"]
+    if mantissa == 0 or exponent < 2:
+        raise node.unsupported("a precision of no bit of mantissa, or one bit of exponent; take (5, 10) or (8, 7)")
+    return s.elementwise(node, lambda m, x: _narrowed(m, x, exponent, mantissa))
+
+
+def _narrowed(m: Scalars, x: V, exponent: int, mantissa: int) -> V:
+    """XLA's rule: round the magnitude to nearest even; too large is infinity, and subnormal numbers are zeros."""
+    n = Scalars(m.builder, "i64" if m.dtype == "f64" else "i32")
+    exponents, fraction = (11, 52) if m.dtype == "f64" else (8, 23)
+    bias = (1 << (exponents - 1)) - 1
+    bits = n.insert(arith.BitcastOp(x, types.ELEMENT_TYPES[n.dtype]))
+    size = n.bitwise("and", bits, n.const((1 << (n.bits - 1)) - 1))
+    dropped = fraction - mantissa
+    if dropped > 0:
+        last = n.bitwise("and", n.insert(arith.ShRUIOp(size, n.const(dropped))), n.const(1))
+        rounded = n.add(size, n.add(last, n.const((1 << (dropped - 1)) - 1)))
+        size = n.bitwise("and", rounded, n.const(-(1 << dropped)))
+    if exponent < exponents:
+        reach = (1 << (exponent - 1)) - 1
+        infinity = n.const(((1 << exponents) - 1) << fraction)
+        size = n.select(n.compare("ge", size, n.const((bias + reach + 1) << fraction)), infinity, size)
+        size = n.select(n.compare("lt", size, n.const((bias - reach + 1) << fraction)), n.const(0), size)
+    made = m.insert(arith.BitcastOp(size, types.ELEMENT_TYPES[m.dtype]))
+    return m.select(m.is_nan(x), x, m.call("copysign", made, x))
 
 
 @lowers("stablehlo.bitcast_convert")

@@ -22,7 +22,7 @@ from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, We
 from qcompiler.formats import PackedTensor
 from qcompiler.frontends.jax.export import Exported, values_of
 from qcompiler.frontends.jax.graph import Value
-from qcompiler.frontends.jax.weight_views import Kind, Matrix, Uses, find_uses
+from qcompiler.frontends.jax.weight_views import TYPES, Kind, Matrix, Uses, find_uses
 from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser
 from qcompiler.frontends.quantise.lost_weights import describe, lost_share
 from qcompiler.frontends.weights.weight_files import Entry, InMemory, WeightFiles
@@ -158,10 +158,14 @@ class _Quantiser:
     rows: list[LedgerRow] = field(default_factory=list)
     keys: dict[int, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
+    read: set[Value] = field(default_factory=set)
+    """What live nodes read, and results."""
 
     def run(self) -> Quantized:
         uses = find_uses(self.exported.graph)
         arrays = dict(zip(self.exported.graph.leaves, self.exported.leaves, strict=True))
+        graph = self.exported.graph
+        self.read = set(graph.returned) | {value for node in graph.live() for value in node.operands}
         weights = [w for leaf in arrays for w in self._weights_of(leaf, uses)]
         eligible = [w for w in weights if w.matrix is not None]
         modules = _modules([w.path for w in weights])
@@ -194,17 +198,13 @@ class _Quantiser:
         return found
 
     def _why_kept(self, leaf: Value, uses: Uses) -> str:
-        if not self._is_read(leaf):
+        if leaf not in self.read:
             return "not used by the function"
         if leaf.rank < 2:
             return "fewer than two dimensions"
-        if leaf.type not in ("f32", "bf16", "f16"):
+        if leaf.type not in TYPES:
             return "formats store float32, bfloat16 and float16"
         return uses.elsewhere.get(leaf, "not the weight of a linear, a convolution or an embedding")
-
-    def _is_read(self, leaf: Value) -> bool:
-        graph = self.exported.graph
-        return leaf in graph.returned or any(leaf in node.operands for node in graph.live())
 
     def _row(self, weight: _Weight) -> None:
         dtype = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}.get(weight.dtype, weight.dtype)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from qcompiler.errors import ExportError, UnsupportedOperatorError
-from qcompiler.frontends.jax.attributes import attributes_of, element_name, static_shape
-from qcompiler.frontends.jax.fold import fold, scalar_of
+from qcompiler.frontends.jax.attributes import NUMPY, attributes_of, element_name, static_shape
+from qcompiler.frontends.jax.fold import MAX_TRIPS, fold, scalar_of
 from qcompiler.frontends.jax.graph import Body, Graph, Node, Value, user_line
 from qcompiler.frontends.jax.shapes import infer
 from qcompiler.plan.dims import dim
 
-MAX_TRIPS = 512
-"""Loops with more trips are refused: each trip becomes code."""
+MAX_NODES = 100_000
+"""Functions with more operators, after unrolling, are refused: nested loops multiply their trips."""
 
 Values = dict[Any, Value]
 IDENTITIES = {"stablehlo.optimization_barrier"}
@@ -86,13 +86,29 @@ class Reader:
         if node.op == "stablehlo.constant":
             node.result.known, node.result.owner = node.attrs["value"], None
             return node.results
+        node = _with_fixed_starts(node)
         known = fold(node, self.graph.ranges)
         if known is not None:
             node.result.known = known
-        self.graph.nodes.append(_with_fixed_starts(node))
+        self.graph.nodes.append(node)
+        self._limited(op)
         return node.results
 
+    def _limited(self, op: Any) -> None:
+        """Counts what was read, also conditions that the graph does not keep."""
+        if self.count > MAX_NODES:
+            raise UnsupportedOperatorError(
+                f"the function has more than {MAX_NODES} operators after unrolling its loops{self.where(op)}: the "
+                "trips of nested loops multiply. Write the inner loop as operations on arrays, or compile the body of "
+                "the outer loop and call the program once for each trip"
+            )
+
     def _made(self, op: Any, operands: list[Value], values: Values, name: str | None) -> Node:
+        if op.name == "stablehlo.constant" and element_name(op.results[0].type) not in NUMPY:
+            raise UnsupportedOperatorError(
+                f"a constant of the element type {element_name(op.results[0].type)}{self.where(op)}, which programs "
+                "cannot hold: convert it to float32 or int32 outside of the function"
+            )
         line, source = self.place(op)
         regions = [] if op.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if") else list(op.regions)
         bodies = [self._body(region.blocks[0], values) for region in regions]

@@ -73,7 +73,7 @@ class Scope(Loops):
             return self.reshape(build.concat(self.builder, entries, 0), value.shape)
         stored = signed(known).astype(NUMPY_DTYPES[value.dtype], copy=False)
         flat = stored.reshape(-1)
-        if (flat.size and (flat == flat[0]).all()) or flat.size == 1:
+        if flat.size and _uniform(flat):
             return self.full(number(flat[0]), value.shape, value.dtype)
         if not flat.size:
             return self.full(0, value.shape, value.dtype)
@@ -114,13 +114,19 @@ def _size(entry: object) -> Dim:
     return dim(entry if isinstance(entry, Expr) else int(entry)).to_dim()  # type: ignore[call-overload]
 
 
+def _uniform(flat: np.ndarray) -> bool:
+    """Whether all entries have the same bytes: 0.0 and -0.0 are two values."""
+    whole = np.ascontiguousarray(flat).view(np.uint8).reshape(flat.size, flat.itemsize)
+    return bool((whole == whole[0]).all())
+
+
 def splat(value: Value) -> Number | None:
     """The number that a signed or floating constant has everywhere, also behind broadcasts and conversions."""
     known, owner = value.known, value.owner
     if known is not None:
         flat = known.reshape(-1)
         plain = known.dtype != object and not value.unsigned and flat.size > 0
-        return number(flat[0]) if plain and bool((flat == flat[0]).all()) else None
+        return number(flat[0]) if plain and _uniform(flat) else None
     if owner is not None and owner.op in ("stablehlo.broadcast_in_dim", "stablehlo.dynamic_broadcast_in_dim"):
         return splat(owner.operands[0])
     return None

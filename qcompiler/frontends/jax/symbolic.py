@@ -33,21 +33,30 @@ def apply(
 
     ArgumentError for a name that is neither an argument nor a symbol.
     """
+    if not isinstance(dynamic_shapes or {}, Mapping):
+        raise ArgumentError(f"dynamic_shapes={dynamic_shapes!r}: write a dict, {_FORMS}")
     limits: Limits = {}
     given: dict[str, Mapping[int, Any]] = {}
     for name, entry in (dynamic_shapes or {}).items():
-        if isinstance(entry, tuple) and len(entry) == 2 and all(isinstance(n, int) for n in entry):
-            limits[name] = (entry[0], entry[1])
-        elif isinstance(entry, Mapping) and name in names and all(isinstance(axis, int) for axis in entry):
+        if _is_range(entry):
+            _limit(limits, name, *entry)
+        elif isinstance(entry, Mapping) and name in names:
+            shape = structs[names.index(name)].shape
+            for axis, dimension in entry.items():
+                _limit(limits, *_dimension(name, axis, dimension, len(shape)))
             given[name] = entry
         else:
+            raise ArgumentError(f"dynamic_shapes[{name!r}] = {entry!r}: write {_FORMS}; the arguments are "
+                                f"{', '.join(names)}")  # fmt: skip
+    used = {s for struct in structs for size in struct.shape if not isinstance(size, int)
+            for s in expression(size).symbols()}  # fmt: skip
+    used |= {symbol for entry in given.values() for symbol, _, _ in entry.values()}
+    for name in limits:
+        if name not in used:
             raise ArgumentError(
-                f"dynamic_shapes[{name!r}] = {entry!r}: write the range of a symbol, {{'b': (1, 64)}}, or dimensions "
-                f"of an argument with their ranges, {{'x': {{0: ('b', 1, 64)}}}}; the arguments are {', '.join(names)}"
+                f"dynamic_shapes[{name!r}] gives the range of a symbol that no argument has; the symbols are "
+                f"{', '.join(sorted(used)) or 'none'}, the arguments {', '.join(names)}"
             )
-    for entry in given.values():
-        for symbol, low, high in entry.values():
-            limits[symbol] = (low, high)
     if not given:
         return list(structs), limits
     chosen = {symbol for entry in given.values() for symbol, _, _ in entry.values()}
@@ -59,6 +68,38 @@ def apply(
         shape = jax.export.symbolic_shape(", ".join(text), scope=scope) if name in given else struct.shape
         made.append(trees.struct(shape, struct.dtype))
     return made, limits
+
+
+_FORMS = (
+    "the range of a symbol, {'b': (1, 64)}, or dimensions of an argument with their ranges, {'x': {0: ('b', 1, 64)}}"
+)
+
+
+def _is_range(entry: Any) -> bool:
+    return isinstance(entry, tuple | list) and len(entry) == 2 and all(type(n) is int for n in entry)
+
+
+def _dimension(name: str, axis: Any, entry: Any, rank: int) -> tuple[str, int, int]:
+    """The symbol and its range that `dynamic_shapes[name][axis]` gives."""
+    where = f"dynamic_shapes[{name!r}][{axis!r}] = {entry!r}"
+    if type(axis) is not int or not 0 <= axis < rank:
+        raise ArgumentError(f"{where}: the argument '{name}' has the dimensions 0 to {rank - 1}, without negative ones")
+    plain = (
+        isinstance(entry, tuple | list) and len(entry) == 3 and isinstance(entry[0], str) and entry[0].isidentifier()
+    )
+    if not plain or not _is_range(entry[1:]):
+        raise ArgumentError(f"{where}: write a symbol with its range, ('b', 1, 64)")
+    return entry[0], entry[1], entry[2]
+
+
+def _limit(limits: Limits, symbol: str, low: int, high: int) -> None:
+    if not 1 <= low <= high:
+        raise ArgumentError(f"dynamic_shapes: the range of '{symbol}' is ({low}, {high}): write 1 <= low <= high")
+    if limits.setdefault(symbol, (low, high)) != (low, high):
+        raise ArgumentError(
+            f"dynamic_shapes gives '{symbol}' the ranges {limits[symbol]} and {(low, high)}: one symbol has one range, "
+            "so take two symbols, or the same range"
+        )
 
 
 def dims_of(shape: Iterable[Any]) -> tuple[Dim, ...]:

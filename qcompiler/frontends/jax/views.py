@@ -74,12 +74,16 @@ def padded(s: Scope, node: Node, x: V, low: list[int], high: list[int], inner: l
     """Padding with the value of the second operand; negative amounts cut, after the interior is spread."""
     fill = node.operands[1]
     given = shape_of(x.type)
-    spread: list[Dim] = [((dim(n) - 1) * (i + 1) + 1).to_dim() for n, i in zip(given, inner, strict=True)]
+    spread: list[Dim] = [
+        0 if n == 0 else ((dim(n) - 1) * (i + 1) + 1).to_dim() for n, i in zip(given, inner, strict=True)
+    ]
     wide = [(dim(n) + max(a, 0) + max(b, 0)).to_dim() for n, a, b in zip(spread, low, high, strict=True)]
     if any(a > 0 or b > 0 or i > 0 for a, b, i in zip(low, high, inner, strict=True)):
         known = splat(fill)
         filled = s.full(known, wide, node.result.dtype) if known is not None else s.broadcast(s.value(fill), wide)
-        x = build.insert_slice(s.builder, x, filled, [max(a, 0) for a in low], [i + 1 for i in inner])
+        empty = 0 in given
+        x = filled if empty else build.insert_slice(s.builder, x, filled, [max(a, 0) for a in low],
+                                                    [i + 1 for i in inner])  # fmt: skip
     return build.extract_slice(s.builder, x, [max(-a, 0) for a in low], node.result.shape)
 
 

@@ -12,18 +12,24 @@ Two reads are of one weight if they read the same elements in the same order: th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from numpy.exceptions import TooHardError
+from numpy.lib.array_utils import byte_bounds
 
 from qcompiler.frontends.jax.graph import Graph, Node, Value
 
 Kind = Literal["linear", "embedding", "conv"]
 Array = npt.NDArray[Any]
 Key = tuple[Any, ...]
+
+
+TYPES = ("f32", "bf16", "f16")
+"""The types of leaves that formats store, and of views of them."""
 
 
 @dataclass
@@ -89,13 +95,13 @@ class Uses:
 def find_uses(graph: Graph) -> Uses:
     """Looks at every live node. A leaf that anything reads as another tensor than its matrices is kept as it is."""
     found = Uses()
-    views: dict[Value, View] = {leaf: _whole(leaf) for leaf in graph.leaves if leaf.floating and leaf.rank >= 2}
+    views: dict[Value, View] = {leaf: _whole(leaf) for leaf in graph.leaves if leaf.type in TYPES and leaf.rank >= 2}
     for node in graph.live():
         _look(node, views, found)
     for value in graph.returned:
         if value in views:
             found.elsewhere[views[value].leaf] = "the function returns it"
-    overlapping(found)
+    overlapping(found, graph.leaves)
     kept = found.elsewhere
     found.uses = {n: u for n, u in found.uses.items() if all(m.leaf not in kept for m in u.matrices)}
     found.matrices = {k: m for k, m in found.matrices.items() if m.leaf not in kept}
@@ -122,14 +128,46 @@ def _look(node: Node, views: dict[Value, View], found: Uses) -> None:
             found.uses[node] = use
 
 
-def overlapping(found: Uses) -> None:
-    """Keeps leaves whose matrices share elements without being equal: `x @ w` beside `y @ w.T`."""
+_SHARED = "it is read as several matrices with common elements (two orientations, two types or overlapping slices)"
+
+
+def overlapping(found: Uses, leaves: Iterable[Value]) -> None:
+    """Keeps leaves whose matrices share elements without being equal (`x @ w` beside `y @ w.T`), or share a name."""
     by_leaf: dict[Value, list[Matrix]] = {}
     for matrix in found.matrices.values():
         by_leaf.setdefault(matrix.leaf, []).append(matrix)
     for leaf, matrices in by_leaf.items():
-        if sum(m.rows * m.cols for m in matrices) > math.prod(int(n) for n in leaf.shape):
-            found.elsewhere.setdefault(leaf, "it is multiplied in two orientations")
+        if len({m.suffix for m in matrices}) < len(matrices) or _any_shared([m.view.meta for m in matrices]):
+            found.elsewhere.setdefault(leaf, _SHARED)
+    names = {leaf.name for leaf in leaves}
+    for matrix in found.matrices.values():
+        path = matrix.leaf.name + matrix.suffix
+        if matrix.suffix and path in names:
+            found.elsewhere.setdefault(matrix.leaf, f"its part '{path}' has the name of another array")
+        names.add(path)
+
+
+MAX_WORK = 100_000
+"""Steps of NumPy's exact test for common elements; views that need more count as overlapping."""
+
+
+def _any_shared(metas: Sequence[Array]) -> bool:
+    """Whether two of the views have a common element. Only those whose bounds overlap are compared exactly."""
+    bounds = sorted(((*byte_bounds(m), i) for i, m in enumerate(metas) if m.size), key=lambda each: each[0])
+    open_: list[tuple[int, int]] = []
+    for low, high, i in bounds:
+        open_ = [(end, j) for end, j in open_ if end > low]
+        if any(_shared(metas[i], metas[j]) for _, j in open_):
+            return True
+        open_.append((high, i))
+    return False
+
+
+def _shared(a: Array, b: Array) -> bool:
+    try:
+        return bool(np.shares_memory(a, b, max_work=MAX_WORK))  # type: ignore[arg-type]  # the stub has two numbers only
+    except TooHardError:
+        return True
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
@@ -180,7 +218,8 @@ def _broadcast(node: Node, view: View) -> View | None:
 
 
 def _convert(node: Node, view: View) -> View | None:
-    if node.result.type not in ("f32", "bf16", "f16"):
+    """The last of several conversions, if those before it lose nothing: float32 to bfloat16 and back rounds."""
+    if node.result.type not in TYPES or view.dtype not in (view.leaf.type, "f32"):
         return None
     return View(view.leaf, view.meta, view.steps, view.suffix, node.result.type)
 
@@ -250,7 +289,7 @@ MAX_BATCH = 64
 def _dot(node: Node, position: int, view: View, found: Uses) -> Use | None:
     _, _, batch, contracted = dot_dims(node, position)
     free = [i for i in range(view.meta.ndim) if i not in batch and i not in contracted]
-    if not contracted or not free or view.dtype not in ("f32", "bf16", "f16"):
+    if not contracted or not free:
         return None
     counts = [view.meta.shape[i] for i in batch]
     if math.prod(counts) > MAX_BATCH:

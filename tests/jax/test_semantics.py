@@ -1,0 +1,165 @@
+"""Corners of StableHLO's meaning: what a short rule would get wrong without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from qcompiler.errors import UnsupportedOperatorError
+from qcompiler.frontends.jax.frontend import import_jax
+
+X = np.random.default_rng(3).standard_normal((3, 5)).astype(np.float32)
+IOTA = lax.broadcasted_iota
+
+
+def pair(axis: int, region: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    """A lax.reduce of the values and their positions along `axis`."""
+    start = (jnp.float32(-jnp.inf), jnp.int32(0))
+    return lambda x: lax.reduce((x, IOTA(jnp.int32, x.shape, axis)), start, region, [1])
+
+
+def sums_positions(a: Any, b: Any) -> Any:
+    return jnp.where(a[0] > b[0], a[0], b[0]), a[1] + b[1]
+
+
+def keeps_the_last(a: Any, b: Any) -> Any:
+    return jnp.where(a[0] > b[0], a[0], b[0]), jnp.where(a[0] > b[0], a[1], b[1])
+
+
+@pytest.mark.parametrize("region", [sums_positions, keeps_the_last])
+def test_a_reduction_of_two_tensors_is_no_argmax_unless_it_has_its_region(region: Any) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"jnp\.argmax or jnp\.argmin.*test_semantics\.py:\d+"):
+        import_jax(pair(1, region), (X,))
+
+
+def test_an_extreme_of_other_positions_is_no_argmax() -> None:
+    def extreme(a: Any, b: Any) -> Any:
+        wins = (a[0] > b[0]) | jnp.not_equal(a[0], a[0])
+        ties = wins | ((a[0] == b[0]) & (a[1] < b[1]))
+        return jnp.where(wins, a[0], b[0]), jnp.where(ties, a[1], b[1])
+
+    import_jax(pair(1, extreme), (X,))
+    with pytest.raises(UnsupportedOperatorError, match="neither argmax nor argmin"):
+        import_jax(pair(0, extreme), (X,))
+
+
+@pytest.mark.parametrize("fold", [lax.add, jnp.logaddexp])
+def test_a_running_fold_does_not_lose_its_start(fold: Any) -> None:
+    with pytest.raises(UnsupportedOperatorError, match="another start"):
+        import_jax(lambda x: lax.reduce_window(x, np.float32(5), fold, (1, 5), (1, 1), ((0, 0), (4, 0))), (X,))
+
+
+def test_running_folds_of_each_kind(check: Any) -> None:
+    check(lambda x: lax.cumsum(x.astype(jnp.uint32), 1).astype(jnp.int32), np.abs(X) * 9)
+    check(lambda x: lax.cumlogsumexp(x, 1, reverse=True), X)
+
+
+def test_another_sum_of_exponentials_is_no_logaddexp() -> None:
+    def other(a: Any, b: Any) -> Any:  # the ops of logaddexp on other operands
+        d = a - b
+        return jnp.where(jnp.not_equal(d, d), a + b, a + jnp.log1p(jnp.exp(-jnp.abs(jnp.maximum(d, b)))))
+
+    with pytest.raises(UnsupportedOperatorError, match="another function"):
+        import_jax(lambda x: lax.reduce_window(x, np.float32(-np.inf), other, (1, 5), (1, 1), ((0, 0), (4, 0))), (X,))
+
+
+def test_negative_padding_of_windows_cuts(check: Any) -> None:
+    check(lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 1), ((0, 0), (-1, 2))), X)
+
+
+def test_constant_integers_divide_as_the_kernels_do(interpreted: Any) -> None:
+    least = -(2**31)
+
+    def divides(x: Any) -> Any:
+        a, b = jnp.array([6, 8, -7, least, 7], jnp.int32), jnp.array([2, 0, 2, 2, -2], jnp.int32)
+        u, v = jnp.array([6, 8], jnp.uint8), jnp.array([4, 0], jnp.uint8)
+        return x + lax.div(a, b), lax.rem(a, b), lax.div(u, v).astype(jnp.int32)
+
+    x = np.zeros(5, np.int32)  # XLA itself ends with SIGFPE when it folds these
+    found = interpreted(import_jax(divides, (x,)), x)
+    assert [f.tolist() for f in found] == [[3, -1, -3, least // 2, -3], [0, 8, -1, 0, 1], [1, 255]]
+
+
+def test_symbolic_sizes_divide_towards_zero_and_wrap_in_narrow_types(check: Any) -> None:
+    def sizes(x: Any) -> Any:
+        n = jnp.asarray(x.shape[0])
+        return lax.div(n - 4, 2), lax.rem(n - 4, 2), (n * 100).astype(jnp.int8)
+
+    check(sizes, np.ones((3, 2), np.float32), dynamic_shapes={"x": {0: ("b", 1, 8)}},
+          others=((np.ones((7, 2), np.float32),),))  # fmt: skip
+
+
+def test_nested_loops_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qcompiler.frontends.jax.reader.MAX_NODES", 300)
+
+    def nested(x: Any) -> Any:
+        return lax.fori_loop(0, 20, lambda i, a: lax.fori_loop(0, 20, lambda j, b: b * 0.5, a), x)
+
+    with pytest.raises(UnsupportedOperatorError, match=r"nested loops multiply.*call the program once"):
+        import_jax(nested, (X,))
+
+
+def test_a_scan_over_layer_numbers_finds_each_layer(check: Any) -> None:
+    stack = np.random.default_rng(0).standard_normal((20, 32, 32)).astype(np.float32) / 6
+    x = np.ones((2, 32), np.float32)
+
+    def layers(p: Any, x: Any) -> Any:
+        return lax.scan(lambda h, i: (h @ p["w"][i], None), x, jnp.arange(20))[0]
+
+    found = {row.parameters[0]: row.format for row in import_jax(layers, ({"w": stack}, x), None, "nf4").ledger}
+    assert found["w.19"] == "nf4:block=64" and len(found) == 20, found
+
+
+def test_floats_saturate_as_unsigned_integers(check: Any) -> None:
+    x = np.array([300, -5, np.nan, 1e10, np.inf, 254.7], np.float32)
+    check(lambda x: (x.astype(jnp.uint8), x.astype(jnp.uint16).astype(jnp.int32)), x)
+    check(lambda x: x.astype(jnp.uint32).astype(jnp.float32), x)
+    check(lambda x: (x.astype(jnp.int8), x.astype(jnp.int32)), x)
+    check(lambda x: x.astype(jnp.bfloat16).astype(jnp.uint8), x)
+
+
+def test_a_scatter_of_unsigned_extremes_is_refused() -> None:
+    def scatters(x: Any) -> Any:
+        return x.astype(jnp.uint32).at[jnp.array([0])].max(jnp.uint32(7)).astype(jnp.int32)
+
+    with pytest.raises(UnsupportedOperatorError, match=r"unsigned integers; convert to int32.*test_semantics\.py:\d+"):
+        import_jax(scatters, (X,))
+
+
+def test_a_scatter_subtracts(check: Any) -> None:
+    check(lambda x: x.at[jnp.array([2, 0, 2])].subtract(x[:1] * 2), X)
+    check(
+        lambda x: x.at[jnp.array([2, 0, 2])].subtract(jnp.array([[3], [4], [5]], jnp.int32)), (X * 9).astype(np.int32)
+    )
+
+
+@pytest.mark.parametrize("bits", [(5, 10), (8, 7), (8, 23), (4, 3), (3, 10), (6, 23)])
+def test_a_reduced_precision_has_the_bits_of_xla(check: Any, bits: tuple[int, int]) -> None:
+    x = np.array(
+        [1e-6, -1e-6, 2**-14, 6.1e-5, 1.0003, 65519, 65520, 7e4, 0, -0.0, np.nan, -np.inf, 0.3, 7.99], np.float32
+    )
+    check(lambda x: lax.bitcast_convert_type(lax.reduce_precision(x, *bits)[:10], jnp.int32), x)
+    check(lambda x: lax.reduce_precision(x, *bits), np.concatenate([x, X.ravel()]), tolerance=0.0)
+    check(lambda x: lax.reduce_precision(x, *bits), X.astype(jnp.bfloat16), tolerance=0.0)
+
+
+def test_a_constant_of_both_zeros_keeps_them(interpreted: Any) -> None:
+    x = np.ones(2, np.float32)
+    (found,) = interpreted(import_jax(lambda x: x / jnp.array([0.0, -0.0]), (x,)), x)
+    assert found.tolist() == [np.inf, -np.inf]
+
+
+def test_padding_spreads_nothing_in_an_empty_dimension(check: Any) -> None:
+    check(lambda x: lax.pad(x[:, :0], 1.0, ((0, 0, 0), (2, 1, 3))), X)
+
+
+@pytest.mark.parametrize("kind", [np.float32, jnp.bfloat16])
+def test_the_total_order_of_floats(check: Any, kind: Any) -> None:
+    x = np.array([-0.0, 0.0, np.nan, -np.nan, np.inf, -np.inf, 1, -1, -2], np.float32).astype(kind)
+    both = (np.repeat(x, 9), np.tile(x, 9))
+    check(lambda a: tuple(compare.bind(*a) for compare in (lax.lt_to_p, lax.le_to_p, lax.eq_to_p)), both)
