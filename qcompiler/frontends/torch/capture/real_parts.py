@@ -40,7 +40,7 @@ def use_real_parts(program: ExportedProgram) -> None:
     graph = program.graph_module.graph
     _Rewriter(graph).run()
     (returned,) = graph.output_node().args
-    for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):  # type: ignore[arg-type]
+    for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):
         if isinstance(spec.arg, TensorArgument) and isinstance(node, fx.Node):
             spec.arg = TensorArgument(node.name)
 
