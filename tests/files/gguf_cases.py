@@ -143,11 +143,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         **_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
     "deepseek2 without experts": ("Youtu", _LATENT),
     "deepseek2 of GLM": ("Glm4MoeLite", _LATENT),
+    "mimo2": ("MiMoV2Flash", {
+        "num_hidden_layers": 5, "num_key_value_heads": 2, "v_head_dim": 16, "sliding_window": 5,
+        "layer_types": ["full_attention", *3 * ["sliding_attention"], "full_attention"],
+        "mlp_layer_types": ["dense", *4 * ["sparse"]], "attention_value_scale": 0.75, "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}}),
+    "hrm_text": ("HrmText", {"H_cycles": 2, "L_cycles": 2, "embedding_scale": 3.0, "prefix_lm": False}),
 }  # fmt: skip
 """Configuration class and options, by case."""
 
 _CONFIGS = {"Mpt": "MptConfig", "GPTBigCode": "GPTBigCodeConfig"}
-_MODELS = {"GPT2": "GPT2LMHeadModel"}
+_MODELS = {"GPT2": "GPT2LMHeadModel", "HrmText": "HrmTextForCausalLM"}
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -167,6 +174,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma4": {"global_head_dim": 32},
     "gemma4 with experts": {"global_head_dim": 32},
     "chatglm": {"seq_length": 128},
+    "mimo2": {  # its window does not count the token itself
+        "hybrid_layer_pattern": [0, 1, 1, 1, 0],
+        "sliding_window": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_head_dim": 32,
+        "swa_num_attention_heads": 8,
+        "swa_v_head_dim": 16,
+        "topk_method": "noaux_tc",
+        "layernorm_epsilon": 1e-5,
+        "rope_parameters": None,
+        "rope_theta": 1e5,
+        "swa_rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+    },
 }
 """Keys of published configurations that llama.cpp's converter asks for and that transformers no longer writes."""
 

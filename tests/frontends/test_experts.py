@@ -80,6 +80,23 @@ class Ends(Experts):
         return torch._grouped_mm(x, self.w.transpose(-2, -1), offs=ends)
 
 
+class Dense(Experts):
+    """Every row goes through every expert."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        wide = x.repeat(E, 1).view(E, -1, K)
+        each = torch.bmm(wide, self.w.transpose(1, 2))
+        return each[index.T.reshape(-1), torch.arange(x.shape[0]).repeat(TOP)]
+
+
+class DenseTransposed(Experts):
+    def __init__(self) -> None:
+        super().__init__(transposed=True)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.expand(E, -1, -1), self.w) * index.sum()
+
+
 class Both(Experts):
     """A second use, which no product is."""
 
@@ -93,7 +110,9 @@ def grouped(result: Any) -> list[qc.GroupedLinearOp]:
 
 
 @pytest.mark.parametrize("quant", [None, QuantConfig("int8", promise_bits=None)], ids=["float", "int8"])
-@pytest.mark.parametrize(("model", "repeat"), [(Batched, TOP), (BatchedTransposed, TOP), (Gathered, 1)])
+@pytest.mark.parametrize(
+    ("model", "repeat"), [(Batched, TOP), (BatchedTransposed, TOP), (Gathered, 1), (Dense, 1), (DenseTransposed, 1)]
+)
 def test_every_form_is_one_op_and_equals_torch(
     check: Callable[..., Any], model: type[Experts], repeat: int, quant: Any
 ) -> None:
@@ -118,6 +137,27 @@ def test_sorted_rows_are_computed_by_the_sorted_experts(check: Callable[..., Any
     (op,) = grouped(result)
     assert op.repeat.value.data == 1
     assert not [each for each in result.module.walk() if isinstance(each, qc.CumsumOp)]
+
+
+def test_llama_4_computes_the_chosen_experts_only() -> None:
+    """Its module sends every token through every expert, with zeros for those that were not chosen."""
+    model = small("Llama4Text", num_local_experts=4, num_experts_per_tok=2, interleave_moe_layer_step=1)
+    module = model.model.layers[0].feed_forward
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.1)
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        wanted = module(x)[0]
+        with as_pairs(model):
+            ours = module(x)[0]
+    assert "forward" not in vars(module), "the module is as it was"
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5)
+    quantized = insert_qdq(export_model(model, (), IDS, DIMS), QuantConfig("int8", promise_bits=None))
+    targets = [str(node.target) for node in quantized.exported.graph.nodes]
+    assert targets.count("qc.grouped_linear.default") == 2 and "aten.bmm.default" not in targets
+    assert "aten.repeat.default" not in targets, "there is no row for every expert"
+    assert {row.format for row in quantized.ledger if "experts" in row.parameters[0]} == {"int8"}
 
 
 def test_where_experts_end_may_be_any_numbers(check: Callable[..., Any]) -> None:
@@ -186,7 +226,7 @@ def small(kind: str, **options: Any) -> Any:
     sizes = {"vocab_size": 32, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
     config = getattr(transformers, f"{kind}Config")(**{**sizes, **options}, use_cache=False)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    return getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
 
 
 IDS = {"input_ids": torch.arange(12).reshape(2, 6)}

@@ -57,8 +57,7 @@ def type_of(name: str) -> Type:
 
 def types_of(name: str) -> Any:
     """The types of a model's tensors, by their names."""
-    # The experts of Llama 4 are one batched product, which reads no codes.
-    of_experts = {"gpt-oss": Type.MXFP4, "gpt-oss in plain numbers": Type.F32, "llama4": Type.F32}.get(name)
+    of_experts = {"gpt-oss": Type.MXFP4, "gpt-oss in plain numbers": Type.F32}.get(name)
     return lambda part: of_experts if of_experts is not None and "exps.weight" in part else type_of(part)
 
 

@@ -7,7 +7,7 @@ blk.3.ffn_gate_exps.weight                                    model.layers.3.mlp
 from __future__ import annotations
 
 from qcompiler.frontends.checkpoints.gguf_architectures.architecture import LATENT, Architecture, configured
-from qcompiler.frontends.checkpoints.gguf_architectures.dense import DENSE, MISTRAL, OLMO3
+from qcompiler.frontends.checkpoints.gguf_architectures.dense import DENSE, MISTRAL, OLMO3, hrm_names
 from qcompiler.frontends.checkpoints.gguf_architectures.gemmas import GEMMAS
 from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     ROPE_FACTORS,
@@ -39,8 +39,6 @@ NOT_READ = {
     "dbrx": "its experts find their tokens by value (`nonzero`), which no program can hold",
     "bitnet": "llama.cpp's converter does not write transformers' BitNet",
     "gemma4-assistant": "it drafts tokens for another model, whose cache it reads",
-    "hrm_text": "its two stacks of layers are not read from GGUF files yet",
-    "mimo2": "transformers counts its window with one token more than llama.cpp does; compile its folder",
 }  # fmt: skip
 """Other architectures that llama.cpp's converter and transformers share: why their files are not read."""
 
@@ -62,6 +60,8 @@ def architecture_of(keys: Keys) -> Architecture:
             return GRANITE_SHARED
         case "granite_swa" if has_experts:
             return GRANITE_MOE_WINDOWS
+        case "hrm_text":
+            return hrm_names(keys)
     return ARCHITECTURES[keys.architecture]
 
 

@@ -87,7 +87,8 @@ class Architecture:
     top: Mapping[str, str] = field(default_factory=lambda: TOP, repr=False)
     inside: Mapping[str, str] = field(default_factory=lambda: INSIDE, repr=False)
     whole: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: WHOLE, repr=False)
-    """Parameters and buffers that are no module's `weight` or `bias`: the tensors that they consist of."""
+    """Parameters and buffers that are no module's `weight` or `bias`: the tensors that they consist of. By the name in
+    a layer, or by the whole name."""
     stacked: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Lists of equal modules, whose weights the file has one after the other in one tensor."""
     in_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -109,6 +110,8 @@ class Architecture:
         module, _, kind = parameter.rpartition(".")
         if module in self.top:
             return (f"{self.top[module]}.{kind}",)
+        if parameter in self.whole:
+            return self.whole[parameter]
         number, inside = self.place(parameter)
         if inside in self.whole:
             return tuple(f"blk.{number}.{part}" for part in self.whole[inside])

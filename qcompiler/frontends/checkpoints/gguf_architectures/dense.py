@@ -11,6 +11,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     FREQUENCIES,
     LONGROPE,
     Keys,
+    attention_bias,
     biases,
     even_heads,
     heads_of,
@@ -23,6 +24,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     share,
     sizes,
     turned,
+    whole_heads,
     wholly_turned,
     window,
 )
@@ -37,13 +39,12 @@ def _llama(keys: Keys) -> dict[str, Any]:
 
 
 def qwen2(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "Qwen2ForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "Qwen2ForCausalLM")
     return {**sizes(keys, heads, width), "rope_parameters": rope_of(keys)}
 
 
 def qwen3(keys: Keys) -> dict[str, Any]:
-    return rms_options(keys) | {"attention_bias": keys.has_tensor("blk.0.attn_q.bias")}
+    return rms_options(keys) | attention_bias(keys)
 
 
 def _olmo2(keys: Keys) -> dict[str, Any]:
@@ -55,8 +56,7 @@ def _olmo3(keys: Keys) -> dict[str, Any]:
 
 
 def _olmo_sizes(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "Olmo2ForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "Olmo2ForCausalLM")
     return sizes(keys, heads, width)
 
 
@@ -77,8 +77,7 @@ def granite(keys: Keys) -> dict[str, Any]:
 
 
 def _smollm3(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "SmolLM3ForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "SmolLM3ForCausalLM")
     rest = {"no_rope_layer_interval": 4, "rope_parameters": rope_of(keys)}  # llama.cpp's rule for every file of it
     return {**biases(keys), **sizes(keys, heads, width), **rest}
 
@@ -107,8 +106,7 @@ def phi3(keys: Keys) -> dict[str, Any]:
 
 
 def _exaone4(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "Exaone4ForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "Exaone4ForCausalLM")
     return {**sizes(keys, heads, width), **layer_types(keys, 4), "rope_parameters": rope_of(keys)}
 
 
@@ -123,16 +121,14 @@ def _glm(keys: Keys) -> dict[str, Any]:
     return {
         **sizes(keys, heads, width),
         "head_dim": dim,
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        **attention_bias(keys),
         "rope_parameters": partial_rope(keys, dim),
     }
 
 
 def _apertus(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "ApertusForCausalLM")
-    wholly_turned(keys, dim)
-    bias = keys.has_tensor("blk.0.attn_q.bias")
-    return {**sizes(keys, heads, width), "attention_bias": bias, "rope_parameters": rope_of(keys)}
+    heads, width = whole_heads(keys, "ApertusForCausalLM")
+    return {**sizes(keys, heads, width), **attention_bias(keys), "rope_parameters": rope_of(keys)}
 
 
 def _ministral3(keys: Keys) -> dict[str, Any]:
@@ -170,6 +166,35 @@ def _minicpm3(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _hrm(keys: Keys) -> dict[str, Any]:
+    """HRM-Text: two stacks of layers that a token passes several times. A file's blocks are the passes of layers."""
+    found, stack = rms_options(keys), keys.count("hrm.layers_per_stack")
+    high, low = keys.count("hrm.h_cycles"), keys.count("hrm.l_cycles")
+    if found["num_hidden_layers"] != stack * high * (low + 1):
+        raise WeightsError(
+            f"{keys.file.path}: {high} cycles of {low} and 1 passes of {stack} layers are not the "
+            f"{found['num_hidden_layers']} blocks that {keys.architecture}.block_count gives"
+        )
+    del found["num_key_value_heads"]  # the class has as many as query heads
+    return found | {
+        "num_hidden_layers": stack,  # the class counts the passes itself
+        "H_cycles": high,
+        "L_cycles": low,
+        "embedding_scale": keys.fp32("embedding_scale", 1.0),
+        "prefix_lm": False,  # prompts are read as texts are: no token sees a later one
+    }
+
+
+def hrm_names(keys: Keys) -> Architecture:
+    """HRM-Text's names: the low stack is the file's first tensors, and the high stack those behind them."""
+    stack, top = keys.count("hrm.layers_per_stack"), dict(_HRM_TOP)
+    keys.blocks()  # bounds the stack, which `_hrm` compares with it
+    for block in range(min(2 * stack, len(keys.file.tensors))):
+        module = f"model.{'LH'[block // stack]}_module.layers.{block % stack}"
+        top |= {f"{module}.{inside}": f"blk.{block}.{part}" for inside, part in _HRM_INSIDE.items()}
+    return Architecture("HrmTextForCausalLM", "HrmTextConfig", _hrm, top=top, whole=_HRM_WHOLE)
+
+
 LATENT_INSIDE = INSIDE | {
     "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
@@ -187,6 +212,9 @@ _GLM_INSIDE = INSIDE | {
 }  # fmt: skip
 _HUNYUAN_INSIDE = INSIDE | {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
 _APERTUS_INSIDE = INSIDE | {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"}
+_HRM_TOP = {"model.embed_tokens": "token_embd", "lm_head": "output"}
+_HRM_INSIDE = INSIDE | {"self_attn.gate_proj": "attn_gate"}
+_HRM_WHOLE = {"model.z_L_init": ("hrm.z_l_init",)}
 _XIELU = {f"mlp.act_fn.{name}": f"xielu.{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")}
 
 MISTRAL = Architecture("MistralForCausalLM", "MistralConfig", _mistral, rows=rows_of_pairs, beside=FREQUENCIES)
@@ -212,6 +240,7 @@ DENSE = {
         "ApertusForCausalLM", "ApertusConfig", _apertus, inside=_APERTUS_INSIDE, in_keys=_XIELU, beside=FREQUENCIES),
     "minicpm3": Architecture(
         "MiniCPM3ForCausalLM", "MiniCPM3Config", _minicpm3, inside=LATENT_INSIDE, beside=LONGROPE),
+    "hrm_text": Architecture("HrmTextForCausalLM", "HrmTextConfig", _hrm),  # `hrm_names` adds a file's layers
     "mistral3": Architecture("Ministral3ForCausalLM", "Ministral3Config", _ministral3, rows=rows_of_pairs),
 }  # fmt: skip
 """By `general.architecture`."""

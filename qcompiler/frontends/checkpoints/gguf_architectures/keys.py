@@ -133,6 +133,19 @@ class Keys:
             )
         return list(value)
 
+    def flags(self, key: str) -> list[bool] | None:
+        """A flag for each layer, which some converters write as 0 and 1; None without the key.
+
+        WeightsError for anything else."""
+        full = f"{self.architecture}.{key}"
+        value = self.metadata.get(full)
+        if isinstance(value, list | tuple) and value and all(type(each) is int for each in value):
+            numbers = self.layers(full, int) or []
+            if not set(numbers) <= {0, 1}:
+                raise WeightsError(f"{self.file.path}: the key '{full}' is {shown(value)}, no flags")
+            return [bool(each) for each in numbers]
+        return self.layers(full, bool)
+
     def rows(self, tensor: str) -> int:
         """The rows of a matrix. WeightsError if the file has no such matrix."""
         found = self.file.tensors.get(tensor)
@@ -165,6 +178,13 @@ def even_heads(keys: Keys, model: str) -> tuple[int, int, int]:
     if dim * heads != width:
         raise WeightsError(f"{keys.file.path}: {heads} heads of {dim} are not the width {width} of {model}")
     return heads, dim, width
+
+
+def whole_heads(keys: Keys, model: str) -> tuple[int, int]:
+    """The number of heads and the width, as `even_heads` checks them, of a model that rotates whole heads."""
+    heads, dim, width = even_heads(keys, model)
+    wholly_turned(keys, dim)
+    return heads, width
 
 
 def sizes(keys: Keys, heads: int, width: int) -> dict[str, Any]:
@@ -279,11 +299,13 @@ def rms_options(keys: Keys, *, reads: tuple[str, ...] = ()) -> dict[str, Any]:
     return {**sizes(keys, heads, width), "head_dim": dim, "rope_parameters": rope_of(keys, reads=reads)}
 
 
+def attention_bias(keys: Keys) -> dict[str, Any]:
+    """Whether the projections of attention have biases, as llama.cpp sees it: by the tensor."""
+    return {"attention_bias": keys.has_tensor("blk.0.attn_q.bias")}
+
+
 def biases(keys: Keys) -> dict[str, Any]:
-    return {
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
-        "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
-    }
+    return attention_bias(keys) | {"mlp_bias": keys.has_tensor("blk.0.ffn_down.bias")}
 
 
 def longrope(keys: Keys, rotated: int, original: int) -> dict[str, Any]:
@@ -330,12 +352,13 @@ def window(keys: Keys) -> dict[str, Any]:
 def layer_types(keys: Keys, period: int, *, whole_first: bool = False, required: bool = False) -> dict[str, Any]:
     """The window, and the type of each layer. Without a pattern in the file, one layer of each `period` has no window:
     the last, or with `whole_first` the first. WeightsError if a `required` window is missing."""
-    layers, key = keys.model_layers(), f"{keys.architecture}.attention.sliding_window_pattern"
+    layers, key = keys.model_layers(), "attention.sliding_window_pattern"
     if not required and not keys.count("attention.sliding_window", 0, least=0):
         return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
-    if type(keys.metadata.get(key)) is int:
-        period = keys.count("attention.sliding_window_pattern")
-    pattern = None if type(keys.metadata.get(key)) is int else keys.layers(key, bool)
+    is_period = type(keys.metadata.get(f"{keys.architecture}.{key}")) is int
+    pattern = None if is_period else keys.flags(key)
+    if is_period:
+        period = keys.count(key)
     if pattern is None:
         pattern = [each % period != (0 if whole_first else period - 1) for each in range(layers)]
     kinds = ["sliding_attention" if each else "full_attention" for each in pattern[:layers]]

@@ -17,6 +17,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     FREQUENCIES,
     LONGROPE,
     Keys,
+    attention_bias,
     expert_scale,
     experts_of,
     heads_of,
@@ -29,6 +30,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     share,
     sizes,
     sizes_beside_norms,
+    sizes_of_layers,
     turned,
     wholly_turned,
     window,
@@ -75,7 +77,7 @@ def _gpt_oss(keys: Keys) -> dict[str, Any]:
         "intermediate_size": keys.count("expert_feed_forward_length"),
         **experts_of(keys, "num_local_experts"),
         **layer_types(keys, 2, required=True),
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        **attention_bias(keys),
         "rope_parameters": rope,
     }
 
@@ -95,18 +97,25 @@ def _mlp_types(keys: Keys) -> dict[str, Any]:
     return {"mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first)}
 
 
+def _scaled_groups(keys: Keys) -> dict[str, Any]:
+    """The width of experts, the factor of their sum, and the groups that the router chooses from."""
+    return {
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "routed_scaling_factor": expert_scale(keys),
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+    }
+
+
 def _grouped_experts(keys: Keys) -> dict[str, Any]:
     """DeepSeek's way of choosing experts, which Glm 4 and dots.llm1 share: shared experts, groups, scaled sums."""
     return {
         **experts_of(keys, "n_routed_experts"),
         "intermediate_size": keys.count("feed_forward_length", keys.count("expert_feed_forward_length")),
-        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "n_shared_experts": keys.count("expert_shared_count"),
         "first_k_dense_replace": _sparse_from(keys),
-        "routed_scaling_factor": expert_scale(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
-        "n_group": keys.count("expert_group_count", 1),
-        "topk_group": keys.count("expert_group_used_count", 1),
+        **_scaled_groups(keys),
     }
 
 
@@ -119,7 +128,7 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
         **_grouped_experts(keys),
         "rms_norm_eps": keys.fp32("attention.layer_norm_rms_epsilon"),
         "head_dim": dim,
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        **attention_bias(keys),
         "use_qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
         "rope_parameters": partial_rope(keys, dim),
     }
@@ -128,8 +137,7 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
 def _dots1(keys: Keys) -> dict[str, Any]:
     routing(keys, "sigmoid")
     whole = {"sliding_window": None, "layer_types": ["full_attention"] * keys.model_layers()}
-    bias = keys.has_tensor("blk.0.attn_q.bias")
-    return rms_options(keys) | _grouped_experts(keys) | whole | {"attention_bias": bias}
+    return rms_options(keys) | _grouped_experts(keys) | whole | attention_bias(keys)
 
 
 def _ernie_moe(keys: Keys) -> dict[str, Any]:
@@ -152,12 +160,9 @@ def _exaone_moe(keys: Keys) -> dict[str, Any]:
         **experts_of(keys, "num_experts"),
         **_mlp_types(keys),
         **layer_types(keys, 4, required=True),
-        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "num_shared_experts": keys.count("expert_shared_count", 1),
-        "routed_scaling_factor": expert_scale(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
-        "n_group": keys.count("expert_group_count", 1),
-        "topk_group": keys.count("expert_group_used_count", 1),
+        **_scaled_groups(keys),
     }
 
 
@@ -233,7 +238,7 @@ def _afmoe(keys: Keys) -> dict[str, Any]:
 def _phimoe(keys: Keys) -> dict[str, Any]:
     return phi3(keys) | {
         **experts_of(keys, "num_local_experts"),
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        **attention_bias(keys),
         "lm_head_bias": keys.has_tensor("output.bias"),
     }
 
@@ -352,9 +357,44 @@ def _laguna(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _mimo2(keys: Keys) -> dict[str, Any]:
+    """MiMo V2, whose layers with a window have twice as many key/value heads.
+
+    The model was trained with a window of so many tokens *before* each token (the remark in transformers' class), as
+    the key says; llama.cpp counts the token itself among them, and so sees one token less.
+    """
+    routing(keys, "sigmoid")
+    keys.refuse("expert_weights_norm", True)
+    types, groups = layer_types(keys, 6, required=True), keys.counts("attention.head_count_kv")
+    of_windows = [kind == "sliding_attention" for kind in types["layer_types"]]
+    shared = {each // 2 if has else each for each, has in zip(groups, of_windows, strict=False)}
+    if len(shared) > 1 or any(each % 2 for each, has in zip(groups, of_windows, strict=False) if has):
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.attention.head_count_kv is {groups}; layers with a window have "
+            "twice as many as the others"
+        )
+    dim, rope = keys.count("attention.key_length"), rope_of_windows(keys)
+    for each in rope.values():
+        each["partial_rotary_factor"] = share(turned(keys, dim), dim)
+    return {
+        **sizes_of_layers(keys, keys.count("attention.head_count"), keys.count("embedding_length")),
+        **_mlp_types(keys),
+        **types,
+        **attention_bias(keys),
+        **experts_of(keys, "n_routed_experts"),
+        "num_key_value_heads": shared.pop(),
+        "sliding_window": types["sliding_window"] + 1,
+        "head_dim": dim,
+        "v_head_dim": keys.count("attention.value_length", dim),
+        "attention_value_scale": keys.fp32("attention.value_scale", 1.0),
+        **_scaled_groups(keys),
+        "rope_parameters": rope,
+    }
+
+
 def _mellum(keys: Keys) -> dict[str, Any]:
     return rms_options(keys, reads=("freq_base_swa",)) | {
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        **attention_bias(keys),
         **experts_of(keys, "num_experts"),
         **layer_types(keys, 4),
         "mlp_layer_types": ["sparse"] * keys.model_layers(),
@@ -448,5 +488,6 @@ MIXTURES = {
     "laguna": Architecture(
         "LagunaForCausalLM", "LagunaConfig", _laguna, inside=_GROUPED_INSIDE | {"self_attn.g_proj": "attn_gate"}),
     "mellum": Architecture("MellumForCausalLM", "MellumConfig", _mellum),
+    "mimo2": Architecture("MiMoV2FlashForCausalLM", "MiMoV2FlashConfig", _mimo2),
 }  # fmt: skip
 """By `general.architecture`."""

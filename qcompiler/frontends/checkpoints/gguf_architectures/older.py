@@ -14,6 +14,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.architecture import (
 )  # fmt: skip
 from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     Keys,
+    attention_bias,
     biases,
     even_heads,
     heads_of,
@@ -21,6 +22,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     partial_rope,
     rope_of,
     sizes_beside_norms,
+    whole_heads,
     wholly_turned,
     window,
 )
@@ -61,21 +63,19 @@ _FALCON_INSIDE = {
 
 
 def _olmo(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "OlmoForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "OlmoForCausalLM")
     clamp = {"clip_qkv": keys.fp32("attention.clamp_kqv")} if keys.has("attention.clamp_kqv") else {}
     return {**sizes_beside_norms(keys, heads, width), **clamp, "rope_parameters": rope_of(keys)}
 
 
 def _cohere(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "CohereForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "CohereForCausalLM")
     return {
         **sizes_beside_norms(keys, heads, width),
         "layer_norm_eps": keys.fp32("attention.layer_norm_epsilon"),
         "logit_scale": keys.fp32("logit_scale"),
         "use_qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        **attention_bias(keys),
         "rope_parameters": rope_of(keys),
     }
 
@@ -116,8 +116,7 @@ def _nemotron(keys: Keys) -> dict[str, Any]:
 
 
 def _starcoder2(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "Starcoder2ForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "Starcoder2ForCausalLM")
     return {
         **sizes_beside_norms(keys, heads, width),
         "norm_epsilon": keys.fp32("attention.layer_norm_epsilon"),
@@ -155,8 +154,7 @@ def _neox(keys: Keys) -> dict[str, Any]:
 
 
 def _falcon(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "FalconForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "FalconForCausalLM")
     groups, norms = keys.count("attention.head_count_kv", 1), 1 + keys.has_tensor("blk.0.attn_norm_2.weight")
     if heads % groups:
         raise WeightsError(f"{keys.file.path}: {heads} heads do not share {groups} key/value heads evenly")
@@ -175,8 +173,7 @@ def _falcon(keys: Keys) -> dict[str, Any]:
 
 
 def _cohere2(keys: Keys) -> dict[str, Any]:
-    heads, dim, width = even_heads(keys, "Cohere2ForCausalLM")
-    wholly_turned(keys, dim)
+    heads, width = whole_heads(keys, "Cohere2ForCausalLM")
     return {
         **sizes_beside_norms(keys, heads, width),
         **layer_types(keys, 4, required=True),

@@ -1,11 +1,12 @@
 """The fused weights of a mixture of experts: the meaning of their uses, and how they are stored.
 
 A parameter (E, N, K) holds the matrices of E experts; some models keep (E, K, N).  Which expert a row uses is data.
-Three forms of the product are recognised, each with an expert's number for every pair of a row and an expert:
+Four forms of the product are recognised, the first three with an expert's number for every pair of a row and an expert:
 
     bmm(W[index], x.unsqueeze(-1)).squeeze(-1)              "batched_mm" of transformers; (E, N, K)
     bmm(x.unsqueeze(1), W[index]).squeeze(1)                the same for (E, K, N)
     grouped_mm(x, W.transpose(1, 2), ends)                  "grouped_mm": rows sorted by expert, with the end of each
+    bmm(x, W), bmm(x, W.transpose(1, 2))                    x (E, T, K): T rows for each expert
 
 All become one operator, `qc.grouped_linear(x, W, index, experts, repeat)`, whose W is the matrix (E * N, K).  So a
 format stores it like the weight of a linear, blocks run along K, and no kernel gathers weights by row.  Rows of x that
@@ -13,12 +14,15 @@ were copied for the experts of one token (`repeat_interleave`) are read from the
 
 transformers computes experts by one of several equivalent functions.  Its default sorts rows by expert, which
 `qc.grouped_linear` does not need; its "eager" loops over the experts that occur, which depends on data.  While a model
-is exported, `as_pairs` makes its experts use "batched_mm", which is the first form.
+is exported, `as_pairs` makes its experts use "batched_mm", which is the first form.  Llama 4 has no such choice: it
+sends every token through every expert, with zeros for those that the router did not choose.  `as_pairs` leaves the
+zeros out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +37,7 @@ aten = torch.ops.aten
 _GROUPED_MM = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
 _COPIES = (aten.clone.default, aten._to_copy.default, aten.alias.default)
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_BATCHED = (aten.bmm.default, aten.matmul.default)
 _INTEGERS = (torch.int64, torch.int32)
 
 
@@ -47,6 +52,7 @@ _SAME_MEANING = (None, "eager", "grouped_mm", "deepgemm", "sonicmoe")
 def as_pairs(model: nn.Module) -> Iterator[None]:
     """Inside, a transformers model computes its experts pair by pair; its own function is restored afterwards."""
     name = "_experts_implementation_internal"  # the field behind a config's property `_experts_implementation`
+    dense = [each for each in model.modules() if type(each).__name__ == "Llama4TextMoe"]
     held = (getattr(each, "config", None) for each in model.modules() if hasattr(type(each), "_apply_gate"))
     configs = {id(config): config for config in held if hasattr(config, name)}
     chosen = [(config, getattr(config, name)) for config in configs.values()]
@@ -54,10 +60,31 @@ def as_pairs(model: nn.Module) -> Iterator[None]:
         for config, choice in chosen:
             if choice in _SAME_MEANING:
                 setattr(config, name, PAIRS)
+        for each in dense:
+            each.forward = functools.partial(_chosen_experts, each)
         yield
     finally:
         for config, choice in chosen:
             setattr(config, name, choice)
+        for each in dense:
+            vars(each).pop("forward", None)
+
+
+def _chosen_experts(module: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Llama4TextMoe.forward` for the experts that the router chose: all others get zeros there, and give zeros.
+
+    The module multiplies a token by its score before the expert.  A score that underflows to 0 may make `topk` take
+    another expert here, which then gives zeros too.
+    """
+    rows = hidden_states.reshape(-1, module.hidden_dim)
+    scores, logits = module.router(rows)
+    weights, index = scores.topk(module.top_k, dim=1)
+    experts, chosen = module.experts, index.reshape(-1)
+    pairs = (rows.unsqueeze(1) * weights.unsqueeze(2)).reshape(-1, module.hidden_dim)
+    gate, up = torch.bmm(pairs.unsqueeze(1), experts.gate_up_proj[chosen]).squeeze(1).chunk(2, dim=-1)
+    out = torch.bmm((up * experts.act_fn(gate)).unsqueeze(1), experts.down_proj[chosen]).squeeze(1)
+    total = out.reshape(rows.shape[0], module.top_k, -1).sum(dim=1)
+    return module.shared_expert(rows) + total, logits
 
 
 @dataclass(frozen=True)
@@ -98,6 +125,8 @@ class _Product:
     transposed: bool
     axis: int | None
     """The unit dim of x and the result beside (rows, columns); None if they are matrices."""
+    dense: bool = False
+    """Whether x is (E, T, K), rows for each expert in turn."""
 
 
 def expert_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ExpertWeight | None:
@@ -134,19 +163,29 @@ def _products(placeholder: fx.Node) -> list[_Product] | None:
     """The products that read a weight; None if it has any other use."""
     found: list[_Product] = []
     for user in placeholder.users:
-        if _is_grouped(user, placeholder):  # (E, K, N), as the operator expects
-            products: list[_Product | None] = [_grouped(user, transposed=True)]
-        elif _is_transpose(user):
-            products = [_grouped(u, transposed=False) if _is_grouped(u, user) else None for u in user.users]
+        if _is_transpose(user):
+            products = [_whole(u, user, transposed=False) for u in user.users]
         elif _is_gather(user, placeholder):
             products = [_batched(u, user) for u in user.users]
         else:
-            return None
+            products = [_whole(user, placeholder, transposed=True)]  # (E, K, N), as these operators expect
         for product in products:
             if product is None:
                 return None
             found.append(product)
     return found
+
+
+def _whole(node: fx.Node, weight: fx.Node, *, transposed: bool) -> _Product | None:
+    """A product with all matrices: with sorted rows, or with the same number of rows for each."""
+    if _is_grouped(node, weight):
+        return _grouped(node, transposed=transposed)
+    if node.target not in _BATCHED or len(node.args) != 2 or node.kwargs or node.args[1] is not weight:
+        return None
+    x = node.args[0]
+    if not isinstance(x, fx.Node) or x.meta["val"].ndim != 3 or x.meta["val"].dtype != weight.meta["val"].dtype:
+        return None
+    return _Product(node, x, None, None, transposed, axis=None, dense=True)
 
 
 def _is_grouped(node: fx.Node, weight: fx.Node) -> bool:
@@ -174,7 +213,7 @@ def _is_gather(node: fx.Node, weight: fx.Node) -> bool:
 
 def _batched(node: fx.Node, gathered: fx.Node) -> _Product | None:
     """bmm of the gathered matrices with one row, or one column, for each."""
-    if node.target not in (aten.bmm.default, aten.matmul.default) or len(node.args) != 2 or node.kwargs:
+    if node.target not in _BATCHED or len(node.args) != 2 or node.kwargs:
         return None
     left, right = node.args
     index = gathered.args[1][0]  # type: ignore[index]
@@ -217,6 +256,9 @@ def _sorted_index(ends: fx.Node) -> fx.Node | None:
 def _replace(graph: fx.Graph, weight: ExpertWeight, placeholder: fx.Node, product: _Product) -> None:
     """Replaces the product by the operator."""
     node, axis = product.node, product.axis
+    if product.dense:
+        _replace_dense(graph, weight, placeholder, product)
+        return
     with graph.inserting_before(node):
         x = product.x if axis is None else _call(graph, node, aten.squeeze.dim, product.x, axis)
         x, repeat = (x, 1) if axis is None else _before_copies(product.x, x, axis)
@@ -228,11 +270,31 @@ def _replace(graph: fx.Graph, weight: ExpertWeight, placeholder: fx.Node, produc
     _erase_unused(graph, [node])
 
 
+def _replace_dense(graph: fx.Graph, weight: ExpertWeight, placeholder: fx.Node, product: _Product) -> None:
+    """Replaces a product of (E, T, K) with all matrices: row r of (E * T, K) has the expert r // T."""
+    node, x, experts = product.node, product.x, weight.experts
+    with graph.inserting_before(node):
+        rows = _call(graph, node, aten.reshape.default, x, (-1, x.meta["val"].shape[2]))
+        count = x.meta["val"].shape[1]
+        each: Any = count if isinstance(count, int) else _call(graph, node, aten.sym_size.int, x, 1)
+        numbers = graph.call_function(aten.arange.default, (experts,), {"device": torch.device("cpu")})
+        numbers.meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
+        with x.meta["val"].fake_mode:
+            numbers.meta["val"] = torch.arange(experts)
+        column = _call(graph, node, aten.unsqueeze.default, numbers, 1)
+        table = _call(graph, node, aten.expand.default, column, (experts, each))
+        index = _call(graph, node, aten.reshape.default, table, (-1,))
+        made = _call(graph, node, torch.ops.qc.grouped_linear.default, rows, placeholder, index, experts, 1)
+        result = _call(graph, node, aten.reshape.default, made, (experts, -1, made.meta["val"].shape[1]))
+    node.replace_all_uses_with(result)
+    _erase_unused(graph, [node])
+
+
 def _call(graph: fx.Graph, place: fx.Node, target: Any, *args: Any) -> fx.Node:
     """A node with another node's place in the model, and its value."""
     node = graph.call_function(target, args)
     node.meta = {key: value for key, value in place.meta.items() if key not in ("val", "tensor_meta")}
-    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+    values = fx.map_arg(args, lambda each: each.meta["val"])
     tensor = next(v for v in values if isinstance(v, torch.Tensor))
     with tensor.fake_mode:  # type: ignore[attr-defined]
         node.meta["val"] = target(*values)
