@@ -125,6 +125,9 @@ _PROMISED = {"nf4": 6.5, "int8": 9.0, "int4": 6.5}
 
 LLM_INT8_THRESHOLD = 6.0
 
+ALGORITHMS = ("nearest", "gptq")
+"""How `QuantConfig.algorithm` chooses the codes of a matrix."""
+
 COMPUTES = ("exact", "bf16", "int8")
 """The kinds of arithmetic that `QuantConfig.compute` takes."""
 
@@ -192,6 +195,8 @@ class QuantConfig:
     `compute` is the arithmetic of linears with quantised weights: "exact" (products and sums in fp32), "bf16" (x and
     the weight's elements are rounded to bf16, sums in fp32), "int8" (the same as activations="int8"), or None: bf16 for
     models in bf16, as in torch, fp16 for those in fp16, and exact for all others.
+    `algorithm` chooses the codes of linears: "nearest" (each weight its nearest code), or "gptq" (codes whose errors
+    cancel in the outputs, for the inputs of `qcompile(calibrate=…)`; scales stay those of the format's encoder).
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same
@@ -207,11 +212,14 @@ class QuantConfig:
     compute: str | None = None
     observer: str = "minmax"
     separate: tuple[str, ...] = ()
+    algorithm: str = "nearest"
 
     def __post_init__(self) -> None:
         _refuse_kinds(self)
         object.__setattr__(self, "separate", tuple(self.separate))
         check_observer(self.observer)
+        if self.algorithm not in ALGORITHMS:
+            raise RecipeError(f"algorithm={self.algorithm!r}: choose {' or '.join(map(repr, ALGORITHMS))}")
         if self.compute not in (None, *COMPUTES):
             raise RecipeError(f"compute={self.compute!r}: choose {', '.join(map(repr, COMPUTES))}, or leave it out")
         if self.compute == "int8" and self.activations is None:

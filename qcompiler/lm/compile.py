@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,6 +59,7 @@ def compile_causal_lm(
     dump_ir: str | Path | None = None,
     workdir: str | Path | None = None,
     progress: OnStep | None = None,
+    calibrate: Iterable[str | Sequence[int]] | None = None,
 ) -> CausalLM:
     """Quantises and compiles a causal language model of transformers, with its cache, for generation.
 
@@ -74,6 +75,9 @@ def compile_causal_lm(
 
     `adapter` is a folder of PEFT with a LoRA or a DoRA.  It is merged into the weights before they are quantised, or
     with `merge=False` kept beside them as two small products per linear (LoRA), whatever the weights are stored as.
+
+    `calibrate` are texts, or sequences of token ids, for recipes that need data (`qc.qcompile`).  A long one is cut
+    into pieces of `chunk` tokens, each of which is read as the beginning of a text.
 
     `text` is the tokenizer that a saved file carries; a folder and a .gguf file bring their own.
 
@@ -97,6 +101,7 @@ def compile_causal_lm(
     if kv_cache not in CACHE_TYPES:
         raise ArgumentError(f"kv_cache={kv_cache!r}: choose from {', '.join(CACHE_TYPES)}")
     rows = length if max_batch == 1 else length + chunk
+    inputs = None if calibrate is None else list(_calibration(calibrate, text, chunk))
     with (
         adapted(model, weights, adapter, merge) as source,
         prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length, chunk) as step,
@@ -104,7 +109,7 @@ def compile_causal_lm(
         program = qcompile(
             step, (), _example(max_batch, rows, chunk), dynamic_shapes=_dynamic(max_batch, chunk),
             buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
-            dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source,
+            dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source, calibrate=inputs,
         )  # fmt: skip
         rings: dict[str, Any] = {}
         if step.ring is not None:
@@ -211,6 +216,33 @@ def _example(batch: int, rows: int, chunk: int) -> dict[str, torch.Tensor]:
         "wanted": torch.zeros(min(5, b * chunk), dtype=torch.int64),
         "how": torch.full((b, WORDS), -1, dtype=torch.int64),
     }
+
+
+def _calibration(
+    given: Iterable[str | Sequence[int]], text: Text | None, chunk: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Arguments for calibration: pieces of at most `chunk` tokens, each at the beginning of the first sequence's rows.
+
+    ArgumentError for what is neither text nor ids, and for text without a tokenizer.
+    """
+    for number, each in enumerate(given):
+        if isinstance(each, str) and text is None:
+            raise ArgumentError(
+                f"calibrate[{number}] is a text, and the model has no tokenizer: give token ids, or text="
+            )
+        ids = text.encode(each) if isinstance(each, str) and text is not None else list(each)
+        if not all(isinstance(token, int) and token >= 0 for token in ids):
+            raise ArgumentError(f"calibrate[{number}] holds {ids[:4]}…: give texts, or sequences of token ids")
+        for start in range(0, len(ids), chunk):
+            piece = torch.tensor([ids[start : start + chunk]], dtype=torch.int64)
+            places = torch.arange(piece.shape[1])[None]
+            yield {
+                "ids": piece,
+                "positions": places,
+                "rows": places,
+                "wanted": torch.tensor([piece.shape[1] - 1]),
+                "how": torch.full((1, WORDS), -1, dtype=torch.int64),
+            }
 
 
 def _dynamic(batch: int, chunk: int) -> dict[str, Any]:

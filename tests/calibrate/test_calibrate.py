@@ -175,16 +175,16 @@ calibrate.COMMIT = 2
 folder, die_at = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).eval()
-runs, feed = 0, calibrate._Run.feed
+runs, feed = 0, calibrate.GraphRun.feed
 
-def counted(self, leaves, found):
+def counted(self, leaves, see):
     global runs
     runs += 1
     if runs == die_at:
         os.kill(os.getpid(), signal.SIGKILL)
-    feed(self, leaves, found)
+    feed(self, leaves, see)
 
-calibrate._Run.feed = counted
+calibrate.GraphRun.feed = counted
 inputs = (torch.randn(3, 256) * torch.linspace(0, 2, 256) for _ in range(9))
 program = qc.qcompile(model, (torch.ones(3, 256),), quant="q2_K", calibrate=inputs, workdir=folder + "/work")
 program.save(folder + "/p.qca")

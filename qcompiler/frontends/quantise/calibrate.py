@@ -4,9 +4,8 @@
     run      for each input: x -> squares += (x * x).sum(rows)
     after    encode(q.weight, importance=squares / rows)
 
-The graph is the exported graph before quantisation.  It runs in eager torch, node by node: a value lives until its last
-use, and a weight is read when it is used.  One input is processed at a time, and only a few vectors per linear are kept
-(observers.py).
+The graph is the exported graph before quantisation, in eager torch (graph_run.py).  One input is processed at a time,
+and only a few vectors per linear are kept (observers.py).
 
 With a working folder, the statistics are written there every few inputs: after a kill, the next compile continues
 behind the last write.  The file is used if graph and weights are the same, and for as many inputs as are the same.
@@ -25,18 +24,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
-from qcompiler.errors import (
-    ArgumentDtypeError,
-    ArgumentShapeError,
-    ArgumentStructureError,
-    CalibrationError,
-    WorkdirError,
-)
+from qcompiler.errors import CalibrationError, WorkdirError
+from qcompiler.frontends.quantise.graph_run import GraphRun, Watched
 from qcompiler.frontends.quantise.observers import InputStatistics, Magnitudes
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.runtime.files import write_private
@@ -50,20 +41,13 @@ ROWS = 1 << 12
 """Rows that are measured at a time."""
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A weight whose inputs are measured: its path, K, and its uses: (node, the node's input x)."""
-
-    path: str
-    cols: int
-    reads: tuple[tuple[fx.Node, fx.Node], ...]
-
-
 @dataclass
 class Calibration:
-    """The request of `calibrate=`. `inputs` are model inputs, each a tensor, a tuple of arguments or a dict of
-    keywords;
-    `folder` is where progress is kept, or None.  `ran` and `reused` count inputs."""
+    """The request of `calibrate=`.
+
+    `inputs` are model inputs, each a tensor, a tuple of arguments or a dict of keywords; `folder` is where progress is
+    kept, or None.  `ran` and `reused` count inputs.
+    """
 
     inputs: Iterable[Any]
     folder: Path | None = None
@@ -74,6 +58,12 @@ class Calibration:
     def inputs_seen(self) -> int:
         """The number of inputs."""
         return self.ran + self.reused
+
+    def held(self) -> list[Any]:
+        """The inputs as a list, which can be read again."""
+        found = list(self.inputs)
+        self.inputs, self.ran = found, len(found)
+        return found
 
     def measure(
         self,
@@ -90,7 +80,8 @@ class Calibration:
         identifies the weights' values.  Errors: ArgumentError for inputs that do not fit the model, CalibrationError
         for no inputs or values that are not finite, WorkdirError.
         """
-        run = _Run(program, watched, values)
+        self.ran = self.reused = 0
+        run = GraphRun(program, watched, values)
         fresh = {each.path: InputStatistics.of(each.cols, magnitudes=magnitudes) for each in watched}
         journal = _Journal(self.folder, run, identity, magnitudes) if self.folder is not None else None
         known, found = journal.read(fresh) if journal is not None else ([], fresh)
@@ -114,19 +105,19 @@ class Calibration:
         return found
 
     def _over(
-        self, run: _Run, known: list[str], found: dict[str, InputStatistics], journal: _Journal | None
+        self, run: GraphRun, known: list[str], found: dict[str, InputStatistics], journal: _Journal | None
     ) -> dict[str, InputStatistics]:
         chain, digests = "", list(known)
         for number, given in enumerate(self.inputs):
             leaves = run.leaves(given)
             if journal is not None:
-                chain = _digest(chain, leaves)
+                chain = chained_digest(chain, leaves)
             if number < len(known):
                 if known[number] != chain:
                     raise _OtherInputsError
                 self.reused += 1
                 continue
-            run.feed(leaves, found)
+            run.feed(leaves, lambda path, x: _measure(path, x, found[path]))
             self.ran += 1
             digests.append(chain)
             if journal is not None and self.ran % COMMIT == 0:
@@ -142,88 +133,6 @@ class _OtherInputsError(Exception):
     """The journal's statistics were measured with other inputs."""
 
 
-# --- running the graph -----------------------------------------------------------------------------------------------
-
-
-class _Run:
-    """One pass over a graph for each input."""
-
-    def __init__(
-        self, program: ExportedProgram, watched: Sequence[Watched], values: Mapping[str, Callable[[], torch.Tensor]]
-    ) -> None:
-        self.program, self.watched, self.values = program, watched, values
-        self.nodes: list[fx.Node] = list(program.graph.nodes)
-        specs = program.graph_signature.input_specs
-        placeholders = {n.name: n for n in self.nodes if n.op == "placeholder"}
-        self.inputs = [placeholders[s.arg.name] for s in specs if s.kind == InputKind.USER_INPUT]
-        self.reads: dict[fx.Node, list[tuple[str, fx.Node]]] = {}
-        for each in watched:
-            for node, x in each.reads:
-                self.reads.setdefault(node, []).append((each.path, x))
-        last: dict[fx.Node, fx.Node] = {}
-        for node in self.nodes:
-            for used in node.all_input_nodes:
-                last[used] = node
-        self.done: dict[fx.Node, list[fx.Node]] = {}
-        for used, node in last.items():
-            self.done.setdefault(node, []).append(used)
-
-    def leaves(self, given: Any) -> list[Any]:
-        """The flat arguments of one input, in the graph's order."""
-        args: tuple[Any, ...]
-        if isinstance(given, Mapping):
-            args, kwargs = (), dict(given)
-        else:
-            args, kwargs = (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
-        in_spec = self.program.call_spec.in_spec
-        names = list(in_spec.children()[1].context)
-        if set(names) == set(kwargs):
-            kwargs = {name: kwargs[name] for name in names}
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != in_spec:
-            raise ArgumentStructureError(
-                f"an input for calibration has the structure {spec}, and the model was exported with {in_spec}. Give a "
-                "tensor for one argument, a tuple for several, and a dict where the example inputs are `kwargs`"
-            )
-        for node, leaf in zip(self.inputs, leaves, strict=True):
-            expected = node.meta.get("val")
-            if isinstance(expected, torch.Tensor):
-                _check(node.name, expected, leaf)
-        return leaves
-
-    def feed(self, leaves: Sequence[Any], found: Mapping[str, InputStatistics]) -> None:
-        """Runs the graph once, and adds the watched inputs to `found`."""
-        env: dict[fx.Node, Any] = dict(zip(self.inputs, leaves, strict=True))
-
-        def value(node: fx.Node) -> Any:
-            return env[node] if node in env else self.values[node.name]()
-
-        with torch.no_grad():
-            for node in self.nodes:
-                if node.op == "get_attr":
-                    env[node] = getattr(self.program.graph_module, str(node.target))
-                elif node.op == "call_function":
-                    for path, x in self.reads.get(node, ()):
-                        _measure(path, value(x), found[path])
-                    args, kwargs = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
-                    env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-                for used in self.done.get(node, ()):
-                    env.pop(used, None)
-
-
-def _check(name: str, expected: torch.Tensor, leaf: Any) -> None:
-    if not isinstance(leaf, torch.Tensor) or leaf.dtype != expected.dtype:
-        kind = str(leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-        raise ArgumentDtypeError(f"an input for calibration has {kind} for '{name}', the model takes {expected.dtype}")
-    fixed = [size if isinstance(size, int) else None for size in expected.shape]
-    if leaf.ndim != len(fixed) or any(a not in (None, b) for a, b in zip(fixed, leaf.shape, strict=False)):
-        wanted = [size if size is not None else "any" for size in fixed]
-        raise ArgumentShapeError(
-            f"an input for calibration has {list(leaf.shape)} for '{name}', the model takes {wanted}; name dimensions "
-            "that vary by dynamic_shapes"
-        )
-
-
 def _measure(path: str, x: torch.Tensor, into: InputStatistics) -> None:
     rows = x.reshape(-1, x.shape[-1])
     for part in rows.split(ROWS):  # type: ignore[no-untyped-call]
@@ -236,7 +145,7 @@ def _measure(path: str, x: torch.Tensor, into: InputStatistics) -> None:
 class _Journal:
     """``calibration-<digest>.npz`` in the working folder: statistics, and a chained digest for each input in them."""
 
-    def __init__(self, folder: Path, run: _Run, identity: Callable[[], Any], magnitudes: bool) -> None:
+    def __init__(self, folder: Path, run: GraphRun, identity: Callable[[], Any], magnitudes: bool) -> None:
         facts = [VERSION, str(run.program.graph), [(w.path, w.cols) for w in run.watched], magnitudes, identity()]
         name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         self.path = folder / f"calibration-{name}.npz"
@@ -277,7 +186,8 @@ def _load(file: Any, number: int) -> InputStatistics:
     return InputStatistics(file[f"squares{number}"], int(file[f"rows{number}"]), magnitudes)
 
 
-def _digest(before: str, leaves: Sequence[Any]) -> str:
+def chained_digest(before: str, leaves: Sequence[Any]) -> str:
+    """A digest of an input's flat arguments and of all inputs before it, whose digest is `before`."""
     digest = hashlib.sha256(before.encode())
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -288,4 +198,4 @@ def _digest(before: str, leaves: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["COMMIT", "Calibration", "Watched"]
+__all__ = ["COMMIT", "Calibration", "chained_digest"]

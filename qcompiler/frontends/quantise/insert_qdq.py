@@ -28,14 +28,17 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
+from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
+from qcompiler.formats import PackedTensor
 from qcompiler.frontends.quantise.activations import quantise_inputs
 from qcompiler.frontends.quantise.arithmetic import TYPES, choose_arithmetic
-from qcompiler.frontends.quantise.calibrate import Calibration, Watched
+from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.choose_formats import FormatChooser, Kind
 from qcompiler.frontends.quantise.conv_weights import restore
 from qcompiler.frontends.quantise.fold_batch_norm import fold_batch_norms
+from qcompiler.frontends.quantise.graph_run import Watched
 from qcompiler.frontends.quantise.graph_weights import (
     FLOATS,
     GraphWeight,
@@ -48,6 +51,7 @@ from qcompiler.frontends.quantise.graph_weights import (
 )
 from qcompiler.frontends.quantise.lost_weights import WARN_FROM, describe, lost_share
 from qcompiler.frontends.quantise.observers import InputStatistics
+from qcompiler.frontends.quantise.solve_codes import Matrix, Solver
 from qcompiler.frontends.quantise.stored_codes import AS_STORED, add_permutation, check_use
 from qcompiler.frontends.torch.aten import recurrent
 from qcompiler.frontends.torch.capture import eager_graph, expert_weights
@@ -158,6 +162,7 @@ class _Rewriter:
         self.rows: list[LedgerRow] = []
         self.activations = Activations.of(recipe.activations) if recipe.activations is not None else None
         self.inputs: dict[str, InputStatistics] = {}
+        self.solved: dict[str, PackedTensor] = {}
         self.decoded: dict[fx.Node, str] = {}
         self.decisions: list[tuple[str, str, str]] = []
         self.lost: dict[str, str] = {}
@@ -225,14 +230,22 @@ class _Rewriter:
 
     def _calibrate(self, weights: Sequence[GraphWeight]) -> None:
         """Measures the inputs of linears whose formats take an importance, and of all linears for static scales."""
-        if self.calibration is None:
-            if self.activations is not None and self.activations.kind == "tensor":
-                raise RecipeError(
-                    f"activations={self.recipe.activations!r} needs calibration data: qcompile(…, calibrate=[inputs])"
-                )
-            return
         static = self.activations is not None and self.activations.kind == "tensor"
-        chosen = [w for w in weights if takes_importance(w) or (static and is_quantised_linear(w))]
+        if self.calibration is None:
+            needs = [f"activations={self.recipe.activations!r}"] * static
+            needs += [f"algorithm={self.recipe.algorithm!r}"] * (self.recipe.algorithm == "gptq")
+            if needs:
+                raise RecipeError(f"{needs[0]} needs calibration data: qcompile(…, calibrate=[inputs])")
+            return
+        if self.recipe.algorithm == "gptq":
+            self._solve(weights)
+        chosen = [
+            w
+            for w in weights
+            if (takes_importance(w) and w.targets[0] not in self.solved) or (static and is_quantised_linear(w))
+        ]
+        if not chosen and self.solved:
+            return
         if not chosen or not self.source.valued:
             raise RecipeError(
                 "`calibrate` was given, and nothing here uses it: "
@@ -248,6 +261,39 @@ class _Rewriter:
             kinds = ["importance of columns"] * takes_importance(weight) + ["range"] * static
             rows = found[weight.targets[0]].rows
             self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {rows} rows"))
+
+    def _solve(self, weights: Sequence[GraphWeight]) -> None:
+        """Chooses the codes of linears by the inputs of `calibrate`."""
+        assert self.calibration is not None
+        linears = [weight for weight in weights if weight.format is not None and "linear" in weight.kinds]
+        whys = {weight.targets[0]: _why_nearest(weight) for weight in linears}
+        solver = Solver([self._matrix(w) for w in linears if not whys[w.targets[0]]], self.calibration.folder)
+        if not solver.matrices or not self.source.valued:
+            why = "the weights have no values" if solver.matrices else "no linear has codes that it could choose"
+            raise RecipeError(f"algorithm={self.recipe.algorithm!r} serves nothing here: {why}")
+
+        def value(weight: GraphWeight) -> torch.Tensor:
+            packed = solver.packed.get(weight.targets[0])
+            if packed is None:
+                return self._value(weight)
+            decoded = torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype)
+            return decoded.t() if weight.transposed else decoded
+
+        values = {node.name: functools.partial(value, weight) for weight in weights for node in weight.nodes}
+        solver.run(self.program, self.calibration.held(), values, lambda: self._identities(weights))
+        self.solved = solver.packed
+        for path, why in whys.items():
+            self.decisions.append(("codes", path, solver.found.get(path, f"nearest codes: {why}")))
+
+    def _matrix(self, weight: GraphWeight) -> Matrix:
+        def values() -> npt.NDArray[np.float32]:
+            found = weight.arranged(self.source.read(weight.targets, weight.tensor))
+            return to_numpy(row_major(found)).astype(np.float32, copy=False)
+
+        rows, cols = weight.shape
+        assert weight.format is not None
+        watched = Watched(weight.targets[0], cols, reads(weight.nodes))
+        return Matrix(watched, resolve_format(weight.format), rows, values)
 
     def _quantise_activations(self) -> None:
         if self.activations is None:
@@ -377,6 +423,9 @@ class _Rewriter:
     def _identity(self, weight: GraphWeight) -> dict[str, Any]:
         """Identifies the values, and the importance that they are encoded with."""
         values = self.source.identity(weight.targets, weight.tensor)
+        if weight.targets[0] in self.solved:
+            codes = self.solved[weight.targets[0]].data
+            return {**values, "codes": hashlib.sha256(codes.data).hexdigest()}
         importance = self._importance(weight)
         if importance is None:
             return values
@@ -403,7 +452,11 @@ class _Rewriter:
                 self.progress.step(elements * matrix.itemsize)
 
             fmt = resolve_format(weight.format)
-            packed = encode(fmt, matrix, out=out, importance=self._importance(weight), step=step)
+            packed = self.solved.get(weight.targets[0])
+            if packed is None:
+                packed = encode(fmt, matrix, out=out, importance=self._importance(weight), step=step)
+            else:
+                out[...] = packed.data
             self._measure_loss(weight, lost_share(fmt, matrix, packed))
 
     def _measure_loss(self, weight: GraphWeight, share: float) -> None:
@@ -486,6 +539,20 @@ class _Rewriter:
             else spec
             for spec, node in zip(specs, returned, strict=True)
         ]
+
+
+def _why_nearest(weight: GraphWeight) -> str:
+    """Why the codes of a linear are not chosen by data: "" if they are."""
+    if weight.codes is not None:
+        return "the source has its codes"
+    if weight.experts is not None:
+        return "the inputs of experts are not collected by expert"
+    if "embedding" in weight.kinds:
+        return "it is an embedding, too"
+    if not is_quantised_linear(weight):
+        return "a recurrent layer reads it"
+    assert weight.format is not None
+    return why_no_levels(resolve_format(weight.format), weight.shape[1])
 
 
 def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:

@@ -1,0 +1,123 @@
+"""GPTQ: codes whose errors cancel in the layer's outputs, by the second moments of its inputs.
+
+    nearest   code[j] = nearest(w[j])                                      every column for itself
+    GPTQ      code[j] = nearest(w[j]); e = (w[j] - value) / U[j, j]         columns in turn, and the columns that follow
+              w[j + 1:] -= e * U[j, j + 1:]                                make up for the error
+
+U is the upper Cholesky factor of the inverse of H = X^T X + damping (K, K), so that the sum of squared errors of the
+outputs, trace((W - Q) H (W - Q)^T), falls.  Columns are taken in the order of their second moments, largest first
+("act-order").  Scales and zero points stay those of the format's own encoder, so the order needs no index in the file,
+and every format whose codes can be chosen one by one is served (levels.py).
+
+Source: Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers", ICLR 2023 (arXiv 2210.17323); damping and act-order as in its authors' code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.calibrate.levels import Codes, Float64, Levels, with_codes
+from qcompiler.errors import CalibrationError
+from qcompiler.formats import PackedTensor
+
+Float32 = npt.NDArray[np.float32]
+
+DAMPING = 0.01
+"""A share of the mean second moment that is added to each: it bounds how far a column may make up for others."""
+LARGEST_DAMPING = 1.0
+BLOCK = 128
+"""Columns whose errors are collected before all columns behind them are corrected, in one product of matrices."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The matrix with its codes, and the share that the squared error is of the outputs' squares, before and after."""
+
+    packed: PackedTensor
+    nearest_error: float
+    error: float
+
+
+def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
+    """Chooses the codes of `nearest`, which holds the matrix `weights` (rows, K), by `moments`.
+
+    `moments` is X^T X (K, K) of the layer's inputs.  A column whose inputs were all zero keeps its nearest codes, and
+    so does a matrix whose error would not fall.  CalibrationError for moments without a factor at any damping.
+    """
+    wanted = weights.astype(np.float64)
+    values = nearest.format.decode(nearest).astype(np.float64)
+    total = _squares(wanted, moments)
+    before = _squares(wanted - values, moments)
+    live = np.flatnonzero(np.diag(moments) > 0)
+    if not live.size:
+        return Solved(nearest, 0.0, 0.0)
+    order = live[np.argsort(-np.diag(moments)[live], kind="stable")]
+    codes = _codes_of(nearest)
+    chosen, decoded = _sweep(wanted[:, order], Levels.of(nearest).columns(order), _factor(moments, order))
+    codes[:, order] = chosen
+    values[:, order] = decoded
+    after = _squares(wanted - values, moments)
+    if not after < before:
+        return Solved(nearest, before / total, before / total)
+    return Solved(with_codes(nearest, codes), before / total, after / total)
+
+
+def _sweep(wanted: Float64, levels: Levels, factor: Float64) -> tuple[Codes, Float64]:
+    """Codes and values (rows, K), for columns in order. Works on the transposed matrix: a column is contiguous."""
+    rest = np.ascontiguousarray(wanted.T)
+    count, rows = rest.shape
+    codes, values = np.empty((count, rows), np.uint8), np.empty((count, rows))
+    for first in range(0, count, BLOCK):
+        stop = min(first + BLOCK, count)
+        errors = np.empty((stop - first, rows))
+        for column in range(first, stop):
+            codes[column], values[column] = levels.nearest(rest[column], column)
+            error = (rest[column] - values[column]) / factor[column, column]
+            rest[column + 1 : stop] -= factor[column, column + 1 : stop, None] * error
+            errors[column - first] = error
+        rest[stop:] -= factor[first:stop, stop:].T @ errors
+    return np.ascontiguousarray(codes.T), values.T
+
+
+def _factor(moments: Float64, order: npt.NDArray[np.intp]) -> Float64:
+    """The upper Cholesky factor of the inverse of the damped moments of these columns."""
+    damped = moments[np.ix_(order, order)]
+    mean, share = float(np.mean(np.diag(damped))), DAMPING
+    while True:
+        try:
+            return _upper(damped + share * mean * np.eye(len(order)))
+        except np.linalg.LinAlgError:
+            share *= 10
+            if share > LARGEST_DAMPING:
+                raise CalibrationError(
+                    "the second moments of its inputs have no Cholesky factor, even damped by their mean; give more or "
+                    "other inputs to `calibrate`"
+                ) from None
+
+
+def _upper(moments: Float64) -> Float64:
+    """U with U^T U = inverse(moments): the inverse of the lower factor of the moments in reversed order, reversed.
+
+    For the matrix of reversed order L L^T, inverse = L^-T L^-1, and reversing turns the lower L^-1 into an upper one.
+    """
+    lower = np.linalg.cholesky(moments[::-1, ::-1])
+    return np.ascontiguousarray(np.linalg.inv(lower)[::-1, ::-1])
+
+
+def _squares(rows: Float64, moments: Float64) -> float:
+    """The sum of squares of the outputs of a matrix: trace(rows @ moments @ rows^T)."""
+    return float(np.einsum("nk,nk->", rows @ moments, rows))
+
+
+def _codes_of(packed: PackedTensor) -> Codes:
+    """The codes (rows, cols), as unsigned bytes, in an array of their own."""
+    fmt = packed.format
+    found = np.ascontiguousarray(fmt.entries(packed, fmt.declaration.codes.name))
+    return found.view(np.uint8).reshape(-1)[: packed.rows * packed.cols].reshape(packed.rows, packed.cols).copy()
+
+
+__all__ = ["DAMPING", "Solved", "solve"]

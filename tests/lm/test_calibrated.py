@@ -1,0 +1,63 @@
+"""compile_causal_lm(calibrate=…): recipes that need data get the hidden states of texts that the step reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_path import ROOT
+from transformers import LlamaForCausalLM
+
+import qcompiler as qc
+from qcompiler.errors import ArgumentError, RecipeError
+
+OWN = ROOT / "examples" / "models" / "tiny_llama"
+SIZES: dict[str, Any] = {"max_seq_len": 256, "chunk": 128}
+
+
+def texts(first: int, count: int) -> list[list[int]]:
+    """Pieces of the held-out text as bytes, which are the model's tokens."""
+    data = (OWN / "held_out.txt").read_bytes()[first:]
+    return [list(data[number * 256 : (number + 1) * 256]) for number in range(count)]
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    values = torch.from_numpy(np.array(logits)).double().log_softmax(-1)
+    return values.numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_gptq_through_the_cache_closes_half_of_the_gap(max_batch: int) -> None:
+    model = LlamaForCausalLM.from_pretrained(OWN, dtype=torch.float32, local_files_only=True).eval()
+    recipe: dict[str, Any] = {"linear": "int3:group=128", "embedding": "int8"}
+    judged = texts(0, 4)
+    with torch.no_grad():
+        wanted = [log_probabilities(model(torch.tensor([ids]), use_cache=False).logits[0].numpy()) for ids in judged]
+    found = []
+    for algorithm, data in (("nearest", None), ("gptq", texts(131072, 16))):
+        quant = qc.QuantConfig("float", algorithm=algorithm, **recipe)
+        lm = qc.compile_causal_lm(OWN, quant, calibrate=data, max_batch=max_batch, **SIZES)
+        each = [log_probabilities(lm.conversation().read(ids, logits="all")[0]) for ids in judged]
+        found.append(np.mean([(np.exp(w) * (w - e)).sum(-1).mean() for w, e in zip(wanted, each, strict=True)]))
+        assert lm.program is not None
+    codes = [choice for choice in lm.program.report().choices if choice.stage == "codes"]
+    assert len(codes) == 6 * 7 + 1, "seven linears of six layers, and the tied head with its reason"
+    assert found[1] < 0.5 * found[0]
+
+
+def test_bad_inputs_name_the_entry() -> None:
+    gptq = qc.QuantConfig("int3:group=128", algorithm="gptq")
+    with pytest.raises(ArgumentError, match=r"calibrate\[1\] holds \['a'"):
+        qc.compile_causal_lm(OWN, gptq, calibrate=[[1, 2], ["a", "b"]], **SIZES)  # type: ignore[list-item]
+    model = LlamaForCausalLM.from_pretrained(OWN, dtype=torch.float32, local_files_only=True).eval()
+    with pytest.raises(ArgumentError, match=r"calibrate\[0\] is a text, and the model has no tokenizer"):
+        qc.compile_causal_lm(model, gptq, calibrate=["a text"], **SIZES)
+
+
+@pytest.mark.slow
+def test_a_recipe_that_needs_data_says_so() -> None:
+    with pytest.raises(RecipeError, match="needs calibration data"):
+        qc.compile_causal_lm(OWN, qc.QuantConfig("int3:group=128", algorithm="gptq"), **SIZES)
