@@ -31,6 +31,9 @@ TEXTS = [name for name in formats.FORMATS if not why_no_levels(resolve_format(na
 ]  # fmt: skip
 
 
+SHORT = ("int4", "nf4", "q4_K", "mxfp4")
+
+
 def weights(rows: int = ROWS, cols: int = K) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((rows, cols)).astype(np.float32)
 
@@ -62,7 +65,9 @@ def test_levels_are_what_the_format_decodes_and_codes_can_be_put_back(text: str)
     np.testing.assert_array_equal(with_codes(packed, codes).data, packed.data)
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=() if text in SHORT else pytest.mark.slow) for text in TEXTS]
+)
 def test_the_error_of_the_outputs_falls_in_every_format_and_scales_stay(text: str) -> None:
     fmt, h = resolve_format(text), moments()
     nearest = fmt.encode(weights())
@@ -209,6 +214,7 @@ def test_every_linear_is_solved_for_the_inputs_that_the_quantised_model_gives_it
         weight.data = values.T.contiguous() if transposed else values
 
 
+@pytest.mark.slow
 def test_the_report_says_what_was_solved_and_why_the_rest_was_not() -> None:
     found = {path: what for stage, path, what in imported(recipe()).quantized.decisions if stage == "codes"}
     assert set(found) == {"embed.weight", "gate.weight", "up.weight", "twice.weight", "down.weight"}
@@ -216,6 +222,7 @@ def test_the_report_says_what_was_solved_and_why_the_rest_was_not() -> None:
     assert "-> " in found["gate.weight"] and "first of its 2 uses" in found["twice.weight"]
 
 
+@pytest.mark.slow
 def test_outputs_for_other_inputs_are_nearer_than_with_nearest_codes() -> None:
     model, others = Model().eval(), inputs(3, seed=9)
     errors = []
@@ -228,6 +235,7 @@ def test_outputs_for_other_inputs_are_nearer_than_with_nearest_codes() -> None:
     assert errors[0] < 0.75 * errors[1]
 
 
+@pytest.mark.slow
 def test_searched_scales_are_weighted_by_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     from qcompiler.frontends.quantise import solve_codes
 
@@ -243,6 +251,7 @@ def test_searched_scales_are_weighted_by_the_same_inputs(monkeypatch: pytest.Mon
     assert len(seen) == 4 and all(each.shape == (K,) and (each > 0).all() for each in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_models_in_16_bits(dtype: torch.dtype) -> None:
     model = Model().eval().to(dtype)
@@ -250,6 +259,7 @@ def test_models_in_16_bits(dtype: torch.dtype) -> None:
     assert sum("-> " in what for what in found) == 4
 
 
+@pytest.mark.slow
 def test_static_activations_are_measured_beside_it() -> None:
     quant = recipe(linear="int8", activations="int8:static")
     program = qc.qcompile(Model().eval(), EXAMPLE, quant=quant, dynamic_shapes=SHAPES, calibrate=iter(inputs()))
@@ -276,6 +286,7 @@ def test_too_few_rows_are_an_error_with_the_number_that_is_needed() -> None:
         imported(recipe(), given=[torch.zeros(1, 3, dtype=torch.int64)])
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_name_the_weight() -> None:
     model = Model()
     with torch.no_grad():
@@ -284,6 +295,7 @@ def test_values_that_are_not_finite_name_the_weight() -> None:
         imported(recipe(), model=model)
 
 
+@pytest.mark.slow
 def test_inputs_that_are_all_zero_keep_the_nearest_codes() -> None:
     model = Model()
     with torch.no_grad():

@@ -29,6 +29,7 @@ import torch
 from torch.export import ExportedProgram
 
 from qcompiler.calibrate import gptq
+from qcompiler.calibrate.levels import Float64
 from qcompiler.errors import CalibrationError, WorkdirError
 from qcompiler.formats import Format, PackedTensor
 from qcompiler.frontends.quantise.calibrate import chained_digest
@@ -104,7 +105,7 @@ class Solver:
 
             graph.together(leaves, see)
 
-    def _solve(self, matrix: Matrix, moments: tuple[gptq.Float64, int]) -> None:
+    def _solve(self, matrix: Matrix, moments: tuple[Float64, int]) -> None:
         """The codes of one matrix. CalibrationError names its path."""
         sums, rows = moments
         path, cols = matrix.path, matrix.watched.cols
@@ -142,9 +143,9 @@ class _Moments:
 
     def __init__(self) -> None:
         self.x: list[torch.Tensor] = []
-        self.known: tuple[gptq.Float64, int] | None = None
+        self.known: tuple[Float64, int] | None = None
 
-    def of(self, path: str, x: list[torch.Tensor]) -> tuple[gptq.Float64, int]:
+    def of(self, path: str, x: list[torch.Tensor]) -> tuple[Float64, int]:
         """The sums (K, K) in fp64, and the number of rows. CalibrationError for values that are not finite."""
         if self.known is not None and len(x) == len(self.x) and all(a is b for a, b in zip(x, self.x, strict=True)):
             return self.known
