@@ -237,7 +237,8 @@ def _as_resources(function: func.FuncOp, arrays: Mapping[str, Array]) -> dict[st
     for argument, (key, array) in zip(block.args[len(block.args) - len(arrays) :], arrays.items(), strict=True):
         type_ = argument.type
         assert isinstance(type_, TensorType)
-        if array.dtype == np.bool_ or array.size == 0:  # resources have no form for bits, nor for nothing
+        # Resources have no form for bits, nor for nothing; upstream MLIR never ends when it folds one of a scalar.
+        if array.dtype == np.bool_ or array.size == 0 or array.ndim == 0:
             value: Any = DenseIntOrFPElementsAttr.from_list(type_, array.reshape(-1).tolist())
         else:
             handle = _unique(_identifier(key), found)

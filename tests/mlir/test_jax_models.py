@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax_models
 import numpy as np
 import pytest
 import upstream_cases
@@ -41,6 +42,32 @@ def test_models_in_plain_jax(name: str) -> None:
 
 
 def test_one_text_serves_every_size() -> None:
-    llama, tokens = models.models.llama, models.models.tokens
+    tokens = jax_models.tokens
     calls = [(tokens(1, 1),), (tokens(3, 16),)]
-    agree(llama, models.models.llama_params(), (tokens(2, 7),), calls, "nf4", models.WINDOW)
+    agree(jax_models.llama, jax_models.llama_params(), (tokens(2, 7),), calls, "nf4", models.WINDOW)
+
+
+HOSTILE = (
+    'quo"te', 'new\nline', 'end\n#-}\n{-# dialect_resources: {', "back\\slash", "#} }", "sep\u2028arated", "é", "-", "1",
+    'x: "0x00', '%0 = "evil"()', "\x00", "", "a b", "a_b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", ["resources", "arguments"])
+def test_names_of_parameters_do_not_reach_the_syntax(weights: Any) -> None:
+    """Keys of a pytree may be any text; some become the same identifier."""
+    made = np.random.default_rng(0)
+    params = {name: made.standard_normal((32, 32)).astype(np.float32) / 6 for name in HOSTILE}
+
+    def function(params: Any, x: Any) -> Any:
+        for name in HOSTILE:
+            x = jax.numpy.tanh(x @ params[name])
+        return x
+
+    x = made.standard_normal((2, 32)).astype(np.float32)
+    imported = import_jax(function, (params, x), None, models.qc.QuantConfig("q8_0", promise_bits=None))
+    wanted = np.asarray(jax.jit(imported.oracle())(x))
+    module = upstream_cases.of_stage(imported, weights)
+    parses_in_mlir(module.text, upstream_only=True)
+    (got,) = mlir_jit(module.text, module.arguments(x), level=0)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

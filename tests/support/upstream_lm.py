@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from upstream_cases import of_stage
 
 import qcompiler as qc
 from qcompiler.frontends.torch.frontend import import_torch
@@ -17,7 +18,6 @@ from qcompiler.lm import compile as compiling
 from qcompiler.lm.conversation import DRAWN, MARKS
 from qcompiler.lm.step import prepared
 from qcompiler.plan.kinds.sample import ROW, SHARE_BITS, TOP_P, WORDS
-from upstream_cases import of_stage
 
 # --- a compiled model -------------------------------------------------------------------------------------------------
 
