@@ -184,8 +184,9 @@ def finish(
     choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
     stage(KERNELS)
     return Program(
-        image, dumps, choices, imported, placement, targets=target.isas if targets else (), canonical=canonical
-    )
+        image, dumps, choices, imported, placement, targets=target.isas if targets else (), canonical=canonical,
+        buckets=buckets,
+    )  # fmt: skip
 
 
 def check_function(weights: Any, calibrate: Any, fallback: Any) -> None:

@@ -32,6 +32,7 @@ from qcompiler.runtime.timeline import Timeline, timeline
 if TYPE_CHECKING:
     from qcompiler.frontends.common.imported import Imported
     from qcompiler.ir.context import QCContext
+    from qcompiler.passes.specialize import Bucket
     from qcompiler.plan.plan import Plan, WeightEntry
     from qcompiler.plan.weights import WeightStore
 
@@ -54,6 +55,7 @@ class Program:
         *,
         targets: Sequence[str] = (),
         canonical: WeightStore | None = None,
+        buckets: Sequence[Bucket] | None = None,
     ) -> None:
         self.image = image
         self.placement = placement if placement is not None else place("cpu")
@@ -61,6 +63,7 @@ class Program:
         self._oracle = imported.oracle
         self._states = imported.states
         self._canonical = canonical
+        self._buckets = buckets
         self._dumps = dumps
         self._choices = tuple(choices)
         self.targets = tuple(targets)
@@ -201,12 +204,19 @@ class Program:
         """
         return timeline(self.plan, self.image.target.isa, entry, symbols, measured=measured)
 
-    def to_mlir(self, dialect: Literal["linalg"] = "linalg", *, weights: Weights = "resources") -> UpstreamModule:
+    def to_mlir(
+        self,
+        dialect: Literal["linalg"] = "linalg",
+        *,
+        entry: str | None = None,
+        weights: Weights = "resources",
+    ) -> UpstreamModule:
         """The quantised program in upstream MLIR dialects: `print` it, or `.save("model.mlir")` (docs/mlir.md).
 
         Packed weights and their decoding are in it. `weights="arguments"` makes the function take them instead of
-        holding them in the text. It is the program after the stage `raise-idioms`, before this compiler fuses it and
-        chooses layouts. Needs no device. Sums are in fp32, in another order than those of the program.
+        holding them in the text. `entry` names an entry point of the program, whose sizes the text then has; without
+        it the text takes all sizes. It is the program after the stage `raise-idioms`, before this compiler fuses it
+        and chooses layouts. Needs no device. Sums are in fp32, in another order than those of the program.
 
         ArgumentError for another choice, WeightsError for a program without values, QCompilerError for an operator
         that upstream dialects cannot express (`fallback="torch"`).
@@ -217,7 +227,10 @@ class Program:
             raise ArgumentError(f"weights={weights!r}: choose 'resources' or 'arguments'")
         if self._canonical is None:
             raise QCompilerError("this program was not made by qcompile, which keeps the weights that MLIR needs")
-        return upstream(self.ir(STAGE), self._canonical, self._states, weights)
+        return upstream(
+            self.ir(STAGE), self._canonical, self._states, weights, entry=entry, buckets=self._buckets,
+            devices=len(self.devices),
+        )  # fmt: skip
 
     # --- saving ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, PlanError
 from qcompiler.plan.plan import EntryPoint, Plan, Signature, TorchCall, initial_weight
@@ -294,6 +294,14 @@ class LoadedProgram:
         if attachments is not None:
             image = replace(image, attachments=attachments)
         return save_image(image, path, layout=layout, stages=stages)
+
+    def to_mlir(self, *_: Any, **__: Any) -> NoReturn:
+        """ArgumentError: only the compiler has weights as MLIR needs them; here they are merged and repacked."""
+        raise ArgumentError(
+            "to_mlir: a loaded program has the weights as its kernels read them, merged and in their layouts, and MLIR "
+            "is written from those that qcompile had. Compile the model again and call to_mlir on the result, or write "
+            "the text beside the file: qc compile MODEL -o FILE --mlir model.mlir"
+        )
 
     def __repr__(self) -> str:
         entries = ", ".join(entry.name for entry in self.entries)

@@ -10,9 +10,9 @@ reads the text without unregistered dialects: sizes are `?`, and names of this c
 
 from __future__ import annotations
 
-import io
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,9 +37,12 @@ from qcompiler.errors import ArgumentError, WeightsError
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.linalg_lowering import CONSTANTS, STATES, UPDATES
 from qcompiler.ir.mlir_oracle import constant_array, keys_of
-from qcompiler.ir.module import arg_names, main_func, update_function_type
+from qcompiler.ir.module import arg_names, main_func, ranges_of, update_function_type
 from qcompiler.ir.text import parse_module, print_for_mlir
+from qcompiler.passes.loops.substitute import substitute_symbols
 from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
+from qcompiler.passes.specialize import Bucket, checked_buckets, default_buckets
+from qcompiler.plan.dims import Range
 from qcompiler.plan.weights import NO_VALUES, WeightStore
 
 Array = npt.NDArray[Any]
@@ -59,15 +62,27 @@ class UpstreamModule:
     weights as resources. @main returns `outputs` results of the model, then the states in `updates`.
     """
 
-    text: str
+    code: str
+    """The text without the section at its end that holds resources."""
+    resources: Mapping[str, Array]
+    """Contents of the resources that the code names."""
     inputs: tuple[str, ...]
     outputs: int
     states: Mapping[str, Array] = field(default_factory=dict)
     updates: tuple[str, ...] = ()
     weights: Mapping[str, Array] = field(default_factory=dict)
 
+    @functools.cached_property
+    def text(self) -> str:
+        """The whole text. `save` writes a large one without holding it in memory."""
+        return "".join(self._pieces())
+
     def __str__(self) -> str:
         return self.text
+
+    def _pieces(self) -> Iterator[str]:
+        yield self.code
+        yield from _blobs(self.resources)
 
     def arguments(self, *inputs: Array, states: Mapping[str, Array] | None = None) -> list[Array]:
         """All arguments of @main for these inputs. ArgumentError if their number is wrong."""
@@ -82,34 +97,67 @@ class UpstreamModule:
         return [*inputs, *known.values(), *self.weights.values()]
 
     def save(self, path: str | Path) -> None:
-        """Writes the text."""
-        Path(path).write_text(self.text)
+        """Writes the text, resources piece by piece."""
+        with Path(path).open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(self._pieces())
 
 
-def upstream(text: str, weights: WeightStore, states: Mapping[str, Array], where: Weights) -> UpstreamModule:
-    """The module of the stage `STAGE`, lowered. QCompilerError names an op or a format that cannot be lowered."""
+def upstream(
+    text: str,
+    weights: WeightStore,
+    states: Mapping[str, Array],
+    where: Weights,
+    *,
+    entry: str | None = None,
+    buckets: Sequence[Bucket] | None = None,
+    devices: int = 1,
+) -> UpstreamModule:
+    """The module of the stage `STAGE`, lowered, for all sizes or those of one entry point.
+
+    `buckets` are the entry points that the caller of `qcompile` chose, and `devices` counts those of the program.
+    QCompilerError names an op or a format that cannot be lowered, ArgumentError an unknown entry point.
+    """
     if not weights.valued:
         raise WeightsError(NO_VALUES)
     module = parse_module(text, name=STAGE)
+    ranges = _narrowed(main_func(module), entry, buckets)
     LowerQcToLinalgPass().apply(QCContext.default(), module)
     function = main_func(module)
     keys, read, updates = (keys_of(function, name) for name in (CONSTANTS, STATES, UPDATES))
     names = list(arg_names(function))[: len(function.body.block.args) - len(read) - len(keys)]
     outputs = len(function.function_type.outputs) - len(updates)
     arrays = {key: _signless(constant_array(key, weights)) for key in keys}
+    notes = [f"Size {symbol}: from {low} to {high}." for symbol, (low, high) in ranges.items()]
+    if entry is not None:
+        notes.insert(0, f"Sizes are those of the entry point {entry}.")
+    if devices > 1:
+        notes.append(f"The program runs on {devices} devices; which part runs on which is not said here.")
     _plain(module)
     resources = _as_resources(function, arrays) if where == "resources" else {}
     _named(function, [*names, *read, *([] if where == "resources" else keys)])
     module.verify()
-    body = _head(names, read, keys if where == "arguments" else [], outputs, updates) + print_for_mlir(module)
     return UpstreamModule(
-        text=body + _blobs(resources),
+        code=_head(names, read, keys if where == "arguments" else [], outputs, updates, notes) + print_for_mlir(module),
+        resources=resources,
         inputs=tuple(names),
         outputs=outputs,
         states={key: np.asarray(states[key]) for key in read},
         updates=tuple(updates),
         weights=arrays if where == "arguments" else {},
     )
+
+
+def _narrowed(main: func.FuncOp, entry: str | None, buckets: Sequence[Bucket] | None) -> Mapping[str, Range]:
+    """Gives @main the sizes of an entry point. Returns the ranges of the sizes that are left."""
+    if entry is None:
+        return ranges_of(main)
+    named = dict(default_buckets(main) if buckets is None else checked_buckets(main, buckets))
+    if entry not in named:
+        raise ArgumentError(f"entry={entry!r}: the program's entry points are {', '.join(named)}")
+    ranges = {**ranges_of(main), **named[entry]}
+    fixed = {symbol: low for symbol, (low, high) in ranges.items() if low == high}
+    substitute_symbols(main, fixed)
+    return {symbol: bounds for symbol, bounds in ranges.items() if symbol not in fixed}
 
 
 # --- without attributes and types of our own -------------------------------------------------------------------------
@@ -161,14 +209,19 @@ def _named(function: func.FuncOp, names: Sequence[str]) -> None:
 
 
 def _head(
-    inputs: Sequence[str], states: Sequence[str], weights: Sequence[str], outputs: int, updates: Sequence[str]
+    inputs: Sequence[str],
+    states: Sequence[str],
+    weights: Sequence[str],
+    outputs: int,
+    updates: Sequence[str],
+    notes: Sequence[str],
 ) -> str:
     """Comments that say what @main takes and gives. Names may come from a file: only printable ones are written."""
     kinds = [*[("input", n) for n in inputs], *[("state", n) for n in states], *[("weight", n) for n in weights]]
     lines = ["A quantised program by qcompiler, in upstream MLIR dialects. Arguments of @main:"]
     lines += [f"  {number}: {kind} {name}" for number, (kind, name) in enumerate(kinds)]
     lines.append(f"@main returns {outputs} results of the model" + (", then the new values of:" if updates else "."))
-    lines += [f"  state {name}" for name in updates]
+    lines += [*(f"  state {name}" for name in updates), *notes]
     return "".join(f"// {line if line.isprintable() else ascii(line)}\n" for line in lines)
 
 
@@ -184,7 +237,8 @@ def _as_resources(function: func.FuncOp, arrays: Mapping[str, Array]) -> dict[st
     for argument, (key, array) in zip(block.args[len(block.args) - len(arrays) :], arrays.items(), strict=True):
         type_ = argument.type
         assert isinstance(type_, TensorType)
-        if array.dtype == np.bool_ or array.size == 0:  # resources have no form for bits, nor for nothing
+        # Resources have no form for bits, nor for nothing; upstream MLIR never ends when it folds one of a scalar.
+        if array.dtype == np.bool_ or array.size == 0 or array.ndim == 0:
             value: Any = DenseIntOrFPElementsAttr.from_list(type_, array.reshape(-1).tolist())
         else:
             handle = _unique(_identifier(key), found)
@@ -205,15 +259,20 @@ def _unique(name: str, taken: Mapping[str, object]) -> str:
     return found
 
 
-def _blobs(resources: Mapping[str, Array]) -> str:
+_PIECE = 1 << 20
+"""Bytes of a resource that are turned into text at once."""
+
+
+def _blobs(resources: Mapping[str, Array]) -> Iterator[str]:
     """The section of a text that holds resources: hexadecimal, behind the alignment as a 32-bit number."""
     if not resources:
-        return ""
-    out = io.StringIO()
-    out.write("\n{-#\n  dialect_resources: {\n    builtin: {\n")
+        return
+    yield "\n{-#\n  dialect_resources: {\n    builtin: {\n"
     for number, (name, array) in enumerate(resources.items()):
         alignment = max(array.dtype.itemsize, 4).to_bytes(4, "little").hex()
-        out.write(",\n" if number else "")
-        out.write(f'      {name}: "0x{alignment}{np.ascontiguousarray(array).tobytes().hex()}"')
-    out.write("\n    }\n  }\n#-}\n")
-    return out.getvalue()
+        yield (",\n" if number else "") + f'      {name}: "0x{alignment}'
+        held = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for begin in range(0, held.size, _PIECE):
+            yield held[begin : begin + _PIECE].tobytes().hex()
+        yield '"'
+    yield "\n    }\n  }\n#-}\n"

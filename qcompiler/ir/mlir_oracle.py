@@ -129,44 +129,53 @@ _MEMREF_COPY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(_Unranked),
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main", *, level: int = 1) -> list[Array]:
-    """Compiles `text` with upstream MLIR and calls `entry`, whose arguments and results are ranked tensors.
+class Jitted:
+    """A function of `text`, compiled by upstream MLIR: call it with arrays as often as needed.
 
-    `level` is LLVM's: 0 compiles a small model in half a second instead of six, and runs slower. From 2 on loops become
-    vectors, and those of bf16 need a function of LLVM's runtime that the bindings do not ship.
-
-    Inputs are copied (bufferisation may write in place). QCompilerError carries MLIR's message.
+    Its arguments and results are ranked tensors. `level` is LLVM's: 0 compiles a small model in half a second instead
+    of six, and runs slower. From 2 on loops become vectors, and those of bf16 need a function of LLVM's runtime that
+    the bindings do not ship. QCompilerError carries MLIR's message.
     """
-    ir, passmanager, execution_engine = bindings()
-    with ir.Context() as context:
-        context.allow_unregistered_dialects = True
-        try:
-            module = ir.Module.parse(text)
-            named = {ir.StringAttr(op.operation.attributes["sym_name"]).value: op for op in module.body}
-            function = named[entry].operation
-            function.attributes["llvm.emit_c_interface"] = ir.UnitAttr.get()
-            results = [
-                _result_kind(t, ir)
-                for t in ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results
-            ]
-            passmanager.PassManager.parse(PIPELINE).run(module.operation)
-            engine = execution_engine.ExecutionEngine(module, opt_level=level)
-        except ir.MLIRError as error:
-            raise QCompilerError(f"MLIR does not compile the module: {error}") from error
-        engine.raw_register_runtime("memrefCopy", ctypes.cast(_MEMREF_COPY, ctypes.c_void_p))
+
+    def __init__(self, text: str, entry: str = "main", *, level: int = 1) -> None:
+        ir, passmanager, execution_engine = bindings()
+        self.entry = entry
+        with ir.Context() as self._context:
+            self._context.allow_unregistered_dialects = True
+            try:
+                module = ir.Module.parse(text)
+                named = {ir.StringAttr(op.operation.attributes["sym_name"]).value: op for op in module.body}
+                function = named[entry].operation
+                function.attributes["llvm.emit_c_interface"] = ir.UnitAttr.get()
+                type_ = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+                self._results = [_result_kind(t, ir) for t in type_.results]
+                passmanager.PassManager.parse(PIPELINE).run(module.operation)
+                self._engine = execution_engine.ExecutionEngine(module, opt_level=level)
+            except ir.MLIRError as error:
+                raise QCompilerError(f"MLIR does not compile the module: {error}") from error
+        self._engine.raw_register_runtime("memrefCopy", ctypes.cast(_MEMREF_COPY, ctypes.c_void_p))
+
+    def __call__(self, *inputs: Array) -> list[Array]:
+        """The results. Inputs are copied, since bufferisation may write in place."""
         held = [np.array(x, order="C") for x in inputs]
         arguments = [_describe(x) for x in held]
-        kinds = [(f"r{i}", _descriptor_class(rank)) for i, (rank, _) in enumerate(results)]
+        kinds = [(f"r{i}", _descriptor_class(rank)) for i, (rank, _) in enumerate(self._results)]
         returned: Any = type("Results", (ctypes.Structure,), {"_fields_": kinds})()
-        pointers = [ctypes.pointer(ctypes.pointer(x)) for x in ([returned] if results else []) + arguments]
-        engine.invoke(entry, *pointers)
-        values = [_read(getattr(returned, f"r{i}"), *kind) for i, kind in enumerate(results)]
+        pointers = [ctypes.pointer(ctypes.pointer(x)) for x in ([returned] if kinds else []) + arguments]
+        with self._context:
+            self._engine.invoke(self.entry, *pointers)
+        values = [_read(getattr(returned, f"r{i}"), *kind) for i, kind in enumerate(self._results)]
         owned = {x.ctypes.data for x in held}
         free = ctypes.CDLL(None).free
         free.argtypes = [ctypes.c_void_p]
-        for pointer in {getattr(returned, f"r{i}").allocated for i in range(len(results))} - owned:
+        for pointer in {getattr(returned, f"r{i}").allocated for i in range(len(kinds))} - owned:
             free(pointer)
         return values
+
+
+def mlir_jit(text: str, inputs: Sequence[Array], entry: str = "main", *, level: int = 1) -> list[Array]:
+    """Compiles `text` with upstream MLIR and calls `entry` once: see `Jitted`."""
+    return Jitted(text, entry, level=level)(*inputs)
 
 
 _MLIR_DTYPES = {name: NUMPY_DTYPES[name] for name in ("f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "i1")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from qcompiler.runtime import load
 from qcompiler.runtime.loaded import LoadedProgram
 
 if TYPE_CHECKING:
+    from qcompiler.inspect.upstream import UpstreamModule, Weights
     from qcompiler.program import Program
 
 Stream = Callable[[int, int], object]
@@ -214,6 +215,22 @@ class CausalLM:
             if length is not None:
                 limits[-1] = max(0, min(room, length - before))
         return limits
+
+    def to_mlir(
+        self, dialect: Literal["linalg"] = "linalg", *, entry: str | None = None, weights: Weights = "resources"
+    ) -> UpstreamModule:
+        """One call of the decoder in upstream MLIR dialects; see `Program.to_mlir` and docs/mlir.md.
+
+        It takes `ids`, `positions`, `rows`, `wanted` and `how` (docs/mlir.md says what they hold), then the states, and
+        returns logits and tokens, then the new states. States have names: `keys_0`, `values_0`, …, `marks` and `drawn`.
+        `entry` is "prefill" (any number of tokens, as without it), "decode" (one token of one sequence) or
+        "decode_batch" (one token of several sequences).
+
+        ArgumentError for a model that was loaded from a file; else the errors of `Program.to_mlir`.
+        """
+        if self.program is None:
+            self.run.to_mlir()
+        return self.program.to_mlir(dialect, entry=entry, weights=weights)
 
     def save(self, path: str | Path, *, stages: bool = False) -> dict[str, str]:
         """Writes the model to a .qca file, which `qc.load_causal_lm` reads; see `Program.save`."""

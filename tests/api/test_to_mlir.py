@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,15 @@ from xdsl.parser import Parser
 import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.errors import ArgumentError, MissingDependencyError, QCompilerError, WeightsError
+from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.inspect.upstream import STAGE, UpstreamModule
+from qcompiler.inspect.upstream import upstream as write
+from qcompiler.ir.context import QCContext
 from qcompiler.ir.interpreter import run
 from qcompiler.ir.mlir_oracle import bindings
 from qcompiler.ir.scalar_ops import ARITH, MATH
+from qcompiler.ir.text import print_module
+from qcompiler.passes.pipeline import run_pipeline, upto
 from qcompiler.plan.weights import WeightStore
 
 
@@ -111,6 +118,67 @@ def test_weights_are_resources_or_arguments_and_named_by_their_sections(tmp_path
         program.to_mlir("stablehlo")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="weights='files': choose 'resources' or 'arguments'"):
         program.to_mlir(weights="files")  # type: ignore[arg-type]
+
+
+class Odd(nn.Module):
+    """A scalar weight, results that are an input and weights, and no use of the second input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(2.5))
+        self.linear = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> Any:
+        return self.linear(x) * self.factor, x, self.linear.bias, self.factor + 1
+
+
+def test_scalars_are_no_resources_and_results_may_be_inputs_and_weights() -> None:
+    """Upstream MLIR never ends when it folds a resource of rank 0."""
+    x = torch.randn(3, 32)
+    given = (x, torch.arange(3))
+    imported, module = upstream_cases.lowered(Odd().eval(), given, quant="q8_0", weights="resources")
+    assert "dense<2.5" in module.text and "factor" not in module.resources
+    upstream(module.text)
+    imported, module = upstream_cases.lowered(Odd().eval(), given, quant="q8_0")
+    with torch.no_grad():
+        wanted = upstream_cases.leaves(imported.quantized.module(*given))
+    got = run(upstream(module.text), WeightStore(), module.arguments(*(each.numpy() for each in given)))
+    for ours, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_large_weight_is_written_piece_by_piece(tmp_path: Path) -> None:
+    """`save` holds a piece of the text and not the whole."""
+    array = np.arange(1 << 22, dtype=np.int32)
+    module = UpstreamModule("module {}\n", {"w": array}, (), 0)
+    tracemalloc.start()
+    module.save(tmp_path / "a.mlir")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < array.nbytes / 2, "its text has two characters for each byte"
+    text = (tmp_path / "a.mlir").read_text()
+    assert text == module.text and f'w: "0x04000000{array.tobytes().hex()}"' in text
+
+
+def test_an_entry_point_that_is_none_is_refused_and_a_loaded_program_says_what_to_do(tmp_path: Path) -> None:
+    x = torch.randn(5, 64)
+    program = qc.qcompile(
+        model(), (x,), dynamic_shapes={"input": {0: ("b", 1, 8)}}, buckets=[("one", {"b": (1, 1)}), ("more", {})]
+    )
+    assert "tensor<1x64xf32>" in program.to_mlir(entry="one").text
+    assert "// Size b: from 1 to 8.\n" in program.to_mlir(entry="more").text
+    with pytest.raises(ArgumentError, match="entry='two': the program's entry points are one, more"):
+        program.to_mlir(entry="two")
+    program.save(tmp_path / "a.qca")
+    with pytest.raises(ArgumentError, match="Compile the model again and call to_mlir on the result"):
+        qc.load(tmp_path / "a.qca").to_mlir("linalg")
+
+
+def test_the_head_says_that_places_are_lost() -> None:
+    imported = import_torch(model(), (torch.randn(5, 64),))
+    run_pipeline(imported.module, QCContext.default(weights=imported.weights), stages=upto(STAGE))
+    module = write(print_module(imported.module), imported.weights, {}, "arguments", devices=2)
+    assert "// The program runs on 2 devices; which part runs on which is not said here.\n" in module.text
 
 
 def test_a_program_without_values_has_no_text() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from qcompiler.frontends.common.imported import Imported
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.frontends.torch.importer import ImportResult
@@ -27,8 +28,13 @@ def lowered(
 ) -> tuple[ImportResult, UpstreamModule]:
     """What `qcompile(model, args, kwargs, **options).to_mlir(weights=weights)` gives, and the imported model."""
     imported = import_torch(model, args, kwargs, **options)
+    return imported, of_stage(imported, weights)
+
+
+def of_stage(imported: Imported, weights: Weights) -> UpstreamModule:
+    """The text of a model that a frontend has imported."""
     run_pipeline(imported.module, QCContext.default(weights=imported.weights), stages=upto(STAGE))
-    return imported, upstream(print_module(imported.module), imported.weights, imported.states, weights)
+    return upstream(print_module(imported.module), imported.weights, imported.states, weights)
 
 
 def leaves(result: Any) -> list[np.ndarray[Any, Any]]:
