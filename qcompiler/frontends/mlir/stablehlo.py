@@ -116,9 +116,9 @@ def attributes_names(op: Any) -> list[str]:
 
 def _element(text: str) -> str:
     """The element type of a scalar or a tensor type; sizes are i64."""
-    element = text.rpartition("x")[2].rstrip(">") if text.startswith("tensor<") else text
-    element = element.removeprefix("tensor<")
-    return "i64" if element == "index" else element
+    if text.startswith("tensor<"):
+        return parse_type(text, "a value")[1]
+    return "i64" if text == "index" else text
 
 
 # --- ops that are not StableHLO's ------------------------------------------------------------------------------------
