@@ -235,6 +235,9 @@ class _Reader:
             value = self.constants.resource(text, sizes_, kind, where)
         else:
             self.constants.check_splat(sizes_, where)
+            if text[6:7] not in '["':
+                number = scalar_number(text[6:].partition(">")[0] + f" : {kind}")
+                return self.graph.call_function(aten.full.default, (list(sizes_), number), {"dtype": _TORCH[kind]})
             value = self.constants.dense((text, kind), dense_array(text, sizes_, kind, where), sizes_, kind)
         if value not in self.attributes:
             array = self.constants.arrays.get(value, value.known)
