@@ -15,7 +15,7 @@ from typing import Any
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType
+from xdsl.dialects.builtin import IntegerAttr, IntegerType
 from xdsl.ir import Operation, SSAValue
 
 from qcompiler.frontends.common.scalars import Scalars, cast
@@ -105,7 +105,7 @@ _CASTS = (
 )  # fmt: skip
 OPS = frozenset({
     *_BINARY, *_MATH, *_CASTS, "arith.constant", "arith.cmpf", "arith.cmpi", "arith.select", "arith.negf",
-    "arith.bitcast", "math.absi", "math.fma", "math.round", "linalg.index", "math.cbrt",
+    "arith.bitcast", "math.absi", "math.fma", "math.round", "linalg.index", "math.cbrt", "math.fpowi",
 })  # fmt: skip
 """Every op that a body may have."""
 
@@ -135,6 +135,9 @@ def _emit_one(inner: Builder, op: Scalar, operands: list[SSAValue]) -> SSAValue:
         return inner.insert(arith.BitcastOp(operands[0], ELEMENT_TYPES[dtype])).results[0]
     source = dtype_of(operands[0].type)
     wide: DType = "f32" if source in ("f16", "bf16") else source
+    if op.op == "math.fpowi":
+        made = _power(inner, operands[0], operands[1], wide)
+        return cast(inner, made, dtype)
     given = [cast(inner, each, wide) for each in operands]
     made = _computed(inner, op, given, Scalars(inner, wide))
     return cast(inner, made, dtype) if dtype in ("f16", "bf16") else made
@@ -158,6 +161,18 @@ def _computed(inner: Builder, op: Scalar, given: list[SSAValue], m: Scalars) -> 
     if op.op == "math.cbrt":
         return m.call("copysign", m.call("powf", m.abs(given[0]), m.const(1 / 3)), given[0])
     return m.call(_MATH[op.op], *given)
+
+
+def _power(inner: Builder, base: SSAValue, exponent: SSAValue, wide: DType) -> SSAValue:
+    """A float to a whole power: products for small numbers, as MLIR lowers it."""
+    m, owner = Scalars(inner, wide), exponent.owner
+    x = cast(inner, base, wide)
+    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+        times = owner.value.value.data
+        if abs(times) <= 8:
+            made = m.power(x, abs(times))
+            return m.div(m.const(1), made) if times < 0 else made
+    return m.call("powf", x, cast(inner, exponent, wide))
 
 
 def _convert(inner: Builder, op: Scalar, value: SSAValue, dtype: DType) -> SSAValue:

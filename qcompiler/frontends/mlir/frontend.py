@@ -17,6 +17,7 @@ from qcompiler.frontends.jax.graph import NUMPY, Graph, Value
 from qcompiler.frontends.jax.importer import JaxImport, import_graph
 from qcompiler.frontends.jax.quantise import quantise
 from qcompiler.frontends.mlir import sizes
+from qcompiler.frontends.mlir.batches import share_matrices
 from qcompiler.frontends.mlir.constants import Constants
 from qcompiler.frontends.mlir.model import MlirModel
 from qcompiler.frontends.mlir.types import Argument
@@ -76,6 +77,7 @@ def _export(model: MlirModel, args: Sequence[Any], dynamic_shapes: Mapping[str, 
             graph.leaves[value] = None
             constants.arrays[value] = weight
     _read(model, graph, values, constants)
+    share_matrices(graph)
     exported = Exported(
         graph, [constants.arrays[leaf] for leaf in graph.leaves], _inputs(model), _outputs(len(graph.returned)),
         [argument.name for argument in model.inputs], samples(model.inputs, shapes, ranges, args),

@@ -26,7 +26,7 @@ from qcompiler.frontends.mlir import sizes
 from qcompiler.frontends.mlir.constants import Constants
 from qcompiler.frontends.mlir.dense import dense_array, scalar_number
 from qcompiler.frontends.mlir.model import MlirModel
-from qcompiler.frontends.mlir.types import Argument, check_size, parse_type
+from qcompiler.frontends.mlir.types import Argument, Shape, check_size, parse_type
 from qcompiler.frontends.torch.aten.table import BUILDERS
 
 aten = torch.ops.aten
@@ -46,6 +46,7 @@ _INTS: dict[str, Callable[..., Any]] = {
     "torch.aten.floordiv.int": operator.floordiv, "torch.aten.remainder.int": operator.mod,
     "torch.aten.neg.int": operator.neg,
 }  # fmt: skip
+_PRIMS = {"torch.prims.convert_element_type": "torch.aten.to.dtype", "torch.prims.squeeze": "torch.aten.squeeze.dims"}
 _TEXTS = {"approximate", "rounding_mode", "reduce", "mode", "equation", "indexing", "padding_mode"}
 """Arguments of operators that may be texts: words that choose a rule."""
 _BY_VALUE = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
@@ -165,6 +166,7 @@ class _Reader:
         return node
 
     def _aten(self, op: Any, name: str, operands: list[Any]) -> Any:
+        name = _PRIMS.get(name, name)
         _, namespace, *path = name.split(".")
         packet = getattr(getattr(torch.ops, namespace), path[0], None)
         overload = getattr(packet, path[1] if len(path) > 1 else "default", None) if packet is not None else None
@@ -175,12 +177,37 @@ class _Reader:
         overload = _BY_VALUE.get(overload, overload)
         if overload is aten.mm.default and (weight := self._transposed(args[1])) is not None:
             return self._call(op, aten.linear.default, (args[0], weight), {})
+        if overload is aten.bmm.default and (matrix := self._repeated(args[1])) is not None:
+            weight = self._transposed(matrix)
+            target = aten.matmul.default if weight is None else aten.linear.default
+            return self._call(op, target, (args[0], matrix if weight is None else weight), {})
         if overload is aten.mul.Scalar and args[1] == 1 and self._keeps_type(op):
             return args[0]  # torch-mlir's addmm has an alpha and a beta of 1
         return self._call(op, overload, args, kwargs)
 
     def _keeps_type(self, op: Any) -> bool:
         return str(op.operands[0].type) == str(op.results[0].type)
+
+    def _repeated(self, value: Any) -> Any:
+        """The matrix that is repeated for each entry of a batch: torch-mlir writes a linear on three dimensions so."""
+        while isinstance(value, fx.Node) and value.target is aten.reshape.default and self._same_type(value):
+            value = value.args[0]
+        if not isinstance(value, fx.Node) or value.target not in (aten.broadcast_to.default, aten.expand.default):
+            return None
+        source = value.args[0]
+        shapes = [self._shape_of(source), self._shape_of(value)]
+        return source if len(shapes[0]) == 2 and len(shapes[1]) == 3 and shapes[0] == shapes[1][1:] else None
+
+    def _same_type(self, node: fx.Node) -> bool:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and self._shape_of(source) == self._shape_of(node) != ()
+
+    def _shape_of(self, node: Any) -> Shape:
+        """The shape that the text gives a node without `?`, else ()."""
+        declared = self.lines.get(node.name, ("", "", ""))[2] if isinstance(node, fx.Node) else ""
+        shape = parse_type(declared, "a value")[0] if declared.startswith("!torch.vtensor<[") else ()
+        batch = shape[:1] if len(shape) == 3 else ()
+        return () if any(size is None for size in shape[len(batch) :]) else shape
 
     def _transposed(self, value: Any) -> fx.Node | None:
         """The weight behind a transpose."""
