@@ -1,6 +1,6 @@
 """Affine maps of linalg.generic as linear forms of its loops.
 
-    affine_map<(d0, d1, d2) -> (d0, d1 * 2 + d2, 0)>      d0; 2*d1 + d2; 0
+affine_map<(d0, d1, d2) -> (d0, d1 * 2 + d2, 0)>      d0; 2*d1 + d2; 0
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def index_of(index: Index, body: ScalarBody) -> int:
     return total
 
 
-
 _APPLIED = re.compile(r"(?:affine_map<)?\(([^()]*)\)(?:\[([^\]]*)\])? -> \((.*)\)>?\Z")
 
 
@@ -91,7 +90,7 @@ def apply_map(text: str, operands: Sequence[Expr]) -> Expr:
     words = found[3].replace("floordiv", "//").replace("ceildiv", "@").replace("mod", "%")
     try:
         return _evaluate(ast.parse(words.strip(), mode="eval").body, dict(zip(names, operands, strict=True)))
-    except (SyntaxError, ValueError, KeyError) as error:
+    except (SyntaxError, ValueError, KeyError, MemoryError) as error:
         raise UnsupportedOperatorError(f"a map {text[:80]} that is not understood") from error
 
 

@@ -18,6 +18,11 @@ def share_matrices(graph: Graph) -> None:
     """Rewrites such products in place."""
     nodes: list[Node] = []
     for node in graph.nodes:
+        if node.op == "stablehlo.dot":  # what it was before dot_general
+            node.op, node.attrs["dot_dimension_numbers"] = "stablehlo.dot_general", {
+                "lhs_batching_dimensions": [], "rhs_batching_dimensions": [],
+                "lhs_contracting_dimensions": [node.operands[0].rank - 1], "rhs_contracting_dimensions": [0],
+            }  # fmt: skip
         if node.op == "stablehlo.dot_general":
             nodes += _shared(node)
         nodes.append(node)

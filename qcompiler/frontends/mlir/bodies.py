@@ -18,8 +18,8 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerAttr, IntegerType
 from xdsl.ir import Operation, SSAValue
 
-from qcompiler.frontends.common.scalars import Scalars, cast
 from qcompiler.frontends.common.scalars import _FUNCTIONS as FUNCTIONS
+from qcompiler.frontends.common.scalars import Scalars, cast
 from qcompiler.frontends.mlir.scalars import PREDICATES
 from qcompiler.ir.scalar_ops import RemFOp
 from qcompiler.ir.types import ELEMENT_TYPES, dtype_of

@@ -1,8 +1,8 @@
 """Constants of a text: floating-point arrays are weights, by the names of their resources; all others are numbers.
 
-    dense_resource<up_weight> : tensor<8x16xf32>       a leaf `up_weight`
-    dense<[[0.5, …]]> : tensor<8x16xf32>               a leaf `constant_0`
-    dense<1.0> : tensor<8xf32>, dense<[0, 1]> : …      a number everywhere, and indices: known at compile time
+dense_resource<up_weight> : tensor<8x16xf32>       a leaf `up_weight`
+dense<[[0.5, …]]> : tensor<8x16xf32>               a leaf `constant_0`
+dense<1.0> : tensor<8xf32>, dense<[0, 1]> : …      a number everywhere, and indices: known at compile time
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Constants:
         name = found[1] if found is not None else ""
         if name not in self.resources:
             raise ExportError(
-                f"the resource '{name}' is not in the text{where}: print the module with its resources (MLIR leaves out "
+                f"the resource '{name}' is not in the text{where}: print the module with its resources (MLIR may leave out "
                 "long ones with elide-resource-strings-if-larger), or pass the weight as an argument"
             )
         key = (name, shape, kind)
@@ -58,7 +58,7 @@ class Constants:
     def check_splat(self, shape: tuple[int, ...], where: str) -> None:
         if math.prod(shape) > MAX_SPLAT:
             raise ExportError(
-                f"a constant of {math.prod(shape)} equal elements{where}; the limit is {MAX_SPLAT}: write a number, and "
+                f"a constant of {math.prod(shape)} equal elements{where}; the limit is {MAX_SPLAT}: write a number and "
                 "broadcast it"
             )
 

@@ -67,3 +67,15 @@ def scalar_number(text: str) -> float | int | bool:
         dtype = NUMPY[kind]
         return float(np.array(int(word, 16), np.dtype(f"u{dtype.itemsize}")).view(dtype))
     return float(word)
+
+
+def ints(attribute: Any) -> list[int]:
+    """An array of integers, however the text writes it: `array<i64: 1, 2>`, `[1, 2]`, `dense<2> : vector<2xi64>`."""
+    text = str(attribute)
+    if text.startswith("dense<"):
+        body, _, type_ = text[6:].partition(">")
+        found = [int(word) for word in body.strip("[]").split(",")]
+        count = int(type_.partition("<")[2].partition("x")[0])
+        return found * count if len(found) == 1 else found
+    inner = text.partition(":")[2] if text.startswith("array<") else text
+    return [int(word.partition(":")[0]) for word in inner.strip("[]<> ").split(",") if word.strip()]

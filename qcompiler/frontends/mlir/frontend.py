@@ -19,6 +19,7 @@ from qcompiler.frontends.jax.quantise import quantise
 from qcompiler.frontends.mlir import sizes
 from qcompiler.frontends.mlir.batches import share_matrices
 from qcompiler.frontends.mlir.constants import Constants
+from qcompiler.frontends.mlir.linalg_ops import read_linalg
 from qcompiler.frontends.mlir.model import MlirModel
 from qcompiler.frontends.mlir.types import Argument
 from qcompiler.frontends.weights.weight_files import WeightFiles
@@ -94,8 +95,6 @@ def _read(model: MlirModel, graph: Graph, values: list[Value], constants: Consta
 
             read_stablehlo(model, graph, values, constants)
         else:
-            from qcompiler.frontends.mlir.linalg import read_linalg  # torch-mlir
-
             read_linalg(model, graph, values, constants)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ExportError(

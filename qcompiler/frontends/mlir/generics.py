@@ -21,7 +21,7 @@ from qcompiler.frontends.jax.graph import Value
 from qcompiler.frontends.jax.scope import splat
 from qcompiler.frontends.mlir.affine import Index, constant, dim_of, index_of, parse_map
 from qcompiler.frontends.mlir.bodies import OPS, Scalar, ScalarBody, predicate
-from qcompiler.frontends.mlir.dense import scalar_number
+from qcompiler.frontends.mlir.dense import ints, scalar_number
 from qcompiler.ir import build
 from qcompiler.plan.dims import Dim, dim, product
 
@@ -211,8 +211,6 @@ def read_map(r: LinalgReader, op: Any, operands: list[Value], values: Values) ->
 
 def read_reduce(r: LinalgReader, op: Any, operands: list[Value], values: Values) -> list[Value]:
     """linalg.reduce: loops over the dims of its inputs."""
-    from qcompiler.frontends.mlir.linalg import ints
-
     axes, rank, half = ints(op.attributes["dimensions"]), operands[0].rank, len(operands) // 2
     whole = [Index({d: 1}, 0) for d in range(rank)]
     kept = [Index({d: 1}, 0) for d in range(rank) if d not in axes]
@@ -329,7 +327,9 @@ def _placed(loops: _Loops, made: Value, out: list[Index], axes: list[int], start
     unit = all(d is not None or (constant(index) == 0 and size == 1) for d, index, size in
                zip(dims, out, start.shape, strict=True))  # fmt: skip
     if sorted(order) != kept or not unit:
-        raise r.unsupported(op, "a destination that is not written in whole: each parallel loop must be one of its dims")
+        raise r.unsupported(
+            op, "a destination that is not written in whole: each parallel loop must be one of its dims"
+        )
     return r.reshape(r.transpose(made, [kept.index(d) for d in order], op), start.shape, op)
 
 
@@ -372,7 +372,7 @@ def _read_body(
     for each in block.operations:
         op = each.operation
         name = str(op.name)
-        r.count += 1
+        r.counted()
         if name in ("linalg.yield", "tensor.yield"):
             return [place_of(value) for value in op.operands]
         if name == "cf.assert":

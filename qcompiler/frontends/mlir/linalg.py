@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from qcompiler.errors import UnsupportedOperatorError
-from qcompiler.frontends.jax.fold import entries_of, fold, scalar_of
+from qcompiler.frontends.jax.fold import fold, scalar_of
 from qcompiler.frontends.jax.graph import NUMPY, Graph, Node, Value, user_line
 from qcompiler.frontends.jax.reader import MAX_NODES
 from qcompiler.frontends.jax.scope import splat
@@ -36,16 +36,11 @@ DYNAMIC = -(1 << 63)
 """MLIR's mark of a size that is an operand."""
 
 
-def read_linalg(model: MlirModel, graph: Graph, values: Sequence[Value], constants: Constants) -> None:
-    """Fills the graph from the function, whose arguments have these values. UnsupportedOperatorError with the line."""
-    graph.returned = LinalgReader(model, graph, constants).function(model.function, list(values))
-
-
 class LinalgReader:
-    """Reads ops one by one. `values` are those of the block that is read."""
+    """Reads ops one by one, by their `rules`. `values` are those of the block that is read."""
 
-    def __init__(self, model: MlirModel, graph: Graph, constants: Constants) -> None:
-        self.model, self.graph, self.constants = model, graph, constants
+    def __init__(self, model: MlirModel, graph: Graph, constants: Constants, rules: Mapping[str, Rule]) -> None:
+        self.model, self.graph, self.constants, self.rules = model, graph, constants, rules
         self.count = 0
         self.noted: set[str] = set()
 
@@ -63,15 +58,11 @@ class LinalgReader:
 
     def read(self, op: Any, operands: list[Value], values: Values) -> list[Value]:
         """The values of an op's results."""
-        from qcompiler.frontends.mlir.linalg_ops import RULES  # whose rules take this class
-
-        self.count += 1
-        if self.count > MAX_NODES:
-            raise UnsupportedOperatorError(f"{self.model.file} has more than {MAX_NODES} operators")
+        self.counted()
         for result in op.results:
             if str(result.type).startswith(("tensor", "memref", "vector")):
                 parse_type(str(result.type), f"the result of {op.name} ({self.line(op)})")
-        rule = RULES.get(op.name)
+        rule = self.rules.get(op.name)
         if rule is not None:
             return rule(self, op, operands, values)
         if op.name in SCALARS:
@@ -80,6 +71,14 @@ class LinalgReader:
             op, "it has no lowering. Write it with linalg.generic and tensor ops (mlir-opt "
             "--linalg-generalize-named-ops), or compute it outside of the program"
         )  # fmt: skip
+
+    def counted(self) -> None:
+        """Counts an op. UnsupportedOperatorError for too many: calls of calls multiply."""
+        self.count += 1
+        if self.count > MAX_NODES:
+            raise UnsupportedOperatorError(
+                f"{self.model.file} has more than {MAX_NODES} operators, with those of calls"
+            )
 
     # --- places ---
 
@@ -188,7 +187,14 @@ class LinalgReader:
                 raise self.unsupported(op, f"it reads {size} entries from {offset}, step {step}, of {have}")
         if not plain:
             return self.node(
-                "mlir.slice", [value], sizes, value.type, op, offsets=list(offsets), sizes=list(sizes), steps=list(steps)
+                "mlir.slice",
+                [value],
+                sizes,
+                value.type,
+                op,
+                offsets=list(offsets),
+                sizes=list(sizes),
+                steps=list(steps),
             )
         stops = [int(o) + (int(n) - 1) * s + 1 if n else int(o) for o, n, s in zip(offsets, sizes, steps, strict=True)]
         return self.node(
@@ -221,18 +227,6 @@ def element_of(text: str) -> str:
     return "i64" if text == "index" else text
 
 
-def ints(attribute: Any) -> list[int]:
-    """An array of integers, however the text writes it: `array<i64: 1, 2>`, `[1, 2]`, `dense<2> : vector<2xi64>`."""
-    text = str(attribute)
-    if text.startswith("dense<"):
-        body, _, type_ = text[6:].partition(">")
-        found = [int(word) for word in body.strip("[]").split(",")]
-        count = int(type_.partition("<")[2].partition("x")[0])
-        return found * count if len(found) == 1 else found
-    inner = text.partition(":")[2] if text.startswith("array<") else text
-    return [int(word.partition(":")[0]) for word in inner.strip("[]<> ").split(",") if word.strip()]
-
-
 def is_zero(value: Value) -> bool:
     """Whether a value is 0 everywhere."""
     number = splat(value)
@@ -240,7 +234,3 @@ def is_zero(value: Value) -> bool:
 
 
 Rule = Callable[[LinalgReader, Any, list[Value], Values], list[Value]]
-__all__ = [
-    "DYNAMIC", "LinalgReader", "Mapping", "Rule", "Shape", "Values", "element_of", "entries_of", "ints", "is_zero",
-    "read_linalg",
-]  # fmt: skip

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from qcompiler.frontends.jax.fold import entries_of, scalar_of
-from qcompiler.frontends.jax.graph import Body, Node, Value
+from qcompiler.frontends.jax.graph import Body, Graph, Node, Value
 from qcompiler.frontends.jax.scope import splat
 from qcompiler.frontends.mlir import generics
 from qcompiler.frontends.mlir.affine import apply_map
-from qcompiler.frontends.mlir.linalg import DYNAMIC, LinalgReader, Rule, Values, element_of, ints, is_zero
+from qcompiler.frontends.mlir.constants import Constants
+from qcompiler.frontends.mlir.dense import ints
+from qcompiler.frontends.mlir.linalg import DYNAMIC, LinalgReader, Rule, Values, element_of, is_zero
+from qcompiler.frontends.mlir.model import MlirModel
+from qcompiler.frontends.mlir.types import parse_type
 from qcompiler.ir import build
 from qcompiler.plan.dims import Dim, dim
 
@@ -171,8 +177,6 @@ def _extract_slice(r: LinalgReader, op: Any, operands: list[Value], values: Valu
 
 
 def element_shape(op: Any) -> list[Dim | None]:
-    from qcompiler.frontends.mlir.types import parse_type
-
     return list(parse_type(str(op.results[0].type), op.name)[0])
 
 
@@ -337,8 +341,6 @@ def _front(letters: str, letter: str) -> list[int]:
 
 def _without_padding(x: Value, image: str) -> tuple[Value, Any]:
     """An image that was padded with zeros around its spatial dims, and the amounts, which the convolution takes."""
-    import numpy as np
-
     spatial = [image.index(c) for c in image if c.isdigit()]
     spatial.sort(key=lambda axis: image[axis])
     none = np.zeros((len(spatial), 2), np.int64)
@@ -357,8 +359,6 @@ _POOLINGS = {"nchw": "bc01", "nhwc": "b01c", "ncw": "bc0", "nwc": "b0c"}
 
 def _pooling(r: LinalgReader, op: Any, operands: list[Value], values: Values) -> list[Value]:
     del values
-    import numpy as np
-
     _, layout, kind = op.name.removeprefix("linalg.").split("_", 2)
     letters, (x, window, start) = _POOLINGS[layout], operands
     spatial = [i for i, c in enumerate(letters) if c.isdigit()]
@@ -402,3 +402,8 @@ RULES: Mapping[str, Rule] = {
     **{f"linalg.pooling_{layout}_{kind}": _pooling for layout in _POOLINGS for kind in ("sum", "max", "min")},
 }  # fmt: skip
 """Every op that is read, beside arith on sizes."""
+
+
+def read_linalg(model: MlirModel, graph: Graph, values: Sequence[Value], constants: Constants) -> None:
+    """Fills the graph from the function, whose arguments have these values. UnsupportedOperatorError with the line."""
+    graph.returned = LinalgReader(model, graph, constants, RULES).function(model.function, list(values))

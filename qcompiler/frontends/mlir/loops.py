@@ -1,8 +1,8 @@
 """Builders of the nodes that the linalg reader makes beside StableHLO's: loops with a body, folds, and takes.
 
-    mlir.pointwise(x, y) {body}          linalg.generic over all loops
-    mlir.fold(x) {add, axes}             a reduction loop
-    mlir.take(flat, index)               qc.gather of a linear index
+mlir.pointwise(x, y) {body}          linalg.generic over all loops
+mlir.fold(x) {add, axes}             a reduction loop
+mlir.take(flat, index)               qc.gather of a linear index
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`from_mlir`: a text of MLIR as a model for `qcompile`.
 
-    model = qc.from_mlir("model.mlir", weights={"up.weight": array})
-    prog = qc.qcompile(model, quant="nf4", dynamic_shapes={"x": {0: ("b", 1, 64)}})
+model = qc.from_mlir("model.mlir", weights={"up.weight": array})
+prog = qc.qcompile(model, quant="nf4", dynamic_shapes={"x": {0: ("b", 1, 64)}})
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def from_mlir(
 def _source(source: Any) -> tuple[str, str]:
     if isinstance(source, bytes):
         source = source.decode("utf-8", "replace")
-    if isinstance(source, str) and not ("\n" in source or "{" in source):
+    if isinstance(source, str) and source.strip() and not ("\n" in source or "{" in source):
         source = Path(source)
     if isinstance(source, os.PathLike):
         path = Path(source)
@@ -139,24 +139,33 @@ def _entry(functions: Mapping[str, Any], entry: str | None, file: str) -> Any:
 
 
 def _refuse_recursion(functions: Mapping[str, Any], file: str) -> None:
-    """ExportError for functions that call themselves, and for calls of what is not there."""
-    calls: dict[str, set[str]] = {name: set() for name in functions}
+    """ExportError for functions that call themselves, for calls of what is not there, and for too many calls."""
+    calls: dict[str, list[str]] = {name: [] for name in functions}
     for name, function in functions.items():
         for op in walk(function):
             for key in ("callee", "decomposition"):
                 callee = _text(op.attributes, key) if op.name in _CALLS else ""
-                if callee and callee not in functions:
-                    raise ExportError(f"@{name} of {file} calls @{callee}, which is not in the text")
-                calls[name] |= {callee} if callee else set()
-    left = set(calls)
-    while left:
-        leaves = {name for name in left if not calls[name] & left}
-        if not leaves:
-            raise ExportError(f"the functions {', '.join(sorted(left)[:5])} of {file} call each other in a circle")
-        left -= leaves
+                if callee and (callee not in functions or not len(functions[callee].regions[0].blocks)):
+                    raise ExportError(f"@{name} of {file} calls @{callee}, whose body is not in the text")
+                calls[name] += [callee] if callee else []
+    total: dict[str, int] = {}
+    while len(total) < len(calls):
+        ready = [name for name in calls if name not in total and all(callee in total for callee in calls[name])]
+        if not ready:
+            left = sorted(calls.keys() - total.keys())
+            raise ExportError(f"the functions {', '.join(left[:5])} of {file} call each other in a circle")
+        for name in ready:
+            total[name] = sum(1 + total[callee] for callee in calls[name])
+            if total[name] > MAX_CALLS:
+                raise ExportError(
+                    f"@{name} of {file} makes {total[name]} calls, with those inside of calls, and each is read anew; "
+                    f"the limit is {MAX_CALLS}"
+                )
 
 
 _CALLS = ("func.call", "stablehlo.composite")
+MAX_CALLS = 10_000
+"""Calls of a function, with those of the functions that it calls. A text of a few lines can make 2^1000."""
 
 
 def walk(op: Any) -> list[Any]:
@@ -185,12 +194,14 @@ def _text(attributes: Any, key: str = "") -> str:
 
 def _arguments(function: Any, functions: Mapping[str, Any], file: str) -> tuple[Argument, ...]:
     block = function.regions[0].blocks[0]
-    attributes = function.attributes["arg_attrs"] if "arg_attrs" in function.attributes else None
+    attributes = function.attributes.get("arg_attrs", None)
     given = []
     for number, value in enumerate(block.arguments):
         table = attributes[number] if attributes is not None else {}
         named = next((_text(table, key) for key in names.ATTRIBUTES if key in table), "")
-        given.append(names.clean(named) or names.of_location(_location(value)) or _inner_name(function, functions, value))
+        given.append(
+            names.clean(named) or names.of_location(_location(value)) or _inner_name(function, functions, value)
+        )
     found = []
     for name, value in zip(names.distinct(given), block.arguments, strict=True):
         shape, element = parse_type(str(value.type), f"the argument '{name}' of {file}")

@@ -1,6 +1,6 @@
 """Ops of arith and math outside of loops, on sizes or single numbers, as the StableHLO ops that mean the same.
 
-    %n = arith.muli %b, %c8 : index      stablehlo.multiply, which is 8*b at compile time
+%n = arith.muli %b, %c8 : index      stablehlo.multiply, which is 8*b at compile time
 """
 
 from __future__ import annotations

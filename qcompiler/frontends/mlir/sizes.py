@@ -1,6 +1,6 @@
 """Sizes of arguments: the numbers of the text, and for each `?` a symbol with a range, which the caller names.
 
-    tensor<?x8xf32>, dynamic_shapes={"x": {0: ("b", 1, 64)}}          (b, 8), b in 1 … 64
+tensor<?x8xf32>, dynamic_shapes={"x": {0: ("b", 1, 64)}}          (b, 8), b in 1 … 64
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def resolve(
     ranges: dict[str, Range] = {}
     shapes: list[tuple[Dim, ...]] = []
     for argument in arguments:
-        entries = {**argument.symbols, **given.get(argument.name, {})}
+        entries = given.get(argument.name, {})
         shape: list[Dim] = []
         for axis, size in enumerate(argument.shape):
             if size is not None:

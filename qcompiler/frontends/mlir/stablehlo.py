@@ -1,9 +1,9 @@
-"""A StableHLO text as the `Graph` of the JAX road: the same reader, with constants as weights and sizes of torch-mlir's.
+"""A StableHLO text as the `Graph` of the JAX road: the same reader, with constants as weights.
 
-    %w = stablehlo.constant dense_resource<w> : tensor<8x16xf32>     a leaf `w`, quantised as an array of JAX's is
-    %n = tensor.dim %x, %c0                                          b
-    %s = shape.shape_of %x                                           [b, 8]
-    %t = shape.broadcast %s, %u                                      [b, 8], or an error if that depends on b
+%w = stablehlo.constant dense_resource<w> : tensor<8x16xf32>     a leaf `w`, quantised as an array of JAX's is
+%n = tensor.dim %x, %c0                                          b
+%s = shape.shape_of %x                                           [b, 8]
+%t = shape.broadcast %s, %u                                      [b, 8], or an error if that depends on b
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from qcompiler.errors import ExportError, UnsupportedOperatorError
 from qcompiler.frontends.jax.attributes import array_of as dense_array
 from qcompiler.frontends.jax.attributes import attributes_of, static_shape
 from qcompiler.frontends.jax.fold import entries_of, fold, scalar_of
-from qcompiler.frontends.jax.graph import NUMPY, Graph, Node, Value, user_line
-from qcompiler.frontends.jax.reader import IDENTITIES, Reader
+from qcompiler.frontends.jax.graph import NUMPY, Graph, Value, user_line
 from qcompiler.frontends.jax.reader import _RULES as READER_RULES
+from qcompiler.frontends.jax.reader import IDENTITIES, Reader
 from qcompiler.frontends.jax.table import BUILDERS, COMPOSITES
 from qcompiler.frontends.mlir.constants import Constants
+from qcompiler.frontends.mlir.dense import dense_array as dense_text
 from qcompiler.frontends.mlir.model import MlirModel, walk
 from qcompiler.frontends.mlir.scalars import SCALARS
-from qcompiler.frontends.mlir.types import check_size, parse_type
+from qcompiler.frontends.mlir.types import parse_type
 from qcompiler.plan.dims import dim
 
 Values = dict[Any, Value]
@@ -35,8 +36,8 @@ def read_stablehlo(model: MlirModel, graph: Graph, values: Sequence[Value], cons
     for op in walk(model.function):
         if not op.name.startswith(("stablehlo.", "chlo.", "func.", "arith.", "shape.", "tensor.", "cf.assert")):
             raise UnsupportedOperatorError(
-                f"the operator {op.name} has no lowering ({model.line(str(op.location))}): a StableHLO text may have ops "
-                "of stablehlo, chlo and func, and the sizes that torch-mlir writes with arith, shape and tensor"
+                f"the operator {op.name} has no lowering ({model.line(str(op.location))}): a StableHLO text may have "
+                "ops of stablehlo, chlo and func, and the sizes that torch-mlir writes with arith, shape and tensor"
             )
     reader = StablehloReader(model, graph, constants)
     graph.returned = reader._call(model.function, list(values))
@@ -71,8 +72,8 @@ class StablehloReader(Reader):
             return [self.scalar(op, operands)]
         if op.name not in READER_RULES and op.name not in IDENTITIES and op.name not in BUILDERS:
             raise UnsupportedOperatorError(
-                f"the operator {op.name} has no lowering{self.where(op)}. Rewrite that part with supported operators, or "
-                "compute it outside of the program and pass the result in"
+                f"the operator {op.name} has no lowering{self.where(op)}. Rewrite that part with supported operators, "
+                "or compute it outside of the program and pass the result in"
             )
         if any("dense_resource<" in str(op.attributes[name])[:40] for name in attributes_names(op)):
             raise UnsupportedOperatorError(f"{op.name} has a resource as an attribute{self.where(op)}: use a constant")
@@ -140,7 +141,8 @@ def _constant(reader: StablehloReader, op: Any, operands: list[Value], values: V
         return [reader.constants.resource(text, sizes, kind, reader.where(op))]
     if attribute.is_splat:
         reader.constants.check_splat(sizes, reader.where(op))
-    return [reader.constants.dense(attribute, dense_array(attribute), sizes, kind)]
+    array = dense_text(str(attribute), sizes, kind, reader.where(op)) if kind == "bf16" else dense_array(attribute)
+    return [reader.constants.dense(attribute, array, sizes, kind)]
 
 
 def _dim(reader: StablehloReader, op: Any, operands: list[Value], values: Values) -> list[Value]:
@@ -234,4 +236,3 @@ _RULES: Mapping[str, Rule] = {
     "shape.assuming": _assuming,
     "cf.assert": _assert,
 }
-__all__ = ["Node", "StablehloReader", "check_size", "read_stablehlo"]

@@ -3,8 +3,8 @@
     func.func @main(%x: tensor<3x8xf32>) …
     {-# dialect_resources: { builtin: { w: "0x04000000…" } } #-}
 
-The section of resources is cut off and read here. So MLIR's parser never sees the bytes of weights, and a resource whose
-length does not fit its type is an error before anything reads it.
+The section of resources is cut off and read here. So MLIR's parser never sees the bytes of weights, and a resource
+whose length does not fit its type is an error before anything reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MINUSES = re.compile(r"-(?:\s*-){20}")
 
 @dataclass(frozen=True)
 class ModuleText:
-    """`body` is the text without resources; `resources` are their bytes by name, without MLIR's 4 bytes of alignment."""
+    """`body` is the text without resources; `resources` are their bytes by name, without 4 bytes of alignment."""
 
     body: str
     dialect: Dialect

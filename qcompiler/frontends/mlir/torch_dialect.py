@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from qcompiler.errors import ExportError, QCompilerError, UnsupportedOperatorError
+from qcompiler.errors import ArgumentStructureError, ExportError, QCompilerError, UnsupportedOperatorError
 from qcompiler.frontends.jax.graph import Graph, Value
 from qcompiler.frontends.mlir import sizes
 from qcompiler.frontends.mlir.constants import Constants
@@ -72,7 +72,14 @@ def torch_program(
     plain = [tuple(chosen.get(n, n) if isinstance(n, str) else n for n in shape) for shape in shapes]
     inputs = tuple(_sample(a, shape) for a, shape in zip(model.inputs, plain, strict=True))  # type: ignore[arg-type]
     if args:
-        inputs = tuple(torch.as_tensor(np.asarray(each)) if not isinstance(each, torch.Tensor) else each for each in args)
+        if len(args) != len(inputs):
+            raise ArgumentStructureError(
+                f"{len(args)} example inputs were given, and the function takes {len(inputs)}: "
+                f"{', '.join(argument.name for argument in model.inputs)}"
+            )
+        inputs = tuple(
+            torch.as_tensor(np.asarray(each)) if not isinstance(each, torch.Tensor) else each for each in args
+        )
     reader.check(graph_module, inputs)
     dims: dict[str, Any] = {}
     for argument, shape in zip(model.inputs, shapes, strict=True):
@@ -217,7 +224,9 @@ class _Reader:
         swapped = order in ([[1, 0]], [0, 1], [1, 0], [-1, -2], [-2, -1])
         return source if swapped and isinstance(source, fx.Node) and source in self.weights else None
 
-    def _arguments(self, op: Any, name: str, overload: Any, operands: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(
+        self, op: Any, name: str, overload: Any, operands: list[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         schema = overload._schema.arguments
         if len(operands) > len(schema):
             raise self._unsupported(op, name, f": it takes {len(schema)} arguments, and {len(operands)} are given")
@@ -315,8 +324,11 @@ class _Reader:
                     _check_type(made, declared, f"{name} ({line})")
                 return made
 
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            Checked(graph_module).run(*(mode.from_tensor(each) for each in inputs))
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                Checked(graph_module).run(*(mode.from_tensor(each) for each in inputs))
+        except ExportError as error:  # fx adds its own lines to the message
+            raise ExportError(str(error).partition("\n")[0]) from error
 
 
 def _check_type(made: torch.Tensor, declared: str, what: str) -> None:

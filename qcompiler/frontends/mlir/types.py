@@ -1,15 +1,14 @@
 """Types of MLIR as this frontend takes them: ranked tensors, and torch-mlir's value tensors.
 
-    tensor<?x8xf32>            (None, 8), f32
-    !torch.vtensor<[?,8],f32>  (None, 8), f32
+tensor<?x8xf32>            (None, 8), f32
+!torch.vtensor<[?,8],f32>  (None, 8), f32
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.jax.graph import STORED
@@ -25,12 +24,11 @@ _TORCH = re.compile(r"!torch\.vtensor<\[((?:\d+|\?)?(?:,(?:\d+|\?))*)\],([a-z]\w
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of the function: None in `shape` for `?`. `symbols` are ranges that the text has, by dimension."""
+    """An argument of the function: None in `shape` for `?`."""
 
     name: str
     shape: Shape
     element: str
-    symbols: Mapping[int, tuple[str, int, int]] = field(default_factory=dict)
 
 
 def parse_type(text: str, what: str) -> tuple[Shape, str]:
