@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -100,7 +102,6 @@ def test_a_program_for_a_simulated_gpu() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_our_own_text_is_read_back_and_means_the_same(name: str) -> None:
     module, x = model(name), example(name, 3)
-    sizes = {next(iter(["x"])): {0: ("b", 2, 8)}}
     argument = {"mlp": "input", "conv": "x", "encoder": "src", "llama": "ids"}[name]
     sizes = {argument: {0: ("b", 2, 8)}}
     program = qc.qcompile(module, (x,), dynamic_shapes=sizes)
@@ -238,7 +239,7 @@ def test_each_op_on_small_floats_rounds_as_upstream(kind: str) -> None:
         "%r =", "%t = arith.addf %a, %a : f32\n %r ="
     )
     source = function(body, "%x: tensor<3x4xf32>", "tensor<3x4xf32>").replace("f32", kind)
-    dtype = {"f16": np.float16, "bf16": read.__globals__["np"].dtype("bfloat16") if kind == "bf16" else None}[kind]
+    dtype = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[kind]
     x = np.random.default_rng(5).standard_normal((3, 4)).astype(dtype)
     assert np.array_equal(answers(read(source), [x])[0], mlir_jit(source, [x])[0])
 
@@ -316,3 +317,11 @@ def test_linalg_is_read_without_jax_and_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "doors.md"
+    block = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[2]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert close(names["y"].numpy(), names["prog"].oracle(names["x"].numpy()))

@@ -182,7 +182,8 @@ def element_shape(op: Any) -> list[Dim | None]:
 
 def _kept(sizes: Sequence[Dim], declared: Sequence[Dim | None]) -> list[int]:
     """The dims of a slice that its result keeps: some of size 1 may be dropped."""
-    drop, kept = len(sizes) - len(declared), []
+    drop = len(sizes) - len(declared)
+    kept: list[int] = []
     for axis, size in enumerate(sizes):
         wanted = declared[len(kept)] if len(kept) < len(declared) else -1
         if drop and size == 1 and wanted != 1:
