@@ -19,10 +19,12 @@ import qcompiler as qc
 from qcompiler.errors import QCompilerError
 from qcompiler.frontends.mlir.torch_dialect import torch_program
 from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.ir.context import QCContext
 from qcompiler.ir.mlir_oracle import mlir_jit
+from qcompiler.passes.pipeline import run_pipeline, upto
 
 MODELS = ("mlp", "conv", "encoder", "llama")
-BATCH = {"arg0": {0: ("b", 2, 8)}}
+BATCH = {"arg0": {0: ("b", 1, 8)}}
 INT8 = qc.QuantConfig("int8", promise_bits=None)
 
 
@@ -64,7 +66,7 @@ def test_a_text_with_any_batch_means_what_torch_means(name: str, dialect: str) -
     module = model(name)
     source = text(module, example(name, 3), dialect, dynamic=True)
     result = imported(source, dynamic=True)
-    for batch in (2, 3, 8):
+    for batch in (1, 2, 8):
         x = example(name, batch)
         with torch.no_grad():
             assert close(answers(result, [x.numpy()])[0], module(x).numpy())
@@ -81,13 +83,13 @@ def test_every_matrix_of_a_model_is_quantised_in_every_dialect(dialect: str) -> 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_programs_run_with_checked_passes_and_load_again(dialect: str, tmp_path: Path) -> None:
-    module = model("llama")
-    source = text(module, example("llama", 3), dialect, dynamic=True)
+    name = "llama" if dialect == "linalg" else "mlp"
+    source = text(model(name), example(name, 3), dialect, dynamic=True)
     program = qc.qcompile(qc.from_mlir(source), quant=NF4, dynamic_shapes=BATCH, verify_each="numerics")
     program.save(tmp_path / "m.qca")
     loaded = qc.load(tmp_path / "m.qca")
-    for batch in (2, 5):
-        x = example("llama", batch)
+    for batch in (1, 5):
+        x = example(name, batch)
         wanted = program.oracle(x if dialect == "torch" else x.numpy())
         assert close(program(x.numpy()), wanted)
         assert np.array_equal(loaded(x.numpy()), program(x.numpy()))
@@ -103,10 +105,10 @@ def test_a_program_for_a_simulated_gpu() -> None:
 def test_our_own_text_is_read_back_and_means_the_same(name: str) -> None:
     module, x = model(name), example(name, 3)
     argument = {"mlp": "input", "conv": "x", "encoder": "src", "llama": "ids"}[name]
-    sizes = {argument: {0: ("b", 2, 8)}}
+    sizes = {argument: {0: ("b", 1, 8)}}
     program = qc.qcompile(module, (x,), dynamic_shapes=sizes)
     result = read(program.to_mlir("linalg").text, BATCH)
-    for batch in (2, 7):
+    for batch in (1, 7):
         x = example(name, batch)
         with torch.no_grad():
             assert close(answers(result, [x.numpy()])[0], module(x).numpy())
@@ -116,20 +118,22 @@ def test_our_own_text_is_read_back_and_means_the_same(name: str) -> None:
 
 
 def raised(source: Any) -> set[str]:
-    program = qc.qcompile(qc.from_mlir(source), verify_each="ir")
-    words = program.ir("raise-idioms").split()
-    return {w for w in words if w in ("qc.rms_norm", "qc.layer_norm", "qc.softmax", "qc.attention", "qc.rotary")}
+    result = imported(source)
+    context = QCContext.default(weights=result.weights)
+    run_pipeline(result.module, context, stages=upto("raise-idioms"))
+    found = {op.name for op in result.module.walk()}
+    return found & {"qc.rms_norm", "qc.layer_norm", "qc.softmax", "qc.attention", "qc.rotary"}
 
 
 IDIOMS = {
-    ("llama", "torch"): {"qc.rms_norm"},
-    ("llama", "linalg"): {"qc.rms_norm"},
-    ("llama", "stablehlo"): {"qc.rms_norm"},
-    ("encoder", "torch"): set(),
-    ("encoder", "linalg"): set(),
-    ("encoder", "stablehlo"): set(),
+    ("llama", "torch"): {"qc.rms_norm", "qc.softmax"},
+    ("llama", "linalg"): {"qc.rms_norm", "qc.softmax"},
+    ("llama", "stablehlo"): {"qc.rms_norm", "qc.softmax"},
+    ("encoder", "torch"): {"qc.layer_norm", "qc.softmax"},
+    ("encoder", "linalg"): {"qc.layer_norm", "qc.softmax"},
+    ("encoder", "stablehlo"): {"qc.layer_norm", "qc.softmax"},
 }
-"""What is recognised behind torch-mlir's decompositions; all else runs as products and loops."""
+"""What is recognised behind torch-mlir's decompositions: not attention, nor rotary embeddings."""
 
 
 @pytest.mark.parametrize(("name", "dialect"), IDIOMS)
@@ -175,19 +179,31 @@ OPS: dict[str, tuple[str, str]] = {
     "maximum": (folded("arith.maximumf %a, %o : f32", "0xFF800000"), "3"),
     "minimum from a number": (folded("arith.minimumf %a, %o : f32", "0.25"), "3"),
     "maximum by a comparison": (
-        folded("arith.select %c, %a, %o : f32", "0xFF800000").replace("%r =", "%c = arith.cmpf ogt, %a, %o : f32\n %r ="), "3"),
+        folded("arith.select %c, %a, %o : f32", "0xFF800000").replace("%r =", "%c = arith.cmpf ogt, %a, %o : "
+                                                                              "f32\n %r ="), "3"),
     "sum of a term": (folded("arith.addf %t, %o : f32", "0.0").replace("%r =", "%t = math.exp %a : f32\n %r ="), "3"),
-    "transposed destination": (pointwise("4x3", "affine_map<(d0, d1) -> (d1, d0)>", ID, ONE.format("math.tanh %a : f32")), "4x3"),
-    "transposed operand": (pointwise("4x3", ID, "affine_map<(d0, d1) -> (d1, d0)>", ONE.format("arith.negf %a : f32")), "4x3"),
-    "a fixed row": (pointwise("2x4", ID, "affine_map<(d0, d1) -> (2, d1)>", ONE.format("arith.addf %a, %a : f32")), "2x4"),
-    "a diagonal and a sum of loops": (
-        pointwise("2x2", ID, "affine_map<(d0, d1) -> (d0 + d1, d0)>", ONE.format("math.absf %a : f32")), "2x2"),
-    "strides": (pointwise("2x2", ID, "affine_map<(d0, d1) -> (d0 * 2, d1 + 1)>", ONE.format("math.absf %a : f32")), "2x2"),
+    "transposed destination": (pointwise("4x3", "affine_map<(d0, d1) -> (d1, "
+                                                "d0)>", ID, ONE.format("math.tanh %a : f32")), "4x3"),
+    "transposed operand": (pointwise("4x3", ID, "affine_map<(d0, d1) -> (d1, "
+                                                "d0)>", ONE.format("arith.negf %a : f32")), "4x3"),
+    "a fixed row": (pointwise("2x4", ID, "affine_map<(d0, d1) -> (2, "
+                                         "d1)>", ONE.format("arith.addf %a, %a : f32")), "2x4"),
+    "a diagonal": (
+        "%v = tensor.extract_slice %x[0, 1] [3, 3] [1, 1] : tensor<3x4xf32> to tensor<3x3xf32>\n"
+        + pointwise("2x3", ID, "affine_map<(d0, d1) -> (d1, "
+                               "d1)>", ONE.format("math.absf %a : f32"), "3x3").replace("%x :", "%v :"),
+        "2x3"),
+    "a sum of loops": (
+        pointwise("2x3", ID, "affine_map<(d0, d1) -> (0, d0 + d1)>", ONE.format("math.absf %a : f32")), "2x3"),
+    "strides": (pointwise("2x2", ID, "affine_map<(d0, d1) -> (d0 * 2, d1 + "
+                                     "1)>", ONE.format("math.absf %a : f32")), "2x2"),
     "indices": (
-        pointwise("3x4", ID, ID, "^bb0(%a: f32, %o: f32):\n %i = linalg.index 1 : index\n %j = arith.index_cast %i : index to i32\n"
+        pointwise("3x4", ID, ID, "^bb0(%a: f32, %o: f32):\n %i = linalg.index 1 : index\n %j = "
+                                 "arith.index_cast %i : index to i32\n"
                   " %k = arith.sitofp %j : i32 to f32\n %r = arith.mulf %a, %k : f32\n linalg.yield %r : f32"), "3x4"),
     "an extract": (
-        pointwise("3x4", ID, ID, "^bb0(%a: f32, %o: f32):\n %i = linalg.index 1 : index\n %c = arith.constant 3 : index\n"
+        pointwise("3x4", ID, ID, "^bb0(%a: f32, %o: f32):\n %i = linalg.index 1 : index\n %c = arith.constant "
+                                 "3 : index\n"
                   " %k = arith.subi %c, %i : index\n %j = linalg.index 0 : index\n"
                   " %r = tensor.extract %x[%j, %k] : tensor<3x4xf32>\n linalg.yield %r : f32"), "3x4"),
     "a pad": ("%c = arith.constant 2.0 : f32\n%0 = tensor.pad %x low[1, 0] high[0, 2] {\n^bb0(%i: index, %j: index):\n"
@@ -197,24 +213,30 @@ OPS: dict[str, tuple[str, str]] = {
     "a row": ("%0 = tensor.extract_slice %x[1, 0] [1, 4] [1, 1] : tensor<3x4xf32> to tensor<4xf32>", "4"),
     "a concat": ("%0 = tensor.concat dim(1) %x, %x : (tensor<3x4xf32>, tensor<3x4xf32>) -> tensor<3x8xf32>", "3x8"),
     "collapse and expand": ("%c = tensor.collapse_shape %x [[0, 1]] : tensor<3x4xf32> into tensor<12xf32>\n"
-                            "%0 = tensor.expand_shape %c [[0, 1, 2]] output_shape [2, 3, 2] : tensor<12xf32> into tensor<2x3x2xf32>",
+                            "%0 = tensor.expand_shape %c [[0, 1, 2]] output_shape [2, 3, 2] : tensor<12xf32> "
+                            "into tensor<2x3x2xf32>",
                             "2x3x2"),
     "a reduce": ("%e = tensor.empty() : tensor<4xf32>\n%s = arith.constant 0.0 : f32\n"
                  "%f = linalg.fill ins(%s : f32) outs(%e : tensor<4xf32>) -> tensor<4xf32>\n"
-                 "%0 = linalg.reduce { arith.addf } ins(%x : tensor<3x4xf32>) outs(%f : tensor<4xf32>) dimensions = [0]", "4"),
-    "a broadcast": ("%e = tensor.empty() : tensor<3x2x4xf32>\n%0 = linalg.broadcast ins(%x : tensor<3x4xf32>) outs(%e : "
+                 "%0 = linalg.reduce { arith.addf } ins(%x : tensor<3x4xf32>) outs(%f : tensor<4xf32>) "
+                 "dimensions = [0]", "4"),
+    "a broadcast": ("%e = tensor.empty() : tensor<3x2x4xf32>\n%0 = linalg.broadcast ins(%x : tensor<3x4xf32>) "
+                    "outs(%e : "
                     "tensor<3x2x4xf32>) dimensions = [1]", "3x2x4"),
     "a product with a start": ("%e = tensor.empty() : tensor<3x3xf32>\n%s = arith.constant 0.5 : f32\n"
                                "%f = linalg.fill ins(%s : f32) outs(%e : tensor<3x3xf32>) -> tensor<3x3xf32>\n"
                                "%0 = linalg.generic {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>, "
-                               "affine_map<(d0, d1, d2) -> (d1, d2)>, affine_map<(d0, d1, d2) -> (d1, d0)>], iterator_types = "
+                               "affine_map<(d0, d1, d2) -> (d1, d2)>, affine_map<(d0, d1, d2) -> (d1, d0)>], "
+                               "iterator_types = "
                                '["parallel", "parallel", "reduction"]} ins(%x, %x : tensor<3x4xf32>, tensor<3x4xf32>) '
-                               "outs(%f : tensor<3x3xf32>) {\n^bb0(%a: f32, %b: f32, %o: f32):\n %m = arith.mulf %a, %b : f32\n"
+                               "outs(%f : tensor<3x3xf32>) "
+                               "{\n^bb0(%a: f32, %b: f32, %o: f32):\n %m = arith.mulf %a, %b : f32\n"
                                " %r = arith.addf %o, %m : f32\n linalg.yield %r : f32\n} -> tensor<3x3xf32>", "3x3"),
     "a vector of sums": ("%e = tensor.empty() : tensor<3xf32>\n%s = arith.constant 0.0 : f32\n"
                          "%f = linalg.fill ins(%s : f32) outs(%e : tensor<3xf32>) -> tensor<3xf32>\n"
                          "%v = tensor.extract_slice %x[1, 0] [1, 4] [1, 1] : tensor<3x4xf32> to tensor<4xf32>\n"
-                         "%0 = linalg.matvec ins(%x, %v : tensor<3x4xf32>, tensor<4xf32>) outs(%f : tensor<3xf32>) -> tensor<3xf32>", "3"),
+                         "%0 = linalg.matvec ins(%x, %v : tensor<3x4xf32>, tensor<4xf32>) outs(%f : "
+                         "tensor<3xf32>) -> tensor<3xf32>", "3"),
 }  # fmt: skip
 
 
@@ -257,7 +279,8 @@ def test_an_argmax_is_found_in_a_generic_with_two_results() -> None:
 
 
 def torch_text(body: str, result: str = "!torch.vtensor<[4],f32>") -> str:
-    return f"module {{\n func.func @main(%a: !torch.vtensor<[4],f32>) -> {result} {{\n{body}\n return %0 : {result}\n}}\n}}"
+    head = f"module {{\n func.func @main(%a: !torch.vtensor<[4],f32>) -> {result} {{"
+    return f"{head}\n{body}\n return %0 : {result}\n}}\n}}"
 
 
 def aten(name: str, types: str = "!torch.vtensor<[4],f32>") -> str:
@@ -278,25 +301,38 @@ BAD = {
     "a write": (aten("aten.relu_"), "writes into an argument"),
     "another library": (aten("qc.dequantize"), "has no lowering"),
     "an attribute of Python": (aten("aten.__class__.x"), "torch has no such operator"),
-    "a wrong result": (torch_text("%0 = torch.aten.relu %a : !torch.vtensor<[4],f32> -> !torch.vtensor<[5],f32>", "!torch.vtensor<[5],f32>"),
+    "a wrong result": (torch_text("%0 = torch.aten.relu %a : !torch.vtensor<[4],f32> -> "
+                                  "!torch.vtensor<[5],f32>", "!torch.vtensor<[5],f32>"),
                        r"\[5\],f32>, says the text, and torch computes \(4,\)"),
     "a huge tensor": (torch_text(HUGE.format(99999999999), "!torch.vtensor<[?],f32>"), "99999999999 elements"),
     "a negative size": (torch_text(HUGE.format(-5), "!torch.vtensor<[?],f32>"), "negative dimension"),
-    "a branch": (torch_text("%t = torch.constant.bool true\n%0 = torch.prim.If %t -> (!torch.vtensor<[4],f32>) {\n torch.prim.If.yield %a : "
-                            "!torch.vtensor<[4],f32>\n} else {\n torch.prim.If.yield %a : !torch.vtensor<[4],f32>\n}"), r"prim\.If"),
-    "blocks": ("module { func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { %0 = arith.addf %x, %x : tensor<4xf32>\n cf.br ^b\n"
+    "a branch": (torch_text("%t = torch.constant.bool true\n%0 = torch.prim.If %t -> (!torch.vtensor<[4],f32>) "
+                            "{\n torch.prim.If.yield %a : "
+                            "!torch.vtensor<[4],f32>\n} else {\n torch.prim.If.yield %a : "
+                            "!torch.vtensor<[4],f32>\n}"), r"prim\.If"),
+    "blocks": ("module "
+               "{ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { %0 = arith.addf %x, %x : tensor<4xf32>\n"
+               " cf.br ^b\n"
                "^b: return %0 : tensor<4xf32> } }", "2 blocks"),
-    "scf": (function("%c = arith.constant true\n%0 = scf.if %c -> tensor<4x4xf32> { scf.yield %x : tensor<4x4xf32> } else { scf.yield %x : "
+    "scf": (function("%c = arith.constant true\n%0 = scf.if %c -> tensor<4x4xf32> "
+                     "{ scf.yield %x : tensor<4x4xf32> } else { scf.yield %x : "
                      "tensor<4x4xf32> }"), r"scf\.if \(<mlir>:4\)"),
-    "memory": ("module { func.func @main(%x: memref<4xf32>) { %c = arith.constant 0 : index\n %f = arith.constant 0.0 : f32\n"
+    "memory": ("module "
+               "{ func.func @main(%x: memref<4xf32>) { %c = arith.constant 0 : index\n %f = arith.constant 0.0 : f32\n"
                " memref.store %f, %x[%c] : memref<4xf32>\n return } }", "memref<4xf32>"),
-    "a slice outside": (function("%c = arith.constant 3 : index\n%0 = tensor.extract_slice %x[%c, 0] [4, 4] [1, 1] : tensor<4x4xf32> to "
+    "a slice outside": (function("%c = arith.constant 3 : index\n%0 = tensor.extract_slice %x[%c, 0] [4, 4] "
+                                 "[1, 1] : tensor<4x4xf32> to "
                                  "tensor<4x4xf32>"), "reads 4 entries from 3"),
-    "a huge destination": (function("%e = tensor.empty() : tensor<99999999999xf32>\n%0 = arith.addf %x, %x : tensor<4x4xf32>"), "elements"),
-    "a size by value": ("module { func.func @main(%n: tensor<i64>) -> tensor<?xf32> { %v = tensor.extract %n[] : tensor<i64>\n"
-                        " %i = arith.index_cast %v : i64 to index\n %0 = tensor.empty(%i) : tensor<?xf32>\n return %0 : tensor<?xf32> } }",
+    "a huge destination": (function("%e = tensor.empty() : tensor<99999999999xf32>\n%0 = arith.addf %x, %x : "
+                                    "tensor<4x4xf32>"), "elements"),
+    "a size by value": ("module "
+                        "{ func.func @main(%n: tensor<i64>) -> tensor<?xf32> { %v = tensor.extract %n[] : tensor<i64>\n"
+                        " %i = arith.index_cast %v : i64 to index\n %0 = tensor.empty(%i) : tensor<?xf32>\n "
+                        "return %0 : tensor<?xf32> } }",
                         "depends on values"),
-    "another fold": (function(folded("arith.subf %o, %a : f32", "0.0"), "%x: tensor<3x4xf32>", "tensor<3xf32>"), "another function than add"),
+    "another fold": (function(folded("arith.subf %o, %a : "
+                                     "f32", "0.0"), "%x: tensor<3x4xf32>", "tensor<3xf32>"), "another function "
+                                                                                             "than add"),
 }  # fmt: skip
 
 
@@ -311,7 +347,8 @@ def test_linalg_is_read_without_jax_and_torch(tmp_path: Path) -> None:
     path = tmp_path / "m.mlir"
     path.write_text(str(text(model("mlp"), example("mlp", 3), "linalg")))
     code = (
-        "import sys\nfor name in ('jax', 'jaxlib', 'torch'): sys.modules[name] = None\nimport numpy as np, qcompiler as qc\n"
+        "import sys\nfor name in ('jax', 'jaxlib', 'torch'): sys.modules[name] = None\nimport numpy as np, "
+        "qcompiler as qc\n"
         f"p = qc.qcompile(qc.from_mlir({str(path)!r}), quant='nf4')\n"
         "x = np.ones((3, 8), np.float32)\nassert np.allclose(p(x), p.oracle(x), atol=1e-5)\n"
     )

@@ -1,4 +1,4 @@
-"""Hostile and mistaken texts: each ends in an error that names the place and the way out; nothing large is allocated."""
+"""Hostile and mistaken texts: each ends in an error that names the place and the way out, and allocates little."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def calls(depth: int) -> str:
         head = f"func.func {'public @main' if n == depth else f'private @f{n}'}(%x: tensor<4xf32>) -> tensor<4xf32>"
         call = f"call @f{n - 1}(%{{}}) : (tensor<4xf32>) -> tensor<4xf32>"
         body += f"{head} {{ %0 = {call.format('x')}\n %1 = {call.format('0')}\n return %1 : tensor<4xf32> }}\n"
-    return f"module {{ {body} func.func private @g(%x: tensor<4xf32>) -> tensor<4xf32> {{ %0 = stablehlo.add %x, %x : tensor<4xf32>\n return %0 : tensor<4xf32> }} }}"
+    last = "func.func private @g(%x: tensor<4xf32>) -> tensor<4xf32> { %0 = stablehlo.add %x, %x : tensor<4xf32>\n"
+    return f"module {{ {body} {last} return %0 : tensor<4xf32> }} }}"
 
 
 CASES: dict[str, tuple[str, str]] = {
@@ -50,38 +51,62 @@ CASES: dict[str, tuple[str, str]] = {
     "other dialect": ("module { func.func @main() { \"tosa.add\"() : () -> () } }", "a dialect that is not read"),
     "deep brackets": ("module { func.func " + "(" * (MAX_DEPTH + 1), "nests brackets"),
     "deep signs": ("#m = affine_map<(d0) -> (" + "-" * 5000 + "1)>\nfunc.func @main", "nests brackets"),
-    "unregistered": (function(op('"evil.op"(%x)') + "\n    %1 = stablehlo.abs %x : tensor<4x4xf32>"), r"evil\.op.*<mlir>:3"),
-    "no lowering": (function(op("stablehlo.cholesky %x, lower = true").replace("(tensor<4x4xf32>) -> ", "")), r"cholesky.*<mlir>:3"),
+    "unregistered": (function(op('"evil.op"(%x)') + "\n    %1 = stablehlo.abs %x : "
+                                                    "tensor<4x4xf32>"), r"evil\.op.*<mlir>:3"),
+    "no lowering": (function(op("stablehlo.cholesky %x, lower = "
+                                "true").replace("(tensor<4x4xf32>) -> ", "")), r"cholesky.*<mlir>:3"),
     "a library": (function(op("stablehlo.custom_call @system(%x)")), "'system' has no lowering"),
     "a side effect": (function(f"    %t = stablehlo.create_token : !stablehlo.token\n{ADD}"), "create_token"),
     "an endless loop": (
-        function("    %0 = stablehlo.while(%i = %x) : tensor<4x4xf32>\n cond { %c = stablehlo.constant dense<true> : tensor<i1>\n"
-                 " stablehlo.return %c : tensor<i1> } do { stablehlo.return %i : tensor<4x4xf32> }"), "more than 512 trips"),
-    "two functions": (function(ADD) .replace("}\n}", "}\n  func.func @b() { return }\n}").replace("@main", "@a"), r"2 public functions \(a, b\).*entry="),
-    "recursion": ("module { func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { %0 = call @main(%x) : (tensor<4xf32>) -> "
-                  "tensor<4xf32>\n %1 = stablehlo.add %0, %0 : tensor<4xf32>\n return %1 : tensor<4xf32> } }", "in a circle"),
+        function("    %0 = stablehlo.while(%i = %x) : tensor<4x4xf32>\n cond "
+                 "{ %c = stablehlo.constant dense<true> : tensor<i1>\n"
+                 " stablehlo.return %c : tensor<i1> } do { stablehlo.return %i : "
+                 "tensor<4x4xf32> }"), "more than 512 trips"),
+    "two functions": (function(ADD) .replace("}\n}", "}\n  func.func @b() { return "
+                                                     "}\n}").replace("@main", "@a"), r"2 public functions \(a, "
+                                                                                     r"b\).*entry="),
+    "recursion": ("module "
+                  "{ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { %0 = call @main(%x) : (tensor<4xf32>) -> "
+                  "tensor<4xf32>\n %1 = stablehlo.add %0, %0 : tensor<4xf32>\n return %1 : tensor<4xf32> "
+                  "} }", "in a circle"),
     "calls that multiply": (calls(40), "1099511627776 calls|calls, with those"),
-    "no body": ("module { func.func private @p(tensor<4xf32>) -> tensor<4xf32>\n func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> "
+    "no body": ("module "
+                "{ func.func private @p(tensor<4xf32>) -> tensor<4xf32>\n"
+                " func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> "
                 "{ %0 = call @p(%x) : (tensor<4xf32>) -> tensor<4xf32>\n %1 = stablehlo.add %0, %0 : tensor<4xf32>\n"
                 " return %1 : tensor<4xf32> } }", "@p, whose body is not in the text"),
-    "a resource that is not there": (function("    %0 = stablehlo.constant dense_resource<w> : tensor<4x4xf32>"), "'w' is not in the text"),
-    "a short resource": (function("    %0 = stablehlo.constant dense_resource<w> : tensor<4x4xf32>") + resources(w=np.ones(3, np.float32)),
+    "a resource that is not there": (function("    %0 = stablehlo.constant dense_resource<w> : "
+                                              "tensor<4x4xf32>"), "'w' is not in the text"),
+    "a short resource": (function("    %0 = stablehlo.constant dense_resource<w> : "
+                                  "tensor<4x4xf32>") + resources(w=np.ones(3, np.float32)),
                          "12 bytes.*takes 64"),
-    "a long resource": (function("    %0 = stablehlo.constant dense_resource<w> : tensor<4x4xf32>") + resources(w=np.ones(17, np.float32)),
+    "a long resource": (function("    %0 = stablehlo.constant dense_resource<w> : "
+                                 "tensor<4x4xf32>") + resources(w=np.ones(17, np.float32)),
                         "68 bytes.*takes 64"),
-    "bits": (function("    %0 = stablehlo.constant dense_resource<w> : tensor<4x4xi1>", "", "tensor<4x4xi1>") + resources(w=np.ones(2, np.uint8)), "bits"),
-    "a huge resource": (function("    %w = stablehlo.constant dense_resource<w> : tensor<40000x40000xf32>\n" + SLICE.format(n=40000)) +
+    "bits": (function("    %0 = stablehlo.constant dense_resource<w> : "
+                      "tensor<4x4xi1>", "", "tensor<4x4xi1>") + resources(w=np.ones(2, np.uint8)), "bits"),
+    "a huge resource": (function("    %w = stablehlo.constant dense_resource<w> : "
+                                 "tensor<40000x40000xf32>\n" + SLICE.format(n=40000)) +
                         resources(w=np.ones(16, np.float32)), "64 bytes.*takes 6400000000"),
-    "a huge splat": (function("    %w = stablehlo.constant dense<1.0> : tensor<40000x40000xf32>\n" + SLICE.format(n=40000)), "equal elements"),
-    "more than 2^64 elements": (function("    %w = stablehlo.constant dense<1.0> : tensor<4294967296x4294967296xf32>\n" +
+    "a huge splat": (function("    %w = stablehlo.constant dense<1.0> : "
+                              "tensor<40000x40000xf32>\n" + SLICE.format(n=40000)), "equal elements"),
+    "more than 2^64 elements": (function("    %w = stablehlo.constant dense<1.0> : "
+                                         "tensor<4294967296x4294967296xf32>\n" +
                                          SLICE.format(n=4294967296)), "18446744073709551616 elements"),
     "a huge argument": (function(SLICE.format(n=100000), "%w: tensor<100000x100000xf32>"), "10000000000 elements"),
-    "a huge broadcast": (function("    %c = stablehlo.constant dense<1.0> : tensor<f32>\n    %w = stablehlo.broadcast_in_dim %c, dims = [] : "
+    "a huge broadcast": (function("    %c = stablehlo.constant dense<1.0> : tensor<f32>\n    %w = "
+                                  "stablehlo.broadcast_in_dim %c, dims = [] : "
                                   "(tensor<f32>) -> tensor<100000x100000xf32>\n" + SLICE.format(n=100000)), "elements"),
-    "complex": (function("    %0 = stablehlo.add %x, %x : tensor<4xcomplex<f32>>", "%x: tensor<4xcomplex<f32>>", "tensor<4xcomplex<f32>>"), "ranked tensors"),
-    "8-bit floats": (function("    %0 = stablehlo.add %x, %x : tensor<4xf8E4M3FN>", "%x: tensor<4xf8E4M3FN>", "tensor<4xf8E4M3FN>"), "f8E4M3FN|ranked tensors"),
-    "an assertion": (function(f'{ADD}\n    %c = arith.constant false\n    cf.assert %c, "no"'), "programs check nothing"),
-    "a dimension": (function("    %0 = stablehlo.add %x, %x : tensor<?x4xf32>", "%x: tensor<?x4xf32> loc(\"x\")", "tensor<?x4xf32>"),
+    "complex": (function("    %0 = stablehlo.add %x, %x : "
+                         "tensor<4xcomplex<f32>>", "%x: tensor<4xcomplex<f32>>",
+                         "tensor<4xcomplex<f32>>"), "ranked tensors"),
+    "8-bit floats": (function("    %0 = stablehlo.add %x, %x : "
+                              "tensor<4xf8E4M3FN>", "%x: tensor<4xf8E4M3FN>",
+                              "tensor<4xf8E4M3FN>"), "f8E4M3FN|ranked tensors"),
+    "an assertion": (function(f'{ADD}\n    %c = arith.constant false\n    cf.assert %c, '
+                              f'"no"'), "programs check nothing"),
+    "a dimension": (function("    %0 = stablehlo.add %x, %x : "
+                             "tensor<?x4xf32>", "%x: tensor<?x4xf32> loc(\"x\")", "tensor<?x4xf32>"),
                     r"dynamic_shapes=\{'x': \{0: \('b', 1, 64\)\}\}"),
 }  # fmt: skip
 
@@ -138,7 +163,8 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("shapes", "kind", "message"), [
     ("b", ArgumentError, "write"), ({"y": {0: ("b", 1, 4)}}, ArgumentError, "the arguments are x"),
-    ({"x": {1: ("b", 1, 4)}}, ArgumentError, "the text says 4"), ({"x": {2: ("b", 1, 4)}}, ArgumentError, "dimensions 0 to 1"),
+    ({"x": {1: ("b", 1, 4)}}, ArgumentError, "the text says 4"),
+    ({"x": {2: ("b", 1, 4)}}, ArgumentError, "dimensions 0 to 1"),
     ({"x": {0: ("b", 4, 1)}}, ArgumentError, "low <= high"), ({"x": {0: ("b c", 1, 4)}}, ArgumentError, "symbol"),
     ({"x": {0: ("b", 1, 1 << 40)}}, ArgumentError, "low <= high"), (None, UnboundedDimError, "'x' is `\\?`"),
 ])  # fmt: skip

@@ -43,9 +43,11 @@ MLP = f"""module {{
     %w = stablehlo.constant dense_resource<up_torch.float32> : tensor<16x8xf32>
     %v = stablehlo.constant dense_resource<down> : tensor<16x4xf32>
     %t = stablehlo.transpose %w, dims = [1, 0] : (tensor<16x8xf32>) -> tensor<8x16xf32>
-    %0 = stablehlo.dot_general %arg0, %t, contracting_dims = [1] x [0] : (tensor<?x8xf32>, tensor<8x16xf32>) -> tensor<?x16xf32>
+    %0 = stablehlo.dot_general %arg0, %t, contracting_dims = [1] x [0]
+        : (tensor<?x8xf32>, tensor<8x16xf32>) -> tensor<?x16xf32>
     %1 = stablehlo.tanh %0 : tensor<?x16xf32>
-    %2 = stablehlo.dot_general %1, %v, contracting_dims = [1] x [0] : (tensor<?x16xf32>, tensor<16x4xf32>) -> tensor<?x4xf32>
+    %2 = stablehlo.dot_general %1, %v, contracting_dims = [1] x [0]
+        : (tensor<?x16xf32>, tensor<16x4xf32>) -> tensor<?x4xf32>
     return %2 : tensor<?x4xf32>
   }}
 }}

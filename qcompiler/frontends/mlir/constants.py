@@ -40,7 +40,8 @@ class Constants:
         name = found[1] if found is not None else ""
         if name not in self.resources:
             raise ExportError(
-                f"the resource '{name}' is not in the text{where}: print the module with its resources (MLIR may leave out "
+                f"the resource '{name}' is not in the text{where}: print the module with its resources (MLIR "
+                f"may leave out "
                 "long ones with elide-resource-strings-if-larger), or pass the weight as an argument"
             )
         key = (name, shape, kind)

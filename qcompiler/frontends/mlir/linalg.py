@@ -20,7 +20,6 @@ import numpy as np
 from qcompiler.errors import UnsupportedOperatorError
 from qcompiler.frontends.jax.fold import fold, scalar_of
 from qcompiler.frontends.jax.graph import NUMPY, Graph, Node, Value, user_line
-from qcompiler.frontends.jax.reader import MAX_NODES
 from qcompiler.frontends.jax.scope import splat
 from qcompiler.frontends.mlir import loops as _loops  # noqa: F401  # registers builders
 from qcompiler.frontends.mlir.constants import Constants
@@ -32,6 +31,8 @@ from qcompiler.plan.dims import Dim, dim, product
 
 Values = dict[Any, Value]
 Shape = Sequence[Dim]
+MAX_NODES = 100_000
+"""Texts with more operators are refused, as functions of JAX are: each becomes code."""
 DYNAMIC = -(1 << 63)
 """MLIR's mark of a size that is an operand."""
 

@@ -77,7 +77,10 @@ class StablehloReader(Reader):
             )
         if any("dense_resource<" in str(op.attributes[name])[:40] for name in attributes_names(op)):
             raise UnsupportedOperatorError(f"{op.name} has a resource as an attribute{self.where(op)}: use a constant")
-        return super()._read(op, operands, values)
+        results = super()._read(op, operands, values)
+        if op.name in ("stablehlo.convert", "stablehlo.reshape") and results[0].floating:
+            _number(operands[0], results[0])
+        return results
 
     def _check_result(self, op: Any, result: Any) -> None:
         try:
@@ -109,6 +112,15 @@ class StablehloReader(Reader):
         self.graph.nodes.append(node)
         self._limited(op)
         return node.result
+
+
+def _number(source: Value, result: Value) -> None:
+    """A converted number is a number: torch-mlir writes the sizes of means and their epsilons so."""
+    known = source.known
+    if known is not None and known.size == 1 and known.dtype != object and result.type in NUMPY:
+        result.known = known.astype(NUMPY[result.type]).reshape(known.shape if result.rank == known.ndim else ())
+        if result.rank != result.known.ndim:
+            result.known = result.known.reshape([1] * result.rank)
 
 
 def attributes_names(op: Any) -> list[str]:
