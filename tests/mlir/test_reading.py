@@ -255,6 +255,16 @@ def test_an_op_of_linalg_is_what_upstreams_engine_computes(name: str) -> None:
     assert np.allclose(found, wanted, rtol=2**-20, atol=2**-22)
 
 
+@pytest.mark.parametrize(
+    "op", ["arith.maxnumf %a, %o : f32", "arith.maximumf %a, %o : f32", "arith.select %c, %a, %o : f32"]
+)
+def test_a_maximum_takes_or_passes_over_nan_as_the_text_says(op: str) -> None:
+    body = folded(op, "0xFF800000").replace("%r =", "%c = arith.cmpf ogt, %a, %o : f32\n %r =")
+    source = function(body, "%x: tensor<3x4xf32>", "tensor<3xf32>")
+    x = np.array([[1, np.nan, 3, 2], [np.nan] * 4, [0, 1, 2, np.nan]], np.float32)
+    assert np.array_equal(answers(read(source), [x])[0], mlir_jit(source, [x])[0], equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_each_op_on_small_floats_rounds_as_upstream(kind: str) -> None:
     body = pointwise("3x4", ID, ID, ONE.format("arith.mulf %t, %a : f32")).replace(
@@ -330,6 +340,12 @@ BAD = {
                         " %i = arith.index_cast %v : i64 to index\n %0 = tensor.empty(%i) : tensor<?xf32>\n "
                         "return %0 : tensor<?xf32> } }",
                         "depends on values"),
+    "a maximum that NaN confuses": (
+        function(folded("arith.select %c, %a, %o : f32", "0xFF800000").replace("%r =", "%c = arith.cmpf ugt, "
+                                                                                       "%a, %o : f32\n %r ="),
+                 "%x: tensor<3x4xf32>", "tensor<3xf32>"), "another function than add"),
+    "a signed truth value": (
+        function("%0 = arith.sitofp %x : tensor<4x4xi1> to tensor<4x4xf32>", "%x: tensor<4x4xi1>"), "which is -1"),
     "another fold": (function(folded("arith.subf %o, %a : "
                                      "f32", "0.0"), "%x: tensor<3x4xf32>", "tensor<3xf32>"), "another function "
                                                                                              "than add"),

@@ -41,7 +41,8 @@ _FOLDS: dict[str, build.Reduction] = {
     "arith.maxnumf": "max", "arith.maxsi": "max", "arith.minimumf": "min", "arith.minnumf": "min",
     "arith.minsi": "min", "arith.andi": "and", "arith.ori": "or",
 }  # fmt: skip
-_GREATER, _LESS = ("ogt", "ugt", "oge", "uge", "sgt", "sge"), ("olt", "ult", "ole", "ule", "slt", "sle")
+_GREATER, _LESS = ("ogt", "oge", "sgt", "sge"), ("olt", "ole", "slt", "sle")
+"""Comparisons that NaN fails, so that it never wins."""
 
 
 @dataclass
@@ -293,6 +294,7 @@ def _one(
         _align_all(loops, operands, maps, {0})
         x = loops.pointwise(0, loops.shape)
         kept = [n for d, n in enumerate(loops.shape) if d != axis[0]]
+        r.note("an argmax takes NaN as the extreme", "the text passes over NaN")
         made = r.node("mlir.argmax", [x], kept, start.type, op, axis=axis[0], largest=axis[1])
         return _placed(loops, made, out, axes, start)
     kind, term = _fold_of(loops, place, mine)
@@ -492,17 +494,25 @@ def _fold_of(loops: _Loops, place: int, accumulator: int) -> tuple[build.Reducti
     if op is not None and kind is not None and op.operands.count(accumulator) == 1:
         term = next(each for each in op.operands if each != accumulator)
         if accumulator not in body.reads(term):
-            return kind, term
+            return kind, _without_nan(body, term, kind) if op.op in ("arith.maxnumf", "arith.minnumf") else term
     if op is not None and op.op == "arith.select":
-        compared, a, b = body.op_at(op.operands[0]), op.operands[1], op.operands[2]
-        if compared is not None and {a, b} == set(compared.operands) and accumulator in (a, b) and a != b:
-            same = compared.operands[0] == a
-            larger = str(compared.number) in (_GREATER if same else _LESS)
-            smaller = str(compared.number) in (_LESS if same else _GREATER)
-            term = b if a == accumulator else a
-            if (larger or smaller) and accumulator not in body.reads(term):
-                return ("max" if larger else "min"), term
+        compared, (_, term, other) = body.op_at(op.operands[0]), op.operands
+        if compared is not None and other == accumulator and accumulator not in body.reads(term):
+            first = compared.operands == (term, accumulator)
+            if first or compared.operands == (accumulator, term):
+                larger = compared.number in (_GREATER if first else _LESS)
+                if larger or compared.number in (_LESS if first else _GREATER):
+                    found: build.Reduction = "max" if larger else "min"
+                    return found, _without_nan(body, term, found) if compared.op == "arith.cmpf" else term
     raise loops.r.unsupported(loops.op, "a reduction by another function than add, mul, max, min, and, or")
+
+
+def _without_nan(body: ScalarBody, term: int, kind: build.Reduction) -> int:
+    """A term that a maximum by comparison, or C's fmax, passes over if it is NaN."""
+    element = body.element(term)
+    nan = body.add(Scalar("arith.cmpf", (term, term), "i1", "uno"))
+    least = body.add(Scalar("arith.constant", (), element, build.reduction_identity(kind, element)))  # type: ignore[arg-type]
+    return body.add(Scalar("arith.select", (nan, least, term), element))
 
 
 def _argmax_axis(

@@ -32,6 +32,31 @@ def _named(name: str) -> Make:
     return make
 
 
+_EXTENDS = ("index_cast", "extsi", "trunci", "sitofp", "extui")
+
+
+def _converted(name: str) -> Make:
+    """A conversion that means the same in StableHLO: not of a signed truth value, nor of a negative one to unsigned."""
+
+    def make(op: Any, operands: list[Value]) -> Node:
+        (value,) = operands
+        node = Node("stablehlo.convert", operands, {})
+        if value.type == "i1" and name != "extui":
+            raise node.unsupported(f"arith.{name} of a truth value, which is -1")
+        if name == "extui" and value.type != "i1" and not _natural(value):
+            raise node.unsupported("arith.extui of numbers that may be negative")
+        if name == "trunci" and str(op.results[0].type).endswith(("i1", "i1>")):
+            raise node.unsupported("arith.trunci to a truth value; compare with 0")
+        return node
+
+    return make
+
+
+def _natural(value: Value) -> bool:
+    known = value.known
+    return known is not None and known.dtype != object and bool((known >= 0).all())
+
+
 def _compare(op: Any, operands: list[Value]) -> Node:
     predicate = PREDICATES[int(op.attributes["predicate"].value)]
     if predicate not in _SIGNED:
@@ -41,5 +66,6 @@ def _compare(op: Any, operands: list[Value]) -> Node:
 
 
 SCALARS: dict[str, Make] = {f"arith.{mine}": _named(theirs) for mine, theirs in _PLAIN.items()}
+SCALARS.update({f"arith.{name}": _converted(name) for name in _EXTENDS})
 SCALARS["arith.cmpi"] = _compare
 """Every scalar op with a meaning outside of loops."""

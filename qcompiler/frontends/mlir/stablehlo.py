@@ -118,9 +118,8 @@ def _number(source: Value, result: Value) -> None:
     """A converted number is a number: torch-mlir writes the sizes of means and their epsilons so."""
     known = source.known
     if known is not None and known.size == 1 and known.dtype != object and result.type in NUMPY:
-        result.known = known.astype(NUMPY[result.type]).reshape(known.shape if result.rank == known.ndim else ())
-        if result.rank != result.known.ndim:
-            result.known = result.known.reshape([1] * result.rank)
+        with np.errstate(over="ignore"):
+            result.known = known.astype(NUMPY[result.type]).reshape([1] * result.rank)
 
 
 def attributes_names(op: Any) -> list[str]:
