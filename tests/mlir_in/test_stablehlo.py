@@ -135,6 +135,7 @@ def test_a_program_of_a_text_runs_saves_and_loads(tmp_path: Path) -> None:
         assert np.array_equal(loaded(x=x), program(x))
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_a_text_and_its_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, weights, out = tmp_path / "m.mlir", tmp_path / "w.safetensors", tmp_path / "m.qca"
     text.write_text(text_of_jax(3))
