@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from qcompiler.frontends.checkpoints.convert import convert as convert
     from qcompiler.frontends.checkpoints.gguf_files import write_gguf as write_gguf
     from qcompiler.frontends.checkpoints.gguf_models import from_gguf as from_gguf
+    from qcompiler.frontends.mlir.model import MlirModel as MlirModel
+    from qcompiler.frontends.mlir.model import from_mlir as from_mlir
     from qcompiler.frontends.quantise.merge_lora import merge_lora as merge_lora
     from qcompiler.frontends.torch.common.empty_weights import empty_weights as empty_weights
     from qcompiler.frontends.torch.survey import doctor as doctor
@@ -49,6 +51,8 @@ _EXPORTS = {
     "for_transformers": "qcompiler.lm.for_transformers",
     "from_checkpoint": "qcompiler.frontends.checkpoints.checkpoint_folder",
     "from_gguf": "qcompiler.frontends.checkpoints.gguf_models",
+    "from_mlir": "qcompiler.frontends.mlir.model",
+    "MlirModel": "qcompiler.frontends.mlir.model",
     "write_gguf": "qcompiler.frontends.checkpoints.gguf_files",
     "qcompile": "qcompiler.api",
     "Program": "qcompiler.program",
@@ -66,6 +70,7 @@ _MODULES = ("errors", "formats")
 __all__ = [
     "CausalLM",
     "Checkpoint",
+    "MlirModel",
     "Program",
     "QCompilerError",
     "QuantConfig",
@@ -80,6 +85,7 @@ __all__ = [
     "formats",
     "from_checkpoint",
     "from_gguf",
+    "from_mlir",
     "load",
     "load_causal_lm",
     "merge_lora",

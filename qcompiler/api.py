@@ -18,7 +18,7 @@ from qcompiler.errors import (
     ExportError,
     TargetMismatchError,
 )
-from qcompiler.frontends.common.doors import is_jax_call, is_plain_function
+from qcompiler.frontends.common.doors import is_jax_call, is_mlir, is_plain_function
 from qcompiler.frontends.common.imported import FRONTEND_STAGES, Imported
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice
@@ -65,8 +65,8 @@ def qcompile(
 
     `model` is an nn.Module, an ExportedProgram, an fx.GraphModule, or a `Checkpoint` (`qc.from_gguf`,
     `qc.from_checkpoint`), which has a module and its weights; or a jittable function of JAX, whose first argument holds
-    the weights, `qcompile(f, (params, x))`, called without them, `prog(x)` (docs/doors.md).  `args` and `kwargs` are
-    example inputs.
+    the weights, `qcompile(f, (params, x))`, called without them, `prog(x)`; or a text of MLIR, `qc.from_mlir`, which
+    needs no example inputs (docs/doors.md).  `args` and `kwargs` are example inputs.
     `quant` is a format's name ("nf4", "int4:group=64"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
     dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is an argument of
     torch.export.
@@ -105,13 +105,22 @@ def qcompile(
     """
     if fallback not in (None, "torch"):
         raise ArgumentError(f"fallback={fallback!r}: choose 'torch', or None to have every operator compiled")
-    is_function = is_jax_call(model, args, kwargs)
-    if not is_function:
+    mlir = model if is_mlir(model) else None
+    if mlir is not None and mlir.dialect == "torch":
+        from qcompiler.frontends.mlir.torch_dialect import torch_program
+
+        check_mlir(mlir, kwargs, weights)
+        model, args, dynamic_shapes = torch_program(mlir, args, dynamic_shapes)
+        mlir = None
+    is_function = mlir is None and is_jax_call(model, args, kwargs)
+    if mlir is None and not is_function:
         check_call(model, args, kwargs)
     check_buckets(buckets)
     if verify_each not in (None, "ir", "numerics"):
         raise ArgumentError(f"verify_each={verify_each!r}: choose 'ir', 'numerics' or None")
-    if is_function:
+    if is_function or mlir is not None:
+        if mlir is not None:
+            check_mlir(mlir, kwargs, weights)
         check_function(weights, calibrate, fallback)
         return _compile_function(
             model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, device=device, targets=targets,
@@ -218,25 +227,56 @@ def _compile_function(
     workdir: str | Path | None,
     progress: OnStep | None,
 ) -> Program:
-    """`qcompile` for a jittable function of JAX."""
+    """`qcompile` for a jittable function of JAX, and for StableHLO and linalg of `from_mlir`."""
     if not valued and verify_each == "numerics":
         raise ArgumentError('verify_each="numerics" runs the program, which weights="none" leaves without values')
     placement = place(device if device is not None else "cpu")
     target = compile_target(placement.devices, targets)
 
-    from qcompiler.frontends.jax.frontend import import_jax
     from qcompiler.frontends.weights.workdir import WorkFolder
     from qcompiler.passes.pipeline import STAGES
 
     dumps = StageDumps(dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR") or None)
     files = WorkFolder(workdir) if workdir is not None and valued else None
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
-        imported = import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files)
+        imported = _import_function(function, args, kwargs, quant, dynamic_shapes, valued, files)
         paths = [row.parameters[0].rpartition(".")[0] for row in imported.ledger]
         return finish(
             imported, dumps, placement, target, quant=quant, verify_each=verify_each, buckets=buckets, targets=targets,
             paths=paths,
         )  # fmt: skip
+
+
+def _import_function(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    quant: str | QuantConfig | None,
+    dynamic_shapes: Any,
+    valued: bool,
+    files: Any,
+) -> Imported:
+    if is_mlir(function):
+        from qcompiler.frontends.mlir.frontend import import_mlir
+
+        return import_mlir(function, args, quant, dynamic_shapes, valued, files)
+    from qcompiler.frontends.jax.frontend import import_jax
+
+    return import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files)
+
+
+def check_mlir(model: Any, kwargs: Any, weights: Any) -> None:
+    """ArgumentError for arguments of `qcompile` that a text of MLIR does not take."""
+    if kwargs:
+        raise ArgumentError(
+            f"kwargs={list(kwargs)}: example inputs of MLIR are positional, in the order of its arguments: "
+            f"{', '.join(argument.name for argument in model.inputs)}"
+        )
+    if weights not in (None, "none"):
+        raise ArgumentError(
+            f"weights={weights!r}: the weights of a text are its constants, and arguments by name: "
+            'qc.from_mlir(text, weights=…); here it may be "none", for a plan without values'
+        )
 
 
 def check_call(model: Any, args: Any, kwargs: Any) -> None:

@@ -50,8 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qcompiler {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    command = commands.add_parser("compile", help="compile a PyTorch model to a .qca file")
-    command.add_argument("model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes)")
+    command = commands.add_parser("compile", help="compile a PyTorch model or a text of MLIR to a .qca file")
+    command.add_argument(
+        "model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes); or a .mlir file"
+    )
     command.add_argument("-o", "--output", type=Path, help="the file to write; needed unless --weights none")
     command.add_argument(
         "--quant", default=None, help="a storage format such as nf4, int8, int4 or nf4:block=128; default float"
@@ -69,6 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--weights", default=None, metavar="PATH", help="safetensors file or folder; 'none': plan and sizes only"
     )
+    command.add_argument(
+        "--dynamic", action="append", default=[], type=_dynamic, metavar="X:AXIS=NAME,LOW,HIGH",
+        help="a .mlir file: the name and range of a dimension that is ?, as in x:0=b,1,64",
+    )  # fmt: skip
     command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile can continue")
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
     command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
@@ -195,6 +201,16 @@ def _dim(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
+def _dynamic(text: str) -> tuple[str, int, tuple[str, int, int]]:
+    """`X:AXIS=NAME,LOW,HIGH`."""
+    place, _, rest = text.partition("=")
+    name, _, axis = place.rpartition(":")
+    parts = rest.split(",")
+    if not name or not axis.isdecimal() or len(parts) != 3 or not all(part.isdecimal() for part in parts[1:]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dimension with a name and a range, such as x:0=b,1,64")
+    return name, int(axis), (parts[0], int(parts[1]), int(parts[2]))
+
+
 def _times(text: str) -> tuple[float, float]:
     """`US,US`: two times, the second behind the first."""
     try:
@@ -251,7 +267,12 @@ def _compile(options: argparse.Namespace) -> None:
         from qcompiler.api import qcompile  # torch, which takes seconds to import
         from qcompiler.config import recipe_of
 
-        model, args, kwargs, dynamic_shapes = _factory(options.model)
+        weights = options.weights
+        if options.model.endswith(".mlir"):
+            model, args, kwargs, dynamic_shapes = _mlir(options)
+            weights = "none" if weights == "none" else None
+        else:
+            model, args, kwargs, dynamic_shapes = _factory(options.model)
     program = qcompile(
         model,
         args,
@@ -262,7 +283,7 @@ def _compile(options: argparse.Namespace) -> None:
         targets=options.targets.split(",") if options.targets else None,
         dump_ir=options.dump_ir,
         verify_each=options.verify_each,
-        weights=options.weights,
+        weights=weights,
         workdir=options.workdir,
         fallback=options.fallback,
     )
@@ -280,6 +301,17 @@ def _compile(options: argparse.Namespace) -> None:
     for isa, digest in builds.items():
         print(f"native build for {isa}: {digest}", file=sys.stderr)
     print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
+
+
+def _mlir(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
+    """A text of MLIR, with weights by name from a safetensors file."""
+    from qcompiler.frontends.mlir.model import from_mlir
+
+    dims: dict[str, dict[int, tuple[str, int, int]]] = {}
+    for name, axis, entry in options.dynamic:
+        dims.setdefault(name, {})[axis] = entry
+    weights = None if options.weights == "none" else options.weights
+    return from_mlir(Path(options.model), weights), (), {}, dims or None
 
 
 def _factory(text: str) -> tuple[Any, Any, Any, Any]:

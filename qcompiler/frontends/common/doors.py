@@ -26,6 +26,11 @@ def is_jax_call(model: Any, args: Any, kwargs: Any) -> bool:
     return True
 
 
+def is_mlir(model: Any) -> bool:
+    """Whether `model` is what `qc.from_mlir` returns."""
+    return type(model).__module__ == "qcompiler.frontends.mlir.model"
+
+
 def is_plain_function(model: Any) -> bool:
     """Whether `model` is callable, and neither a class nor a model of torch or of this package."""
     if not callable(model) or isinstance(model, type | str | os.PathLike):

@@ -10,14 +10,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from qcompiler.frontends.jax.graph import NUMPY
 from qcompiler.plan.dims import Dim
-
-NUMPY: dict[str, np.dtype[Any]] = {
-    "f64": np.dtype(np.float64), "f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16), "i64": np.dtype(np.int64), "i32": np.dtype(np.int32),
-    "i16": np.dtype(np.int16), "i8": np.dtype(np.int8), "ui64": np.dtype(np.uint64), "ui32": np.dtype(np.uint32),
-    "ui16": np.dtype(np.uint16), "ui8": np.dtype(np.uint8), "i1": np.dtype(np.bool_),
-}  # fmt: skip
 
 _NUMBERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "#stablehlo.dot<": (

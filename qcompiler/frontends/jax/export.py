@@ -10,11 +10,11 @@ texts and None among the other arguments are fixed, too.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jaxlib.mlir import ir
@@ -23,30 +23,13 @@ from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 from qcompiler.errors import ExportError
 from qcompiler.frontends.jax import symbolic
 from qcompiler.frontends.jax.attributes import element_name
+from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import Graph, Value
 from qcompiler.frontends.jax.reader import Reader
 from qcompiler.frontends.jax.refusals import refused
 from qcompiler.frontends.jax.trees import Tree, is_array, numbered, path_text, shape_struct, tree_of
 
 Array = npt.NDArray[Any]
-
-
-@dataclass
-class Exported:
-    """The graph, and what the call of the program looks like.
-
-    `leaves` are the arrays of the first argument, in the order of `graph.leaves`.  `run(leaves, args, kwargs)` is the
-    function itself with other leaves in its first argument: jittable.
-    """
-
-    graph: Graph
-    leaves: list[Any]
-    inputs: Tree
-    outputs: Tree
-    names: list[str]
-    samples: list[Any]
-    run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Any]
-    results: list[Any] = field(default_factory=list)
 
 
 class _Call:
@@ -165,7 +148,7 @@ def export_function(
     outputs = tree_of(numbered(results[0]), _leaf_numbers(results[0].num_leaves), "the result")
     samples = [symbolic.sample(call.rest[i], struct, ranges) for i, struct in zip(call.inputs, structs, strict=True)]
     leaves = [call.first[i] for i in call.weights.values()]
-    return Exported(graph, leaves, inputs, outputs, names, samples, call.of)
+    return Exported(graph, leaves, inputs, outputs, names, samples, call.of, values_of, jnp.asarray)
 
 
 def _donates(jaxpr: Any) -> bool:

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from qcompiler.frontends.jax.attributes import NUMPY
-from qcompiler.frontends.jax.graph import Known, Node, Value
+from qcompiler.frontends.jax.graph import NUMPY, Known, Node, Value
 from qcompiler.plan.dims import Expr, Range, dim
 
 LIMIT = 1024

@@ -7,13 +7,14 @@ This is what the stages between the export and the import read and write down as
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -29,6 +30,14 @@ STORED: dict[str, DType] = {
     "ui64": "i64", "ui32": "i32", "ui16": "i16", "ui8": "ui8", "i1": "i1",
 }  # fmt: skip
 """The IR's type for a type of StableHLO. Unsigned integers have the bits of signed ones; ops know the difference."""
+
+NUMPY: dict[str, np.dtype[Any]] = {
+    "f64": np.dtype(np.float64), "f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16), "i64": np.dtype(np.int64), "i32": np.dtype(np.int32),
+    "i16": np.dtype(np.int16), "i8": np.dtype(np.int8), "ui64": np.dtype(np.uint64), "ui32": np.dtype(np.uint32),
+    "ui16": np.dtype(np.uint16), "ui8": np.dtype(np.uint8), "i1": np.dtype(np.bool_),
+}  # fmt: skip
+"""NumPy's type for a type of StableHLO."""
 
 
 @dataclass(eq=False)
@@ -148,8 +157,9 @@ def _short(value: Any) -> str:
 # --- places ----------------------------------------------------------------------------------------------------------
 
 _FILE = re.compile(r'"(?P<file>[^"]+\.py)":(?P<line>\d+)')
-_JAX = str(Path(jax.__file__).parent)
-_PACKAGES = (_JAX, "/site-packages/", "/dist-packages/", "importlib", "/qcompiler/frontends/jax/")
+_SPEC = importlib.util.find_spec("jax")
+_JAX = tuple(str(Path(each)) for each in (_SPEC.submodule_search_locations or ())) if _SPEC is not None else ()
+_PACKAGES = (*_JAX, "/site-packages/", "/dist-packages/", "importlib", "/qcompiler/frontends/jax/")
 """Parts of the names of files that are not the user's."""
 
 

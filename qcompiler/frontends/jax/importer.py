@@ -18,7 +18,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Region, SSAValue
 
-from qcompiler.errors import DimError, FrontendError, UnsupportedOperatorError
+from qcompiler.errors import DimError, FrontendError, QCompilerError, UnsupportedOperatorError
 from qcompiler.frontends.jax.graph import Node, Value
 from qcompiler.frontends.jax.indexing import row_index
 from qcompiler.frontends.jax.products import conv_of, product_of
@@ -131,7 +131,9 @@ class _Importer:
         scope = self.scope.at(path)
         try:
             made = self._weighted(scope, node, use) if use is not None else self._built(scope, node)
-        except DimError as error:
+        except QCompilerError as error:
+            if type(error) not in (QCompilerError, DimError):
+                raise
             raise node.unsupported(str(error)) from error
         results = made if isinstance(made, tuple) else (made,)
         for value, built in zip(node.results, results, strict=True):

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
-from qcompiler.frontends.jax.export import Exported, values_of
+from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import Value
 from qcompiler.frontends.jax.weight_views import TYPES, Kind, Matrix, Uses, find_uses
 from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser
@@ -59,7 +58,7 @@ class Quantized:
         """The function with its weights as the program has them, decoded: jittable, and the accuracy oracle."""
         if not self.valued:
             raise WeightsError(NO_VALUES)
-        leaves = [jnp.asarray(array) for array in self._decoded()]
+        leaves = [self.exported.leaf_of(array) for array in self._decoded()]
 
         def oracle(*args: Any, **kwargs: Any) -> Any:
             return self.exported.run(leaves, args, kwargs)
@@ -69,7 +68,7 @@ class Quantized:
     def _decoded(self) -> list[Array]:
         """The arrays of the first argument, each matrix replaced by what its codes decode to."""
         arrays = {
-            value: np.array(values_of(leaf, value.name))
+            value: np.array(self.exported.values(leaf, value.name))
             for value, leaf in zip(self.exported.graph.leaves, self.exported.leaves, strict=True)
         }
         for matrix in self.uses.matrices.values():
@@ -239,7 +238,7 @@ class _Quantiser:
         fmt = resolve_format(weight.format or "")
 
         def fill(out: Bytes) -> None:
-            values = matrix.values(values_of(leaf, weight.path))
+            values = matrix.values(self.exported.values(leaf, weight.path))
             with _naming_errors(weight):
                 packed = encode(fmt, values, out=out, step=lambda n: progress.step(n * values.itemsize))
             share = lost_share(fmt, values, packed)
@@ -247,7 +246,7 @@ class _Quantiser:
                 self.lost[weight.path] = describe(share)
 
         def identity() -> dict[str, Any]:
-            values = matrix.values(values_of(leaf, weight.path))
+            values = matrix.values(self.exported.values(leaf, weight.path))
             return {"sha256": hashlib.sha256(values.tobytes()).hexdigest(), "dtype": str(values.dtype)}
 
         data = self.files.store(self._entry(weight), identity, fill) if self.valued else NoBytes(weight.nbytes)
@@ -262,7 +261,7 @@ class _Quantiser:
         if not self.valued:
             self.store.add(StoredTensor(weight.path, dtype, shape, NoBytes(weight.nbytes), parameters=(weight.path,)))
             return
-        array = values_of(leaf, weight.path)
+        array = self.exported.values(leaf, weight.path)
         values = weight.matrix.values(array) if weight.matrix is not None else _stored(array)
         self.store.add_array(weight.path, np.ascontiguousarray(values.astype(NUMPY_DTYPES[dtype])), (weight.path,))
 

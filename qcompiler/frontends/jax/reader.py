@@ -12,15 +12,16 @@ index, and the slice is a weight of its own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from qcompiler.errors import ExportError, UnsupportedOperatorError
-from qcompiler.frontends.jax.attributes import NUMPY, attributes_of, element_name, static_shape
+from qcompiler.frontends.jax.attributes import attributes_of, element_name, static_shape
 from qcompiler.frontends.jax.fold import MAX_TRIPS, fold, scalar_of
-from qcompiler.frontends.jax.graph import Body, Graph, Node, Value, user_line
+from qcompiler.frontends.jax.graph import NUMPY, Body, Graph, Node, Value, user_line
 from qcompiler.frontends.jax.shapes import infer
 from qcompiler.plan.dims import dim
 
@@ -35,6 +36,8 @@ MARKS = {"Sharding", "annotate_device_placement", "SPMDFullToShardShape", "SPMDS
 
 class Reader:
     """Reads the function `@main` of a module. `composites` are the names that have a lowering of their own."""
+
+    terminators: tuple[str, ...] = ("func.return", "stablehlo.return")
 
     def __init__(self, module: Any, graph: Graph, composites: Collection[str]) -> None:
         self.functions = {op.name.value: op for op in module.body.operations}
@@ -60,7 +63,7 @@ class Reader:
         for each in block.operations:
             op = each.operation
             operands = [values[v] for v in op.operands]
-            if op.name in ("func.return", "stablehlo.return"):
+            if op.name in self.terminators:
                 return operands
             results = self._read(op, operands, values)
             values.update(zip(op.results, results, strict=True))
@@ -116,10 +119,8 @@ class Reader:
 
     def _body(self, block: Any, values: Values) -> Body:
         """A region as a list of scalar nodes; it may read constants from outside."""
-        inner = Reader.__new__(Reader)
-        inner.functions, inner.composites, inner.count = self.functions, self.composites, 0
-        inner.callers = self.callers
-        inner.graph = Graph(ranges=self.graph.ranges)
+        inner = copy.copy(self)
+        inner.count, inner.graph = 0, Graph(ranges=self.graph.ranges)
         arguments = [Value((), element_name(a.type), name=f"arg{i}") for i, a in enumerate(block.arguments)]
         returned = inner._block(block, {**values, **dict(zip(block.arguments, arguments, strict=True))})
         return Body(arguments, inner.graph.nodes, returned)

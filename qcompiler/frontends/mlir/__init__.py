@@ -1,0 +1,1 @@
+"""MLIR as models: texts in StableHLO, torch-mlir's torch dialect, and linalg on tensors."""
