@@ -60,6 +60,7 @@ def qcompile(
     weights: str | Path | WeightSource | None = None,
     workdir: str | Path | None = None,
     progress: OnStep | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
 ) -> Program:
     """Quantises a model of PyTorch or a function of JAX and compiles it to a program.
 
@@ -89,6 +90,10 @@ def qcompile(
     to the weights that it holds in floating point.  `workdir` is a folder for packed weights, in which a killed
     compile can continue.  docs/large-models.md gives the memory that each way takes.
 
+    `donate_argnums` are the numbers of arguments of a function of JAX that it returns with the same shapes and types (a
+    cache): they become states of the program, which is called without them.  None takes those that a jitted function
+    donates; () leaves them arguments and results.
+
     `calibrate` is an iterable of inputs (each a tensor, a tuple of arguments, or a dict of keywords).  The float model
     runs over them, one at a time, and the statistics of linears' inputs weight the errors when weights are encoded in
     formats that search for their scales (`takes_importance`: the k-quants and most others of GGUF).  With `workdir`
@@ -116,8 +121,10 @@ def qcompile(
         return _compile_function(
             model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, device=device, targets=targets,
             dump_ir=dump_ir, verify_each=verify_each, buckets=buckets, valued=weights != "none", workdir=workdir,
-            progress=progress,
+            progress=progress, donate_argnums=donate_argnums,
         )  # fmt: skip
+    if donate_argnums is not None:
+        raise ArgumentError("donate_argnums: a model of torch has states in its buffers; leave `donate_argnums` out")
     model, weights = _of_checkpoint(model, weights)
     source = weight_source(weights)
     if not source.valued and verify_each == "numerics":
@@ -216,6 +223,7 @@ def _compile_function(
     valued: bool,
     workdir: str | Path | None,
     progress: OnStep | None,
+    donate_argnums: int | Sequence[int] | None,
 ) -> Program:
     """`qcompile` for a jittable function of JAX."""
     if not valued and verify_each == "numerics":
@@ -230,7 +238,7 @@ def _compile_function(
     dumps = StageDumps(dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR") or None)
     files = WorkFolder(workdir) if workdir is not None and valued else None
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
-        imported = import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files)
+        imported = import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums)
         paths = [row.parameters[0].rpartition(".")[0] for row in imported.ledger]
         return finish(
             imported, dumps, placement, target, quant=quant, verify_each=verify_each, buckets=buckets, targets=targets,

@@ -158,7 +158,7 @@ class HostTensor:
         managed.tensor.device_type = KDL_CPU
         managed.tensor.ndim = len(shape)
         managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = code, bits, 1
-        (ctypes.c_int64 * len(shape)).from_address(self._block + extents)[:] = shape
+        ctypes.memmove(self._block + extents, (ctypes.c_int64 * len(shape))(*shape), 8 * len(shape))
         managed.tensor.shape = ctypes.cast(self._block + extents, ctypes.POINTER(ctypes.c_int64))
         managed.deleter = _free
 

@@ -7,6 +7,7 @@ any thread, also when Python has ended.  It begins at a multiple of 64 bytes, el
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from qcompiler.errors import ArgumentDtypeError, ArgumentError, ArgumentStructureError
@@ -63,7 +64,7 @@ def new(shape: tuple[int, ...], dtype: str, name: str) -> tuple[dlpack.HostTenso
     return made, made.address
 
 
-def handed_over(results: list[Any]) -> list[Any]:
+def handed_over(results: Sequence[Any]) -> list[Any]:
     """The results as arrays of JAX, in the same memory: those of `new`, and arrays on a CUDA device."""
     take = sys.modules["jax"].dlpack.from_dlpack
     return [take(result) for result in results]

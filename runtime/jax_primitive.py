@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.extend
-import jaxlib
+import jaxlib.version
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jaxlib.mlir import ir
@@ -27,7 +27,7 @@ from qcompiler.runtime.xla_programs import Registered, handler
 
 TARGET = "qcompiler_call"
 
-call_p = jax.extend.core.Primitive(TARGET)
+call_p: Any = jax.extend.core.Primitive(TARGET)  # its methods have no types
 call_p.multiple_results = True
 
 
@@ -90,8 +90,9 @@ class _Call:
 @functools.cache
 def _handler() -> Any:
     """The handler, registered with XLA."""
-    library = handler(jax.ffi.include_dir(), jaxlib.__version__)
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.qx_run), platform="cpu")
+    library = handler(jax.ffi.include_dir(), str(jaxlib.version.__version__))
+    capsule: Any = jax.ffi.pycapsule
+    jax.ffi.register_ffi_target(TARGET, capsule(library.qx_run), platform="cpu")
     return library
 
 
@@ -123,14 +124,12 @@ def _check_results(results: Sequence[tuple[str, str]]) -> None:
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-@call_p.def_impl
 def _evaluate(*arrays: Any, registered: Registered, call: _Call) -> Any:
     """Reached under `jax.disable_jit` only."""
     with jax.disable_jit(False):
         return jax.jit(functools.partial(call_p.bind, registered=registered, call=call))(*arrays)
 
 
-@call_p.def_abstract_eval
 def _shapes(*_avals: Any, registered: Registered, call: _Call) -> list[Any]:
     return [jax.core.ShapedArray(shape, dtype) for shape, dtype in call.results]
 
@@ -156,8 +155,8 @@ def _batch(
     arrays: Sequence[Any], axes: Sequence[int | None], *, registered: Registered, call: _Call
 ) -> tuple[list[Any], list[int]]:
     """One call after another: a program has the sizes it was compiled for."""
-    mapped = [number for number, axis in enumerate(axes) if axis is not None]
-    moved = [jax.numpy.moveaxis(arrays[number], axes[number], 0) for number in mapped]
+    mapped = {number: axis for number, axis in enumerate(axes) if axis is not None}
+    moved = [jax.numpy.moveaxis(arrays[number], axis, 0) for number, axis in mapped.items()]
 
     def one(parts: Sequence[Any]) -> list[Any]:
         given = list(arrays)
@@ -176,6 +175,8 @@ def _differentiate(*_args: Any, **_params: Any) -> Any:
     )
 
 
+call_p.def_impl(_evaluate)
+call_p.def_abstract_eval(_shapes)
 mlir.register_lowering(call_p, _lower, platform="cpu")
 mlir.register_lowering(call_p, _lower_elsewhere)
 batching.primitive_batchers[call_p] = _batch
