@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from qcompiler.plan.plan import EntryPoint, Plan, to_json
+from qcompiler.plan.plan import EntryPoint, to_json
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.code import load, remember
@@ -158,7 +158,3 @@ def _entry(program: LoadedProgram, entry: EntryPoint, offsets: Mapping[str, int]
     made = _Entry(library.entry(plan, entry), *map(ctypes.addressof, held), len(frame.inputs), len(frame.outputs))
     made.held = held
     return made
-
-
-def has_state(plan: Plan) -> bool:
-    return any(arena.kind == "state" for arena in plan.arenas)

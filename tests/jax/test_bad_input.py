@@ -138,7 +138,7 @@ def test_constants_of_other_types_name_the_line(kind: Any) -> None:
 def test_donated_arguments_are_noted() -> None:
     step = jax.jit(lambda p, x: x @ p["w"], donate_argnums=1)
     # x has the shape of x @ w, so it is a state; of another shape it is not.
-    assert [what for what, _ in import_jax(step, (P, X)).notes] == ["the donated argument 0 is a state"]
+    assert [what for what, _ in import_jax(step, (P, X)).notes] == ["the donated argument 'x' is a state"]
     wide = jax.jit(lambda p, x: (x @ p["w"]).sum(), donate_argnums=1)
     assert import_jax(wide, (P, X)).notes == [
         ("a donated argument is not reused", "no result has its structure, shapes and types")

@@ -98,7 +98,7 @@ def test_a_jitted_functions_own_donation_is_found_and_can_be_left() -> None:
 
 @pytest.mark.parametrize(("donated", "message"), [
     (0, "holds the weights"), (4, "arguments 0 to 3"), (-1, "arguments 0 to 3"), (True, "arguments 0 to 3"),
-    (3, "of 1 such arguments there are 0 results"),
+    (3, r"'n' becomes a state if.*of 1 such arguments there are 0 results"),
 ])  # fmt: skip
 def test_donations_without_a_result_are_refused(donated: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
@@ -108,7 +108,7 @@ def test_donations_without_a_result_are_refused(donated: Any, message: str) -> N
 def test_ambiguous_and_dynamic_donations_are_refused() -> None:
     with pytest.raises(ArgumentError, match="of 1 such arguments there are 2 results"):
         import_jax(lambda p, x: (x + 1, x @ p), (W, X[0]), donated=1)
-    with pytest.raises(ArgumentError, match="dynamic size"):
+    with pytest.raises(ArgumentError, match="'x' has a dynamic size"):
         import_jax(lambda p, x: x @ p, (W, X[0]), None, None, {"x": {0: ("b", 1, 4)}}, donated=1)
     with pytest.raises(ArgumentError, match="states in its buffers"):
         import torch

@@ -58,6 +58,7 @@ def donated_by_function(jaxpr: Any, weights: int) -> set[int]:
 
 def pair(
     args: Sequence[Any],
+    names: Sequence[str],
     leaves: Sequence[Leaf],
     wanted: tuple[int, ...] | None,
     found: Collection[int] | None,
@@ -88,18 +89,20 @@ def pair(
             if wanted is None:
                 continue
             raise ArgumentError(
-                f"the donated argument {number} (counted behind the weights) becomes a state if one result has its "
+                f"the donated argument '{names[number]}' becomes a state if one result has its "
                 f"structure, shapes and types; of {len(same)} such arguments there are {len(fitting)} results. Return "
                 "its new value, alone or as an element of a tuple or dict; or leave it an argument, donate_argnums=()"
             )
         begin = fitting[same.index(number)][1]
         if any(not isinstance(size, int) for leaf in own for size in leaf.struct.shape):
             raise ArgumentError(
-                f"the donated argument {number} (counted behind the weights) has a dynamic size, which a state cannot "
+                f"the donated argument '{names[number]}' has a dynamic size, which a state cannot "
                 "have: fix it, or leave it an argument, donate_argnums=()"
             )
         states.update({leaf.number: begin + i for i, leaf in enumerate(own)})
-        notes.append((f"the donated argument {number} is a state", f"its new value is result {begin} in flat order"))
+        notes.append(
+            (f"the donated argument '{names[number]}' is a state", f"its new value is result {begin} in flat order")
+        )
     if found and not set(found) <= set(states):
         notes.append(("a donated argument is not reused", "no result has its structure, shapes and types"))
     return states

@@ -98,6 +98,11 @@ class _Call:
         args, kwargs = jax.tree_util.tree_unflatten(self.rest_tree, leaves)
         return self.of(weights, args, kwargs)
 
+    @property
+    def argument_names(self) -> list[str]:
+        """What messages call the positional arguments."""
+        return [self.parameters[i] if i < len(self.parameters) else f"args[{i}]" for i in range(len(self.args))]
+
     def tree(self, states: Collection[int] = ()) -> Tree:
         """The signature's inputs, without the positional arguments of these numbers."""
         taken = [position for position in self.inputs if self.argument_of[position] not in states]
@@ -176,7 +181,9 @@ def export_function(
         for i, (position, struct) in enumerate(zip(call.inputs, structs, strict=True))
     ]
     found = donation.donated_by_function(jaxpr, len(weights)) if wanted is None else None
-    states = donation.pair(call.args, given, wanted, found, results[0], exported.out_avals, graph.notes)
+    states = donation.pair(
+        call.args, call.argument_names, given, wanted, found, results[0], exported.out_avals, graph.notes
+    )
     graph.states = {graph.arguments[i]: result for i, result in states.items()}
     outputs = donation.outputs(results[0], states.values())
     samples = [symbolic.sample(call.rest[i], struct, ranges) for i, struct in zip(call.inputs, structs, strict=True)]
