@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from qcompiler.lm.model import load_causal_lm as load_causal_lm
     from qcompiler.program import Program as Program
     from qcompiler.runtime import load as load
+    from qcompiler.runtime.jax_callable import jax_callable as jax_callable
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,7 @@ _EXPORTS = {
     "Shards": "qcompiler.frontends.weights.weight_source",
     "doctor": "qcompiler.frontends.torch.survey",
     "empty_weights": "qcompiler.frontends.torch.common.empty_weights",
+    "jax_callable": "qcompiler.runtime.jax_callable",
     "load": "qcompiler.runtime",
     "load_causal_lm": "qcompiler.lm.model",
     "merge_lora": "qcompiler.frontends.quantise.merge_lora",
@@ -86,6 +88,7 @@ __all__ = [
     "from_checkpoint",
     "from_gguf",
     "from_mlir",
+    "jax_callable",
     "load",
     "load_causal_lm",
     "merge_lora",

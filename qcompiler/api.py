@@ -60,6 +60,7 @@ def qcompile(
     weights: str | Path | WeightSource | None = None,
     workdir: str | Path | None = None,
     progress: OnStep | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
 ) -> Program:
     """Quantises a model of PyTorch or a function of JAX and compiles it to a program.
 
@@ -89,6 +90,10 @@ def qcompile(
     to the weights that it holds in floating point.  `workdir` is a folder for packed weights, in which a killed
     compile can continue.  docs/large-models.md gives the memory that each way takes.
 
+    `donate_argnums` are the numbers of arguments of a function of JAX that it returns with the same shapes and types (a
+    cache): they become states of the program, which is called without them.  None takes those that a jitted function
+    donates; () leaves them arguments and results.
+
     `calibrate` is an iterable of inputs (each a tensor, a tuple of arguments, or a dict of keywords).  The float model
     runs over them, one at a time, and the statistics of linears' inputs weight the errors when weights are encoded in
     formats that search for their scales (`takes_importance`: the k-quants and most others of GGUF).  With `workdir`
@@ -109,7 +114,7 @@ def qcompile(
     if mlir is not None and mlir.dialect == "torch":
         from qcompiler.frontends.mlir.torch_dialect import torch_program
 
-        check_mlir(mlir, kwargs, weights)
+        check_mlir(mlir, kwargs, weights, donate_argnums)
         model, args, dynamic_shapes = torch_program(mlir, args, dynamic_shapes)
         mlir = None
     is_function = mlir is None and is_jax_call(model, args, kwargs)
@@ -120,13 +125,15 @@ def qcompile(
         raise ArgumentError(f"verify_each={verify_each!r}: choose 'ir', 'numerics' or None")
     if is_function or mlir is not None:
         if mlir is not None:
-            check_mlir(mlir, kwargs, weights)
+            check_mlir(mlir, kwargs, weights, donate_argnums)
         check_function(weights, calibrate, fallback)
         return _compile_function(
             model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, device=device, targets=targets,
             dump_ir=dump_ir, verify_each=verify_each, buckets=buckets, valued=weights != "none", workdir=workdir,
-            progress=progress,
+            progress=progress, donate_argnums=donate_argnums,
         )  # fmt: skip
+    if donate_argnums is not None:
+        raise ArgumentError("donate_argnums: a model of torch has states in its buffers; leave `donate_argnums` out")
     model, weights = _of_checkpoint(model, weights)
     source = weight_source(weights)
     if not source.valued and verify_each == "numerics":
@@ -226,6 +233,7 @@ def _compile_function(
     valued: bool,
     workdir: str | Path | None,
     progress: OnStep | None,
+    donate_argnums: int | Sequence[int] | None,
 ) -> Program:
     """`qcompile` for a jittable function of JAX, and for StableHLO and linalg of `from_mlir`."""
     if not valued and verify_each == "numerics":
@@ -239,7 +247,7 @@ def _compile_function(
     dumps = StageDumps(dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR") or None)
     files = WorkFolder(workdir) if workdir is not None and valued else None
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
-        imported = _import_function(function, args, kwargs, quant, dynamic_shapes, valued, files)
+        imported = _import_function(function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums)
         paths = [row.parameters[0].rpartition(".")[0] for row in imported.ledger]
         return finish(
             imported, dumps, placement, target, quant=quant, verify_each=verify_each, buckets=buckets, targets=targets,
@@ -255,6 +263,7 @@ def _import_function(
     dynamic_shapes: Any,
     valued: bool,
     files: Any,
+    donate_argnums: int | Sequence[int] | None,
 ) -> Imported:
     if is_mlir(function):
         from qcompiler.frontends.mlir.frontend import import_mlir
@@ -262,11 +271,13 @@ def _import_function(
         return import_mlir(function, args, quant, dynamic_shapes, valued, files)
     from qcompiler.frontends.jax.frontend import import_jax
 
-    return import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files)
+    return import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums)
 
 
-def check_mlir(model: Any, kwargs: Any, weights: Any) -> None:
+def check_mlir(model: Any, kwargs: Any, weights: Any, donate_argnums: Any) -> None:
     """ArgumentError for arguments of `qcompile` that a text of MLIR does not take."""
+    if donate_argnums is not None:
+        raise ArgumentError("donate_argnums: arguments of MLIR are not states; leave `donate_argnums` out")
     if kwargs:
         raise ArgumentError(
             f"kwargs={list(kwargs)}: example inputs of MLIR are positional, in the order of its arguments: "

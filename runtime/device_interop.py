@@ -19,11 +19,12 @@ from qcompiler.errors import (
 )
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
-from qcompiler.runtime import dlpack, interop
+from qcompiler.runtime import dlpack, interop, jax_arrays
 from qcompiler.runtime.backends.base import Backend, Event, Stream
 from qcompiler.runtime.binding import element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
 from qcompiler.runtime.forking import free_after_fork
+from qcompiler.runtime.interop import Library
 from qcompiler.runtime.streams import Queue, is_capturing, order
 
 
@@ -38,7 +39,7 @@ class Argument:
     shape: tuple[int, ...]
     device: str | None
     owner: Any
-    is_torch: bool
+    library: Library = "numpy"
     stream: Stream | None = None
     ready: Event | None = None
 
@@ -55,10 +56,12 @@ def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, captur
             raise CaptureRuleError(
                 f"argument '{name}' is computed by a capture that has not ended: it has no contents yet"
             )
-        return Argument(value.address, value.shape, value.device, value, False, ready=value.ready)
+        return Argument(value.address, value.shape, value.device, value, ready=value.ready)
     if interop.is_torch_tensor(value):
         return _read_torch(value, name, want, homes, capturing)
     if not isinstance(value, np.ndarray):
+        if jax_arrays.is_jax_array(value):
+            jax_arrays.check_readable(value, name)
         if hasattr(value, "__dlpack_device__"):
             kind, index = map(int, value.__dlpack_device__())
             if kind == dlpack.KDL_CUDA:
@@ -71,13 +74,13 @@ def read(value: Any, name: str, want: str, homes: Mapping[str, Queue], *, captur
         elif hasattr(value, "__cuda_array_interface__"):
             return _read_interface(value, name, want, homes)
     source = interop.read(value, name, want)
-    return Argument(source.address, source.shape, None, source.owner, source.is_torch)
+    return Argument(source.address, source.shape, None, source.owner, source.library)
 
 
 def _read_torch(value: Any, name: str, want: str, homes: Mapping[str, Queue], capturing: bool) -> Argument:
     if value.is_cpu:
         source = interop.read(value, name, want)
-        return Argument(source.address, source.shape, None, source.owner, True)
+        return Argument(source.address, source.shape, None, source.owner, "torch")
     dtype = interop.torch_dtype_name(value.dtype)
     if dtype != want:
         raise interop.wrong_dtype(name, dtype or str(value.dtype), want)
@@ -88,7 +91,7 @@ def _read_torch(value: Any, name: str, want: str, homes: Mapping[str, Queue], ca
         _require_plain(name, 0, dtype, not capturing)
         value = value.resolve_neg().contiguous()  # by torch, on its current stream
         ready = homes[device].backend.caller_stream() if device in homes else None
-    return Argument(value.data_ptr(), tuple(value.shape), device, value, True, ready)
+    return Argument(value.data_ptr(), tuple(value.shape), device, value, "torch", ready)
 
 
 def _read_dlpack(
@@ -102,7 +105,8 @@ def _read_dlpack(
     shape, strides = dlpack.shape_and_strides(tensor)
     address = (tensor.data or 0) + tensor.byte_offset
     _require_plain(name, address, dtype, dlpack.is_row_major(shape, strides))
-    return Argument(address, shape, device, (value, capsule), False)
+    library: Library = "jax" if jax_arrays.is_jax_array(value) else "numpy"
+    return Argument(address, shape, device, (value, capsule), library)
 
 
 def _read_interface(value: Any, name: str, want: str, homes: Mapping[str, Queue]) -> Argument:
@@ -119,7 +123,7 @@ def _read_interface(value: Any, name: str, want: str, homes: Mapping[str, Queue]
     device = home.backend.device_of(address) or (home.backend.device if home.backend.kind == "cuda" else "cuda")
     stream = interface.get("stream")
     ready = home.backend.caller_stream(int(stream)) if stream is not None and home.backend.kind == "cuda" else None
-    return Argument(address, shape, device, value, False, ready)
+    return Argument(address, shape, device, value, "numpy", ready)
 
 
 def _require_plain(name: str, address: int, dtype: str, row_major: bool) -> None:

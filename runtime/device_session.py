@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure, SimulationError
 from qcompiler.plan.kernel import ITEMSIZE
-from qcompiler.runtime import device_interop, interop
+from qcompiler.runtime import device_interop, interop, jax_arrays
 from qcompiler.runtime.backends.base import CaptureMode, Memory
 from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
 from qcompiler.runtime.device_interop import Argument, ResultMemory
 from qcompiler.runtime.executor import EntryArenas, PlanExecutor, TorchTime, total_time
 from qcompiler.runtime.graph import capture, refuse_torch_calls
+from qcompiler.runtime.interop import Library
 from qcompiler.runtime.interrupts import uninterrupted
 from qcompiler.runtime.memory import kept_if_it_fails
 from qcompiler.runtime.profile import Profile
@@ -131,7 +132,20 @@ class DeviceSession(Session):
                 if target.device is None:
                     self.download(call, number, outputs[number])
             self.leave(call)
-        return self.program.unflatten_outputs(call.results) if out is None else out
+        return self.returned(call) if out is None else out
+
+    def returned(self, call: Call) -> Any:
+        """The results of a call without `out=`, in the structure that the model returned."""
+        results = call.results
+        if self._library(call.arguments) == "jax":
+            results = jax_arrays.handed_over(results)
+        return self.program.unflatten_outputs(results)
+
+    @staticmethod
+    def _library(arguments: Sequence[Argument]) -> Library:
+        """Whose arrays results are: that of the arguments on the device, if there are any."""
+        there = [argument for argument in arguments if argument.device is not None]
+        return interop.library_of(argument.library for argument in there or arguments)
 
     def read(self, values: Sequence[Any], stream: Any) -> tuple[Callers, list[Argument]]:
         """The caller's streams and the memory of a call's arguments. Has no effect on either."""
@@ -282,18 +296,19 @@ class DeviceSession(Session):
         self, binding: Binding, arguments: Sequence[Argument], callers: Callers
     ) -> tuple[list[Any], list[ResultMemory]]:
         """New arrays on the side of the arguments: on the host if all are there, else on the device."""
+        library = self._library(arguments)
         if all(argument.device is None for argument in arguments):
-            use_torch = any(argument.is_torch for argument in arguments)
-            new = interop.new_torch if use_torch else interop.new_numpy
-            made = [new(shape, dtype) for shape, dtype in zip(binding.outputs, self.result_dtypes, strict=True)]
-            return [array for array, _ in made], [ResultMemory(address, None) for _, address in made]
-        use_torch = any(argument.is_torch and argument.device is not None for argument in arguments)
+            arrays, addresses = interop.new(library, binding.outputs, self.result_dtypes, self.result_names)
+            return arrays, [ResultMemory(address, None) for address in addresses]
+        if library == "jax":
+            for name, dtype in zip(self.result_names, self.result_dtypes, strict=True):
+                jax_arrays.check_width(f"result '{name}'", dtype)
         results: list[Any] = []
         targets: list[ResultMemory] = []
         entry = self.program.plan.entries[binding.entry]
         for shape, dtype, sig in zip(binding.outputs, self.result_dtypes, entry.outputs, strict=True):
             home = self.home_of(sig.arena)
-            if use_torch:
+            if library == "torch":
                 tensor = device_interop.new_torch(shape, dtype, home.backend.device, callers.given)
                 results.append(tensor)
                 targets.append(ResultMemory(tensor.data_ptr(), home.backend.device))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
+
+from qcompiler.plan.kernel import ITEMSIZE
+from qcompiler.runtime.memory import align_up, no_memory
 
 KDL_CPU = 1
 KDL_CUDA = 2
@@ -109,3 +113,65 @@ def capsule_of(address: int, shape: tuple[int, ...], dtype: str, device: tuple[i
     key = ctypes.addressof(managed)
     _handed_out[key] = (managed, extents, owner)
     return _new_capsule(key, _NAME, _destructor)
+
+
+# --- memory that belongs to its consumer -----------------------------------------------------------------------------
+
+_libc = ctypes.CDLL(None)
+_libc.aligned_alloc.restype = ctypes.c_void_p
+_libc.aligned_alloc.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
+_libc.free.restype = None
+_libc.free.argtypes = (ctypes.c_void_p,)
+_free = _Deleter(ctypes.cast(_libc.free, ctypes.c_void_p).value or 0)
+
+ALIGNMENT = 64
+"""What XLA asks of memory that it takes without a copy."""
+
+
+def _free_unread(capsule: int) -> None:
+    if _is_valid(capsule, _NAME):
+        _libc.free(_pointer_of(capsule, _NAME))
+
+
+_unread = _Destructor(_free_unread)
+
+
+class HostTensor:
+    """A row-major tensor on the CPU for a consumer of DLPack: header, extents and elements in one block of `malloc`.
+
+    The header is at the start of the block, so DLPack's deleter is `free` itself: the consumer needs no Python to drop
+    the tensor.  `__dlpack__` gives the block away and works once.  OutOfMemoryError if there is no room.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self.shape = shape
+        code, bits = _CODES[dtype]
+        nbytes = math.prod(shape) * ITEMSIZE[dtype]
+        extents = ctypes.sizeof(_Managed)
+        data = align_up(extents + 8 * len(shape), ALIGNMENT)
+        self._block: int | None = _libc.aligned_alloc(ALIGNMENT, align_up(data + nbytes, ALIGNMENT))
+        if self._block is None:
+            raise no_memory(nbytes, f"a result of shape {shape}")
+        managed = _Managed.from_address(self._block)
+        ctypes.memset(self._block, 0, data)
+        managed.tensor.data = self.address = self._block + data
+        managed.tensor.device_type = KDL_CPU
+        managed.tensor.ndim = len(shape)
+        managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = code, bits, 1
+        ctypes.memmove(self._block + extents, (ctypes.c_int64 * len(shape))(*shape), 8 * len(shape))
+        managed.tensor.shape = ctypes.cast(self._block + extents, ctypes.POINTER(ctypes.c_int64))
+        managed.deleter = _free
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return KDL_CPU, 0
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        """The capsule. BufferError for the second one."""
+        if self._block is None:
+            raise BufferError("this tensor was given away already")
+        block, self._block = self._block, None
+        return _new_capsule(block, _NAME, _unread)
+
+    def __del__(self) -> None:
+        if getattr(self, "_block", None) is not None:
+            _libc.free(self._block)

@@ -295,7 +295,7 @@ class CapturedGraph:
             order([first], homes)
             self._buffers.read_out(call)
             session.leave(call)
-        return session.program.unflatten_outputs(call.results) if out is None else out
+        return session.returned(call) if out is None else out
 
     def _check_shapes(self, arguments: Sequence[Argument]) -> None:
         for argument, (name, shape) in zip(arguments, self.shapes.items(), strict=True):

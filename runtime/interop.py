@@ -1,6 +1,6 @@
-"""Other libraries' arrays as addresses, without a copy: NumPy, torch CPU tensors, and all objects with DLPack.
+"""Other libraries' arrays as addresses, without a copy: NumPy, torch CPU tensors, JAX, and all objects with DLPack.
 
-torch is never imported here: a caller with a torch tensor has imported it.
+torch and JAX are never imported here: a caller with one of their arrays has imported it.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from qcompiler.errors import ArgumentDtypeError, ArgumentShapeError, ArgumentStructureError, DeviceUnavailableError
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.weights import DTYPE_NAMES, NUMPY_DTYPES
-from qcompiler.runtime import dlpack
+from qcompiler.runtime import dlpack, jax_arrays
 from qcompiler.runtime.device_array import DeviceArray
 from qcompiler.runtime.memory import address_of, no_memory
 
@@ -28,16 +29,26 @@ _torch_dtypes: dict[Any, str] = {}
 """torch.dtype -> our name; filled at the first torch tensor."""
 
 
+Library = Literal["numpy", "torch", "jax"]
+"""Whose arrays results are; DLPack objects of other libraries count as NumPy's."""
+
+
 class Source:
-    """One argument as memory. `owner` keeps the memory alive; `is_torch` decides the type of results."""
+    """One argument as memory. `owner` keeps the memory alive; `library` decides the type of results."""
 
-    __slots__ = ("address", "is_torch", "owner", "shape")
+    __slots__ = ("address", "library", "owner", "shape")
 
-    def __init__(self, address: int, shape: tuple[int, ...], owner: Any, is_torch: bool) -> None:
+    def __init__(self, address: int, shape: tuple[int, ...], owner: Any, library: Library = "numpy") -> None:
         self.address = address
         self.shape = shape
         self.owner = owner
-        self.is_torch = is_torch
+        self.library = library
+
+
+def library_of(libraries: Iterable[Library]) -> Library:
+    """Whose arrays a call returns: torch's if any argument is torch's, else JAX's if any is JAX's, else NumPy's."""
+    found = set(libraries)
+    return "torch" if "torch" in found else "jax" if "jax" in found else "numpy"
 
 
 _pointer_at = ctypes.c_void_p.from_address
@@ -81,6 +92,8 @@ def read(value: Any, name: str, want: str) -> Source:
         raise DeviceUnavailableError(
             f"argument '{name}' is an array on {value.device}, but the program runs on cpu; pass {name}.numpy()"
         )
+    if jax_arrays.is_jax_array(value):
+        return _read_jax(value, name, want)
     if hasattr(value, "__dlpack__"):
         return _read_dlpack(value, name, want)
     raise ArgumentStructureError(
@@ -101,7 +114,7 @@ def _read_numpy(value: Any, name: str, want: str) -> Source:
     flags = value.flags
     if not (flags.c_contiguous and flags.aligned):
         value = np.array(value, order="C", copy=True, subok=False)
-    return Source(numpy_address(value), value.shape, value, False)
+    return Source(numpy_address(value), value.shape, value)
 
 
 def _read_torch(value: Any, name: str, want: str) -> Source:
@@ -121,7 +134,17 @@ def _read_torch(value: Any, name: str, want: str) -> Source:
     if not value.is_contiguous() or address % ITEMSIZE[dtype]:
         value = value.clone(memory_format=torch.contiguous_format)
         address = value.data_ptr()
-    return Source(address, value.shape, value, True)
+    return Source(address, value.shape, value, "torch")
+
+
+def _read_jax(value: Any, name: str, want: str) -> Source:
+    jax_arrays.check_readable(value, name)
+    dtype = jax_arrays.type_name(value)
+    if dtype != want:
+        raise wrong_dtype(name, dtype or str(value.dtype), want)
+    source = _read_dlpack(value, name, want)  # waits until the array is computed
+    source.library = "jax"
+    return source
 
 
 def _read_number(value: Any, name: str, want: str) -> Source:
@@ -130,7 +153,7 @@ def _read_number(value: Any, name: str, want: str) -> Source:
     if not isinstance(value, allowed) or (isinstance(value, bool) and want != "i1"):
         raise wrong_dtype(name, f"Python {type(value).__name__}", want)
     array = np.array(value, NUMPY_DTYPES[want])
-    return Source(address_of(array), (), array, False)
+    return Source(address_of(array), (), array)
 
 
 def torch_dtype_name(dtype: Any) -> str | None:
@@ -169,6 +192,17 @@ def new_torch(shape: tuple[int, ...], dtype: str) -> tuple[Any, int]:
     return tensor, tensor.data_ptr()
 
 
+def new(library: Library, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], names: Sequence[str]) -> Any:
+    """Fresh host memory for results, as (arrays, addresses); arrays of JAX are made of it after the call."""
+    if library == "numpy":
+        made = [new_numpy(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    elif library == "torch":
+        made = [new_torch(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    else:
+        made = [jax_arrays.new(*each) for each in zip(shapes, dtypes, names, strict=True)]
+    return [array for array, _ in made], [address for _, address in made]
+
+
 def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> int:
     """The address of one `out=` array; errors unless it is a writable, row-major array of this shape and dtype."""
     if isinstance(value, np.ndarray):
@@ -181,8 +215,9 @@ def target(value: Any, name: str, shape: tuple[int, ...], dtype: str) -> int:
         fits = value.is_cpu and value.is_contiguous() and not value.is_neg()
         address = value.data_ptr() if fits else 0
     else:
+        why = ": arrays of JAX are never written to" if jax_arrays.is_jax_array(value) else ""
         raise ArgumentStructureError(
-            f"out '{name}' must be a NumPy array or a torch tensor, not a {type(value).__name__}"
+            f"out '{name}' must be a NumPy array or a torch tensor, not a {type(value).__name__}{why}"
         )
     if got != dtype:
         raise wrong_out(name, f"dtype {value.dtype}", f"{dtype} ({NUMPY_DTYPES[dtype].name})")
@@ -217,8 +252,8 @@ def _read_dlpack(value: Any, name: str, want: str) -> Source:
     elif data % ITEMSIZE[dtype]:
         copy = _copy_strided(data, shape, None, dtype)
     else:
-        return Source(data, shape, capsule, False)
-    return Source(address_of(copy), shape, copy, False)
+        return Source(data, shape, capsule)
+    return Source(address_of(copy), shape, copy)
 
 
 def dlpack_dtype(tensor: dlpack.DLTensor, name: str, want: str) -> str:

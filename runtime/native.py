@@ -99,13 +99,16 @@ class Library:
 def kernel_error(context: Context, plan: Plan) -> RuntimeFailure:
     """The error that a kernel reported through the context."""
     number = context.error_kernel
-    where = "a kernel"
-    if 0 <= number < len(plan.kernels):
-        spec = plan.kernels[number]
-        where = f"kernel '{spec.name}'" + (f" ({spec.serves})" if spec.serves else "")
+    where = kernel_title(plan, number) if 0 <= number < len(plan.kernels) else "a kernel"
     if context.error_code == QC_INDEX_OUT_OF_RANGE:
         return IndexOutOfRangeError(
             f"{where} met the index {context.error_value}, which is outside 0…{context.error_limit - 1}; "
             "check the ids or positions that were passed in"
         )
     return RuntimeFailure(f"{where} failed with code {context.error_code}")
+
+
+def kernel_title(plan: Plan, number: int) -> str:
+    """What errors call a kernel: its name, and the module that it serves."""
+    spec = plan.kernels[number]
+    return f"kernel '{spec.name}'" + (f" ({spec.serves})" if spec.serves else "")

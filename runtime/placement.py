@@ -165,7 +165,7 @@ class SessionMemory:
             for arena in plan.arenas
             if arena.kind == "state" and not is_init
         }
-        self._offsets, totals = _activation_offsets(plan, entries)
+        self._offsets, totals = activation_offsets(plan, entries)
         self._blocks = {slot: self.allocate(slot, total, "activations") for slot, total in totals.items()}
 
     def allocate(self, slot: str, nbytes: int, label: str) -> Memory:
@@ -180,7 +180,7 @@ class SessionMemory:
         return placed
 
 
-def _activation_offsets(plan: Plan, entries: Sequence[EntryPoint]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+def activation_offsets(plan: Plan, entries: Sequence[EntryPoint]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """The offsets of each entry point's activation arenas in their device's block; the size of each block by slot."""
     offsets: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}

@@ -12,9 +12,10 @@ import numpy as np
 
 from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
 from qcompiler.plan.plan import EntryPoint, calls_torch
-from qcompiler.runtime import interop
+from qcompiler.runtime import interop, jax_arrays
 from qcompiler.runtime.backends.cpu import NO_CAPTURE
 from qcompiler.runtime.binding import Binding, Shape
+from qcompiler.runtime.dlpack import HostTensor
 from qcompiler.runtime.executor import (
     EntryArenas,
     Executor,
@@ -68,9 +69,10 @@ class Session(ABC):
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **kwargs: Any) -> Any:
         """The program's results, in the structure that the model returned.
 
-        Arguments are NumPy arrays, torch tensors, DLPack objects or arrays on the program's device.  Results are on the
-        same side as arguments and belong to the caller: NumPy arrays or torch tensors on the host, else `DeviceArray`s
-        or torch tensors on the device, ready in the order of the caller's stream.  With `out=` (an array, or a tree of
+        Arguments are NumPy arrays, torch tensors, arrays of JAX, DLPack objects or arrays on the program's device.
+        Results are on the same side as arguments and belong to the caller: arrays of the arguments' library on the
+        host, else `DeviceArray`s, torch tensors or arrays of JAX on the device, ready in the order of the caller's
+        stream.  With `out=` (an array, or a tree of
         arrays in the results' structure) results are written there, nothing is allocated, and `out` is returned.  None
         in the place of one of several results leaves that result out: on a GPU it is not copied.
 
@@ -234,7 +236,11 @@ class HostSession(Session):
             raise DeviceUnavailableError("stream= belongs to a GPU; on cpu a call is done when it returns")
         binding, results, _sources = self._bind(args, kwargs, out)
         self._execute(binding)
-        return self.program.unflatten_outputs(results) if out is None else out
+        if out is not None:
+            return out
+        if results and isinstance(results[0], HostTensor):
+            results = jax_arrays.handed_over(results)
+        return self.program.unflatten_outputs(results)
 
     def _bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -250,7 +256,8 @@ class HostSession(Session):
         for position, source in zip(frame.inputs, sources, strict=True):
             arenas[position] = source.address
         if out is None:
-            results, addresses = self._fresh(binding, any([source.is_torch for source in sources]))  # noqa: C419
+            library = interop.library_of([source.library for source in sources])
+            results, addresses = interop.new(library, binding.outputs, self.result_dtypes, self.result_names)
         else:
             results = self._in_place_of_none(program.flatten_outputs(out), binding)
             addresses = self._targets(results, binding, sources)
@@ -291,11 +298,6 @@ class HostSession(Session):
     def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
         """DeviceUnavailableError: the CPU has no graphs."""
         raise DeviceUnavailableError(NO_CAPTURE)
-
-    def _fresh(self, binding: Binding, use_torch: bool) -> tuple[list[Any], list[int]]:
-        new = interop.new_torch if use_torch else interop.new_numpy
-        made = [new(shape, dtype) for shape, dtype in zip(binding.outputs, self.result_dtypes, strict=True)]
-        return [result for result, _ in made], [address for _, address in made]
 
     def _in_place_of_none(self, results: Sequence[Any], binding: Binding) -> list[Any]:
         """The arrays of `out=`, and memory for the results that the caller does not want."""

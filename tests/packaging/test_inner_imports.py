@@ -30,6 +30,7 @@ DOORS = {
     "qcompiler/lm/text/template.py",  # jinja2 is optional, and all of the sandbox builds on it
     "qcompiler/inspect/doctor.py",  # looks at what is installed
     "runtime/__init__.py",  # the simulated GPU, for who asks for it
+    "runtime/jax_callable.py",  # JAX is optional
     "runtime/backends/registry.py",  # a backend loads when a device of its kind is named
 }
 

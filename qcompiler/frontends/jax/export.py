@@ -9,6 +9,7 @@ texts and None among the other arguments are fixed, too.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -21,10 +22,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 
 from qcompiler.errors import ExportError
-from qcompiler.frontends.jax import symbolic
+from qcompiler.frontends.jax import donation, symbolic
 from qcompiler.frontends.jax.attributes import element_name
 from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import Graph, Value
+from qcompiler.frontends.jax.oracle import in_arithmetic
 from qcompiler.frontends.jax.reader import Reader
 from qcompiler.frontends.jax.refusals import refused
 from qcompiler.frontends.jax.trees import Tree, is_array, numbered, path_text, shape_struct, tree_of
@@ -60,6 +62,8 @@ class _Call:
         self.rest = [leaf for _, leaf in named]
         self.inputs = [i for i, leaf in enumerate(self.rest) if is_array(leaf)]
         self.input_names = _distinct([_input_name(path, parameters) for path, _ in named])
+        self.argument_of = [path[1].idx if path[0].idx == 0 else None for path, _ in named]
+        """The number of the positional argument that each leaf is in."""
 
     def of(self, weights: Sequence[Any], args: Any, kwargs: Any) -> Any:
         """The function's result with these arrays in the first argument."""
@@ -78,24 +82,32 @@ class _Call:
         args, kwargs = jax.tree_util.tree_unflatten(self.rest_tree, leaves)
         return self.of(weights, args, kwargs)
 
-    def tree(self) -> Tree:
-        """The signature's inputs."""
-        number = {position: {"kind": "leaf", "index": i} for i, position in enumerate(self.inputs)}
+    @property
+    def argument_names(self) -> list[str]:
+        """What messages call the positional arguments."""
+        return [self.parameters[i] if i < len(self.parameters) else f"args[{i}]" for i in range(len(self.args))]
+
+    def tree(self, states: Collection[int] = ()) -> Tree:
+        """The signature's inputs, without the positional arguments of these numbers."""
+        taken = [position for position in self.inputs if self.argument_of[position] not in states]
+        number = {position: {"kind": "leaf", "index": i} for i, position in enumerate(taken)}
         shape = numbered(self.rest_tree)
         leaf_of = {
             i: number.get(i) or tree_of(leaf, {}, f"the argument '{self.input_names[i]}'")
             for i, leaf in enumerate(self.rest)
+            if self.argument_of[i] not in states
         }
-        args = [tree_of(arg, leaf_of, f"args[{i}]") for i, arg in enumerate(shape[0])]
+        args = [tree_of(arg, leaf_of, f"args[{i}]") for i, arg in enumerate(shape[0]) if i not in states]
         kwargs = {key: tree_of(value, leaf_of, key) for key, value in shape[1].items()}
         tree: Tree = {
             "args": {"kind": "tuple", "items": args},
             "kwargs": {"kind": "dict", "keys": list(kwargs), "items": list(kwargs.values())},
         }
-        known = {*self.parameters[: len(args)], *kwargs}
-        last = max((n for n, name in enumerate(self.parameters, 1) if name in known), default=0)
+        names = [name for i, name in enumerate(self.parameters) if i not in states]
+        known = {*names[: len(args)], *kwargs}
+        last = max((n for n, name in enumerate(names, 1) if name in known), default=0)
         if last:
-            tree["names"] = self.parameters[:last]
+            tree["names"] = names[:last]
         return tree
 
 
@@ -114,14 +126,19 @@ def export_function(
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Mapping[str, Any] | None,
     composites: Collection[str],
+    donated: int | Sequence[int] | None = None,
 ) -> Exported:
     """Exports a function for these example arguments; a `jax.ShapeDtypeStruct` has no values, and may have symbols.
+
+    `donated` are the numbers of arguments that become states (donation.py); None for those that a jitted function
+    donates and returns.
 
     ExportError and its subclasses for what cannot be traced, ArgumentStructureError for pytrees that a program cannot
     rebuild, UnsupportedOperatorError for calls into libraries and for loops without a fixed number of trips.
     """
     call = _Call(function, args, kwargs or {})
-    inputs = call.tree()
+    call.tree()  # refuses what a program cannot rebuild
+    wanted = donation.numbers(donated, len(args), call.has_weights and not call.is_module)
     weights = [shape_struct(call.first[i], name) for name, i in call.weights.items()]
     structs = [shape_struct(call.rest[i], call.input_names[i]) for i in call.inputs]
     names = [call.input_names[i] for i in call.inputs]
@@ -137,27 +154,36 @@ def export_function(
     try:
         jitted = jax.jit(traced, keep_unused=True)
         exported = jax.export.export(jitted, platforms=["cpu"])(weights, structs)
-        donates = _donates(jitted.trace(weights, structs).jaxpr)  # the trace is remembered
+        jaxpr = jitted.trace(weights, structs).jaxpr  # the trace is remembered
     except Exception as error:  # whatever the function raises under tracing
         raise refused(error, function) from error
     ranges = symbolic.ranges_of([struct.shape for struct in structs], limits)
     graph = Graph(ranges=ranges)
-    if donates:
-        graph.notes.append(("donated arguments are not reused", "pass the returned cache into the next call"))
     _read(exported, graph, list(call.weights), names, composites)
-    outputs = tree_of(numbered(results[0]), _leaf_numbers(results[0].num_leaves), "the result")
+    given = [
+        donation.Leaf(i, call.argument_of[position], struct)
+        for i, (position, struct) in enumerate(zip(call.inputs, structs, strict=True))
+    ]
+    found = donation.donated_by_function(jaxpr, len(weights)) if wanted is None else None
+    states = donation.pair(
+        call.args, call.argument_names, given, wanted, found, results[0], exported.out_avals, graph.notes
+    )
+    graph.states = {graph.arguments[i]: result for i, result in states.items()}
+    outputs = donation.outputs(results[0], states.values())
     samples = [symbolic.sample(call.rest[i], struct, ranges) for i, struct in zip(call.inputs, structs, strict=True)]
+    kept = {i: _first(call.rest[call.inputs[i]]) for i in states}
     leaves = [call.first[i] for i in call.weights.values()]
-    return Exported(graph, leaves, inputs, outputs, names, samples, call.of, values_of, jnp.asarray)
+    inputs = call.tree({leaf.argument for leaf in given if leaf.number in states and leaf.argument is not None})
+    return Exported(
+        graph, leaves, inputs, outputs, names, [s for i, s in enumerate(samples) if i not in states], call.of,
+        values_of, jnp.asarray, functools.partial(in_arithmetic, call.of),
+        states={graph.arguments[i].name: values for i, values in kept.items()},
+    )  # fmt: skip
 
 
-def _donates(jaxpr: Any) -> bool:
-    """Whether the function is, or calls, a jitted one with donated arguments."""
-    return any(any(eqn.params.get("donated_invars") or ()) for eqn in jaxpr.eqns)
-
-
-def _leaf_numbers(count: int) -> dict[int, Tree]:
-    return {i: {"kind": "leaf", "index": i} for i in range(count)}
+def _first(leaf: Any) -> Array:
+    """The first values of a state: those of the example, zeros for a shape alone."""
+    return np.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
 
 
 def _read(

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
+from qcompiler.config import Activations
 from qcompiler.frontends.jax.graph import Graph
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How linears of one weight compute: the codes of x (None: x as it is), and whether they multiply in bf16."""
+
+    codes: Activations | None
+    bf16: bool
+
+
+Run = Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Any]
 
 
 @dataclass
@@ -19,7 +31,9 @@ class Exported:
 
     `leaves` are the arrays of weights, in the order of `graph.leaves`; `values(leaf, name)` are the values of one.
     `inputs` and `outputs` are trees of `plan.Signature`.  `run(leaves, args, kwargs)` is the function itself with other
-    leaves, each made by `leaf_of(array)`.
+    leaves, each made by `leaf_of(array)`.  `in_arithmetic` makes it a function whose linears compute in another way, by
+    the number of their leaf; None if there is no such oracle.  `states` are the first values of arguments that became
+    states.
     """
 
     graph: Graph
@@ -28,6 +42,8 @@ class Exported:
     outputs: dict[str, Any]
     names: list[str]
     samples: list[Any]
-    run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Any]
+    run: Run
     values: Callable[[Any, str], Array]
     leaf_of: Callable[[Array], Any]
+    in_arithmetic: Callable[[Mapping[int, Arithmetic]], Run] | None = None
+    states: dict[str, Array] = field(default_factory=dict)

@@ -23,6 +23,7 @@ def import_jax(
     dynamic_shapes: Mapping[str, Any] | None = None,
     valued: bool = True,
     files: WeightFiles | None = None,
+    donated: int | Sequence[int] | None = None,
 ) -> JaxImport:
     """Runs the three stages; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
 
@@ -30,7 +31,7 @@ def import_jax(
     """
     stage("export")
     began = time.perf_counter()
-    exported = export_function(function, args, kwargs, dynamic_shapes, COMPOSITES)
+    exported = export_function(function, args, kwargs, dynamic_shapes, COMPOSITES, donated)
     text, export_ended = exported.graph.text(), time.perf_counter()
     stage("insert-qdq")
     quantized = quantise(exported, quant, valued=valued, files=files)

@@ -125,6 +125,8 @@ class Graph:
     returned: list[Value] = field(default_factory=list)
     ranges: dict[str, Range] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)
+    states: dict[Value, int] = field(default_factory=dict)
+    """Arguments that the program keeps, with the number of the result that is the new value (donation.py)."""
 
     def live(self, needs: Any = None) -> list[Node]:
         """The nodes that results need, in order; `needs(node)` are the operands that its lowering reads."""

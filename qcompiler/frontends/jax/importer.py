@@ -31,7 +31,7 @@ from qcompiler.ir.module import set_arg_names, set_path, set_ranges
 from qcompiler.ledger import Ledger
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType
-from qcompiler.plan.plan import Signature
+from qcompiler.plan.plan import Signature, initial_weight
 from qcompiler.plan.weights import Bytes, WeightStore
 
 
@@ -89,7 +89,10 @@ class _Importer:
         self.decoded: dict[tuple[int, DType], SSAValue] = {}
 
     def run(self) -> JaxImport:
-        for argument in self.graph.arguments:
+        kept = [argument for argument in self.graph.arguments if argument not in self.graph.states]
+        for argument in self.graph.states:
+            self._state(argument)
+        for argument in kept:
             if argument.unsigned and argument.dtype != "ui8":
                 raise UnsupportedOperatorError(
                     f"the argument '{argument.name}' is {argument.type.replace('ui', 'uint')}, which programs do not "
@@ -103,17 +106,32 @@ class _Importer:
         for node in live:
             if any(result.known is None for result in node.results):
                 self._node(node, uses.get(node))
-        returned = [self._returned(value) for value in self.graph.returned]
+        for argument, number in self.graph.states.items():
+            update = qc.StateUpdateOp(argument.name, self.scope.value(self.graph.returned[number]))
+            set_path(update, argument.name)
+            self.block.add_op(update)
+        gone = set(self.graph.states.values())
+        returned = [self._returned(value) for i, value in enumerate(self.graph.returned) if i not in gone]
         self.block.add_op(func.ReturnOp(*returned))
         kinds = ([a.type for a in self.block.args], [v.type for v in returned])
         main = func.FuncOp("main", kinds, Region(self.block))
         set_ranges(main, self.graph.ranges)
-        set_arg_names(main, [argument.name for argument in self.graph.arguments])
+        set_arg_names(main, [argument.name for argument in kept])
         exported = self.quantized.exported
         return JaxImport(
             ModuleOp([main]), self.weights, Signature(inputs=exported.inputs, outputs=exported.outputs),
-            dict(self.graph.ranges), self.quantized,
+            dict(self.graph.ranges), self.quantized, exported.states,
         )  # fmt: skip
+
+    def _state(self, argument: Value) -> None:
+        """A state begins as the example argument."""
+        values = self.quantized.exported.states[argument.name]
+        if np.ascontiguousarray(values).reshape(-1).view(np.uint8).any():
+            self.weights.add_array(initial_weight(f"state.{argument.name}"), np.array(values))
+        op = qc.StateOp(argument.name, types.tensor(argument.shape, argument.dtype))
+        set_path(op, argument.name)
+        self.block.add_op(op)
+        self.scope.values[argument] = op.result
 
     def _leaves(self, live: list[Node]) -> None:
         """Constants for the leaves that are read as they are."""
@@ -162,8 +180,9 @@ class _Importer:
 
     def _weighted(self, scope: Scope, node: Node, use: Use) -> SSAValue:
         if use.kind == "linear":
-            weights = [self._weight(m, self.quantized.compute) for m in use.matrices]
-            return product_of(scope, node, use, weights)
+            ways = [self.quantized.way(m) for m in use.matrices]
+            weights = [self._weight(m, way.compute) for m, way in zip(use.matrices, ways, strict=True)]
+            return product_of(scope, node, use, weights, [way.quantised for way in ways])
         weight = self._weight(use.matrices[0], None)
         if use.kind == "conv":
             return conv_of(scope, node, weight)
@@ -181,7 +200,7 @@ class _Importer:
         if stored.format is None:
             ops: list[Any] = [qc.ConstOp(key, types.tensor(shape, stored.dtype))]
         else:
-            const = qc.ConstOp(key, types.QTensorType.of(shape, stored.dtype, stored.format))
+            const = qc.ConstOp(key, types.QTensorType.of(shape, dtype, stored.format))
             ops = [const, qc.DequantizeOp(const.result, types.tensor(shape, dtype))]
         for op in ops:
             set_path(op, key)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qcompiler.frontends.jax.activations import Input
 from qcompiler.frontends.jax.graph import Node
-from qcompiler.frontends.jax.scope import Result, Scope, V, lowers
+from qcompiler.frontends.jax.scope import Result, Scope, V, lowers, opmath
 from qcompiler.frontends.jax.weight_views import Matrix, Use, dot_dims
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -21,8 +22,11 @@ MATMUL: tuple[DType, ...] = ("f32", "bf16", "f16")
 """The types that kernels of matrix products support."""
 
 
-def product_of(s: Scope, node: Node, use: Use, weights: Sequence[V]) -> V:
-    """A dot_general whose operand `use.operand` is made of weights: a linear for each of its batch's entries."""
+def product_of(s: Scope, node: Node, use: Use, weights: Sequence[V], inputs: Sequence[Input | None]) -> V:
+    """A dot_general whose operand `use.operand` is made of weights: a linear for each of its batch's entries.
+
+    `inputs` quantise x, for each weight (activations.py).
+    """
     position = use.operand
     x, w = node.operands[1 - position], node.operands[position]
     batch, contracted, w_batch, w_contracted = dot_dims(node, position)
@@ -35,7 +39,7 @@ def product_of(s: Scope, node: Node, use: Use, weights: Sequence[V]) -> V:
     parts = []
     for number, matrix in enumerate(use.matrices):
         one = s.reshape(s.slice(given, 0, number, 1), [*rows, depth]) if batch else given
-        parts.append(_linear(s, one, weights[number], matrix, node.result.dtype))
+        parts.append(_linear(s, one, weights[number], matrix, node.result.dtype, inputs[number]))
     if batch:
         wide = [s.reshape(p, [1, *shape_of(p.type)]) for p in parts]
         out = s.reshape(build.concat(s.builder, wide, 0), [*counts, *rows, *w_free])
@@ -47,14 +51,19 @@ def product_of(s: Scope, node: Node, use: Use, weights: Sequence[V]) -> V:
     return s.transpose(out, [*range(b), *range(b + r, b + r + f), *range(b, b + r)])
 
 
-def _linear(s: Scope, x: V, w: V, matrix: Matrix, result: DType) -> V:
+def _linear(s: Scope, x: V, w: V, matrix: Matrix, result: DType, quantised: Input | None) -> V:
     """x (…, K) of any rank, also of rank 1; x has the weight's type."""
-    x = s.cast(x, tensor_dtype(w.type))
     shape = shape_of(x.type)
     flat = s.reshape(x, [1, *shape]) if len(shape) == 1 else x
+    alone = None
+    if quantised is not None:
+        flat, alone = quantised(s, flat)
     made: DType = result if result in MATMUL else tensor_dtype(w.type)
     type_ = types.tensor([*shape_of(flat.type)[:-1], matrix.rows], made)
-    out = s.insert(qc.LinearOp(flat, w, None, type_))
+    out = s.insert(qc.LinearOp(s.cast(flat, tensor_dtype(w.type)), w, None, type_))
+    if alone is not None:
+        other = s.insert(qc.LinearOp(s.cast(alone, tensor_dtype(w.type)), w, None, type_))
+        out = s.pointwise([out, other], lambda m, p, q: m.add(p, q), compute=opmath(made), result=made)
     return s.cast(s.reshape(out, [*shape[:-1], matrix.rows]), result)
 
 

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
-from qcompiler.errors import FormatShapeError, FormatValueError, RecipeError, WeightsError
+from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
+from qcompiler.errors import FormatShapeError, FormatValueError, FrontendError, RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
-from qcompiler.frontends.jax.exported import Exported
+from qcompiler.formats.integer_product import integer_product
+from qcompiler.frontends.jax.activations import Input, as_floats, as_integers
+from qcompiler.frontends.jax.exported import Arithmetic, Exported, Run
 from qcompiler.frontends.jax.graph import Value
 from qcompiler.frontends.jax.weight_views import TYPES, Kind, Matrix, Uses, find_uses
 from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser
@@ -32,6 +34,16 @@ from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How linears of a weight compute: the type of its elements (None: its own), and what quantises x."""
+
+    compute: DType | None
+    quantised: Input | None
+    obstacle: str = ""
+    """Why codes are not multiplied as integers."""
 
 
 @dataclass
@@ -49,21 +61,69 @@ class Quantized:
     decisions: tuple[tuple[str, str, str], ...] = ()
     compute: DType | None = None
     """The type of the arithmetic of quantised linears; None for the weight's own."""
+    activations: Activations | None = None
+    """How the inputs of quantised linears are quantised."""
 
     def key(self, matrix: Matrix) -> str:
         return self.keys[id(matrix)]
 
+    def way(self, matrix: Matrix) -> Way:
+        """How linears of this weight compute."""
+        stored = self.weights[self.key(matrix)]
+        if stored.format is None:
+            return Way(None, None)
+        if self.activations is None:
+            return Way(self.compute, None)
+        obstacle = integer_product(resolve_format(format_text(stored.format)))
+        if isinstance(obstacle, str):
+            return Way(self.compute, as_floats(self.activations), obstacle)
+        return Way(None, as_integers(self.activations))
+
     @property
     def module(self) -> Callable[..., Any]:
-        """The function with its weights as the program has them, decoded: jittable, and the accuracy oracle."""
+        """The function with its weights as the program has them, decoded, and in its arithmetic: jittable, and the
+        accuracy oracle."""
         if not self.valued:
             raise WeightsError(NO_VALUES)
         leaves = [self.exported.leaf_of(array) for array in self._decoded()]
+        run = self._computed()
 
         def oracle(*args: Any, **kwargs: Any) -> Any:
-            return self.exported.run(leaves, args, kwargs)
+            return run(leaves, args, kwargs)
 
         return oracle
+
+    def _computed(self) -> Run:
+        """The function in the arithmetic of the recipe. FrontendError if there is no such oracle."""
+        arithmetic = self._arithmetic()
+        if not arithmetic:
+            return self.exported.run
+        if self.exported.in_arithmetic is None:
+            raise FrontendError(
+                "the oracle of StableHLO and linalg computes in the arithmetic of the text, and this recipe's linears "
+                "in another one (`activations`, `compute`): leave it out to compare, or read the torch dialect"
+            )
+        return self.exported.in_arithmetic(arithmetic)
+
+    def _arithmetic(self) -> dict[int, Arithmetic]:
+        """The arithmetic of each leaf that linears read, by its number, where it is not the function's own.
+
+        FrontendError if it differs between the parts of a leaf.
+        """
+        number = {leaf: i for i, leaf in enumerate(self.exported.graph.leaves)}
+        found: dict[int, Arithmetic] = {}
+        for use in self.uses.uses.values():
+            for matrix in use.matrices if use.kind == "linear" else ():
+                way = self.way(matrix)
+                bf16 = way.compute == "bf16"
+                made = Arithmetic(self.activations if way.quantised is not None else None, bf16)
+                if found.setdefault(number[matrix.leaf], made) != made:
+                    raise FrontendError(
+                        f"the oracle computes all parts of '{matrix.leaf.name}' in one way, and the recipe's rules "
+                        "give its parts several: compare with a program whose rules name the whole array"
+                    )
+        plain = Arithmetic(None, bf16=False)
+        return {leaf: made for leaf, made in found.items() if made != plain}
 
     def _decoded(self) -> list[Array]:
         """The arrays of the first argument, each matrix replaced by what its codes decode to."""
@@ -131,7 +191,7 @@ def quantise(
     naming the path, PromiseError; and RecipeError for parts of a recipe that functions of JAX do not have yet.
     """
     recipe = QuantConfig.of(quant)
-    _check(recipe)
+    _activations(recipe)
     files = files if files is not None else InMemory()
     try:
         return _Quantiser(exported, recipe, valued, files).run()
@@ -139,12 +199,20 @@ def quantise(
         files.abandon()
 
 
-def _check(recipe: QuantConfig) -> None:
-    if recipe.activations is not None:
+def _activations(recipe: QuantConfig) -> Activations | None:
+    """RecipeError for what takes data."""
+    if recipe.algorithm != "nearest":
         raise RecipeError(
-            f"activations={recipe.activations!r}: functions of JAX have quantised weights only; leave `activations` "
-            'out, or choose compute="bf16"'
+            f"algorithm={recipe.algorithm!r} chooses codes by calibration, which functions of JAX do not have yet: "
+            "leave `algorithm` out"
         )
+    found = Activations.of(recipe.activations) if recipe.activations is not None else None
+    if found is not None and found.kind == "tensor":
+        raise RecipeError(
+            f"activations={recipe.activations!r} takes its scales from calibration, which functions of JAX do not have "
+            "yet: choose activations='int8', a scale per token"
+        )
+    return found
 
 
 @dataclass
@@ -179,10 +247,32 @@ class _Quantiser:
         ledger = Ledger(tuple(self.rows), self.recipe.preset, chooser.promise(self.rows), len(chooser.later))
         ledger.check_promise()
         self._store(weights, arrays)
-        return Quantized(
+        made = Quantized(
             self.exported, uses, self.keys, self.store, ledger.remarked(self.lost), self.valued, self.files,
             tuple(chooser.decisions), {"bf16": "bf16", "exact": "f32"}.get(self.recipe.compute or ""),  # type: ignore[arg-type]
+            _activations(self.recipe),
         )  # fmt: skip
+        made.decisions += self._decisions(made)
+        return made
+
+    def _decisions(self, made: Quantized) -> tuple[tuple[str, str, str], ...]:
+        """What the report says of activations. RecipeError if there is no linear for them."""
+        kind = made.activations
+        if kind is None:
+            return ()
+        done: dict[str, str] = {}
+        for use in made.uses.uses.values():
+            for matrix in use.matrices if use.kind == "linear" else ():
+                way = made.way(matrix)
+                if way.quantised is not None:
+                    how = f"multiplied in floating point: {way.obstacle}" if way.obstacle else "multiplied as integers"
+                    done[made.key(matrix)] = f"{kind.text}; {how}"
+        if not done:
+            raise RecipeError(
+                f"activations={self.recipe.activations!r}, and no linear has a quantised weight: choose a format for "
+                "linears, or leave `activations` out"
+            )
+        return tuple(("activations", path, what) for path, what in done.items())
 
     def _weights_of(self, leaf: Value, uses: Uses) -> list[_Weight]:
         matrices = [m for m in uses.matrices.values() if m.leaf is leaf]
