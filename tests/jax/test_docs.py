@@ -12,9 +12,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "doors.md"
 
 
 def test_the_example_of_the_page_runs() -> None:
-    block = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
-    exec(block, names)
+    exec(blocks[0], names)
     assert names["y"].shape == (3, 64)
     assert np.allclose(names["y"], names["reference"], rtol=1e-5)
+    (inside,) = (each for each in blocks if "qc.jax_callable" in each)
+    exec(inside, names)
+    assert np.allclose(names["step"](np.ones((3, 64), np.float32)), np.tanh(names["y"]), rtol=1e-5)
     assert [row.format for row in names["prog"].ledger] == ["nf4:block=64"] * 2
