@@ -176,7 +176,8 @@ def _product(node: Node, shape: Shape, tracer: Tracer) -> _Product | None:
             scores = _product(one, shape, tracer)
             added = next(tracer.aliases(other), None)
             if scores is not None and added is not None:
-                return replace(scores, terms=(*scores.terms, Term(*added, len(scores.frames))))
+                term = Term(*added, tracer.varies(other), len(scores.frames))
+                return replace(scores, terms=(*scores.terms, term))
     if found.op == "arith.select":
         keep, kept, dropped = found.args
         negated = _negated(keep, tracer)
@@ -188,9 +189,10 @@ def _selected(keep: Node | None, kept: Node, dropped: Node, shape: Shape, tracer
     """Matches the scores where `keep` is true, and a number elsewhere."""
     value, mask = tracer.constant(dropped), next(tracer.aliases(keep), None) if keep is not None else None
     scores = _product(kept, shape, tracer) if value is not None and mask is not None else None
-    if scores is None or value is None or mask is None:
+    if scores is None or value is None or mask is None or keep is None:
         return None
-    return replace(scores, terms=(*scores.terms, Term(*mask, len(scores.frames), dropped=value)))
+    term = Term(*mask, tracer.varies(keep), len(scores.frames), dropped=value)
+    return replace(scores, terms=(*scores.terms, term))
 
 
 def _negated(node: Node, tracer: Tracer) -> Node | None:

@@ -96,7 +96,7 @@ def dims_of(
         return Misfit("a dim of the batch of one matmul is a dim of rows or columns of the other")
     others = [dims for n, dims in enumerate(weights) if n != axis]
     at = [chain[-1 - term.level] for term in terms]
-    used = {f for term, dims in zip(terms, at, strict=True) for n in term.dims for f in dims[n]}
+    used = {f for term, dims in zip(terms, at, strict=True) for n in term.varies for f in dims[n]}
     queries = _queries(others, rows, used)
     shared = [factor for factor in _flat(others) if factor not in rows]
     groups = [factor for factor in _flat(others) if factor in rows and factor not in queries]
@@ -147,7 +147,7 @@ def _queries(others: Dims, rows: Sequence[Factor], used: set[Factor]) -> list[Fa
         near = next((dims for dims in reversed(others) if set(dims) & set(rows)), [])
     masked = [factor for factor in _flat(others) if factor in rows and factor in used]
     symbolic = [factor for factor in _flat(others) if factor in rows and not isinstance(factor.size, int)]
-    if masked and not set(masked) & set(near):
+    if near and masked and not set(masked) & set(near):
         near = masked
     return near if set(symbolic) <= set(near) else [f for f in _flat(others) if f in symbolic]
 

@@ -34,18 +34,19 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
         axis = _axis_of((tensor, index), inside[0], total, tracer)
         maxima = [_axis_of((tensor, index), m.args[0], m, tracer) for m in (outside[1], inside[1])]
         if axis is not None and maxima == [axis, axis]:
-            if [n for n in order if shape[n] != 1] != sorted(n for n in order if shape[n] != 1):
-                return insert(value, qc.SoftmaxOp(tensor, tensor.type, axis=axis), order)
-            # dims of size 1 are where the result has them: the last dims then are queries and keys (attention_dims.py)
-            return insert(value, qc.SoftmaxOp(_reshaped(tensor, value), value.type, axis=order[axis]))
+            return insert(value, qc.SoftmaxOp(_turned(tensor, order, value), value.type, axis=order[axis]))
     return None
 
 
-def _reshaped(tensor: SSAValue, value: SSAValue) -> SSAValue:
-    """The tensor with the shape of a value, made before that value."""
+def _turned(tensor: SSAValue, order: tuple[int, ...], value: SSAValue) -> SSAValue:
+    """The tensor, whose dim n is dim order[n] of a value, with the value's dims; made before that value.
+
+    The model's order is kept, since its last two dims are the queries and the keys of an attention.
+    """
     before = loops.producer(value)
     assert before is not None
-    return build.reshape(build.with_path(InsertPoint.before(before), path_of(before)), tensor, shape_of(value.type))
+    builder = build.with_path(InsertPoint.before(before), path_of(before))
+    return build.transpose(builder, tensor, [order.index(n) for n in range(len(order))])
 
 
 def lookalike(value: SSAValue, tracer: Tracer) -> str | None:

@@ -69,16 +69,17 @@ def _read(joined: tensor.ConcatOp, tracer: Tracer) -> Raised | str:
     if half != other or not isinstance(depth, int):
         return "its two parts have different sizes"
     whole = (*half[:3], 2 * depth)
-    reason = "its parts are not a * cos - b * sin and b * cos + a * sin"
-    for rotation in _rotations(joined, tracer):
-        x = _whole_of(rotation, whole, pairs, joined, tracer)
-        reason = "what it rotates is not the two halves, or the even and the odd elements, of one tensor of its type"
-        if x is not None:
-            made = _build(joined, x, rotation, whole, pairs, tracer)
-            reason = "its tables have a dim of heads"
-            if made is not None:
-                return made
-    return reason
+    rotations = list(_rotations(joined, tracer))
+    if not rotations:
+        return "its parts are not a * cos - b * sin and b * cos + a * sin"
+    wholes = [(each, x) for each in rotations if (x := _whole_of(each, whole, pairs, joined, tracer)) is not None]
+    for rotation, x in wholes:
+        made = _build(joined, x, rotation, whole, pairs, tracer)
+        if made is not None:
+            return made
+    if wholes:
+        return "its tables have a dim of heads"
+    return "what it rotates is not the two halves, or the even and the odd elements, of one tensor of its type"
 
 
 def _rotations(joined: tensor.ConcatOp, tracer: Tracer) -> Iterator[_Rotation]:

@@ -41,41 +41,35 @@ Sizes = tuple[Dim, ...]
 class Term:
     """Adds `tensor[index]` to the scores. With `dropped`, scores become that number where `tensor[index]` is false.
 
-    The index is over the dims of the scores at this point, `level` frames above the matmul.
+    The index is over the dims of the scores at this point, `level` frames above the matmul. `varies` are those along
+    which the term does not repeat.
     """
 
     tensor: SSAValue
     index: Index
+    varies: frozenset[int]
     level: int
     dropped: float | None = None
-
-    @property
-    def dims(self) -> list[int]:
-        """The dims of the scores along which the term does not repeat."""
-        return [e.position for e in self.index if isinstance(e, AffineDimExpr)]
 
 
 @dataclass(frozen=True)
 class Placed:
     """A term over the factors of the attention: for each dim of the tensor, the places of its factors. None if the
-    tensor is not read dim by dim."""
+    tensor is not read dim by dim. `used` are the factors along which the term does not repeat."""
 
     tensor: SSAValue
     places: tuple[tuple[int, ...], ...] | None
+    used: frozenset[int]
     dropped: float | None
 
     @staticmethod
     def of(term: Placed, dims: Dims, order: Sequence[Factor]) -> Placed:
         """The term where the scores have the dims `dims`; `order` are the factors of the attention."""
+        used = frozenset(order.index(factor) for n in term.varies for factor in dims[n])
         if not can_be_extra(term.tensor, term.index):
-            return Placed(term.tensor, None, term.dropped)
+            return Placed(term.tensor, None, used, term.dropped)
         own = [dims[e.position] if isinstance(e, AffineDimExpr) else [] for e in term.index]
-        return Placed(term.tensor, tuple(tuple(order.index(f) for f in each) for each in own), term.dropped)
-
-    @property
-    def used(self) -> set[int]:
-        """The factors along which the term does not repeat."""
-        return {place for places in self.places or () for place in places}
+        return Placed(term.tensor, tuple(tuple(order.index(f) for f in each) for each in own), used, term.dropped)
 
 
 @dataclass(frozen=True)
