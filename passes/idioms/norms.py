@@ -121,7 +121,10 @@ def _scaled_parts(
 
 
 def _match_normed(parts: list[tuple[Node, Node]], value: SSAValue, tracer: Tracer) -> _Norm | None:
-    for centred, variance in parts:
+    for outer, variance in parts:
+        shifted_by = tracer.operands(outer, "arith.subf")
+        nothing = shifted_by is not None and tracer.constant(shifted_by[1]) == 0.0  # Flax NNX: a mean that is zeros
+        centred = shifted_by[0] if shifted_by is not None and nothing else outer
         for shifted, constant in tracer.either(variance, "arith.addf"):
             eps = tracer.constant(constant)
             if eps is None:
