@@ -160,14 +160,11 @@ def _product(node: Node, shape: Shape, tracer: Tracer) -> _Product | None:
         matmul = loops.producer(value)
         if isinstance(matmul, qc.BatchMatmulOp):
             return _Product(matmul, (Frame(shape_of(value.type), order),))
-    last = loops.producer(whole[-1][0]) if whole else None
-    if (
-        isinstance(last, views.Reshape)
-        and views.look_through(last.result, loops.own_index(shape_of(last.result.type))) is None
-    ):
-        inner = shape_of(last.src.type)
-        found = _product(tracer.element(last.src), inner, tracer)
-        return None if found is None else replace(found, frames=(Frame(inner, whole[-1][1]), *found.frames))
+    reshape = loops.producer(whole[-1][0]) if whole else None
+    if isinstance(reshape, views.Reshape):  # the last alias: nothing looks through this one
+        inner = shape_of(reshape.src.type)
+        below = _product(tracer.element(reshape.src), inner, tracer)
+        return None if below is None else replace(below, frames=(Frame(inner, whole[-1][1]), *below.frames))
     found = tracer.head(node)
     if found.op in ("arith.mulf", "arith.divf"):
         return _capped(found, shape, tracer) or _scaled(found, shape, tracer)

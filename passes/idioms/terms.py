@@ -63,7 +63,7 @@ class Placed:
     dropped: float | None
 
     @staticmethod
-    def of(term: Placed, dims: Dims, order: Sequence[Factor]) -> Placed:
+    def of(term: Term, dims: Dims, order: Sequence[Factor]) -> Placed:
         """The term where the scores have the dims `dims`; `order` are the factors of the attention."""
         used = frozenset(order.index(factor) for n in term.varies for factor in dims[n])
         if not can_be_extra(term.tensor, term.index):

@@ -83,7 +83,7 @@ def _quotient(value: Expr, divisor: Expr) -> Expr | None:
     return quotient if quotient * divisor == value else None
 
 
-def listing(index: Index, shape: Sequence[Dim], outer: Sequence[Dim]) -> list[int] | None:
+def listing(index: Index, shape: Sequence[Dim], outer: Sequence[Dim]) -> tuple[int, ...] | None:
     """The dims of `outer` in the order in which a tensor of `shape` has them, if it is read whole at this index, and
     each element once. Dims of size 1 do not matter."""
     read = [
@@ -91,7 +91,7 @@ def listing(index: Index, shape: Sequence[Dim], outer: Sequence[Dim]) -> list[in
     ]
     sizes = [size for size in shape if size != 1]
     whole = sorted(read) == [n for n, size in enumerate(outer) if size != 1]
-    return read if whole and all(outer[n] == size for n, size in zip(read, sizes, strict=True)) else None
+    return tuple(read) if whole and all(outer[n] == size for n, size in zip(read, sizes, strict=True)) else None
 
 
 def size_of(factors: Iterable[Factor]) -> Dim:
