@@ -132,7 +132,7 @@ def _match_normed(parts: list[tuple[Node, Node]], value: SSAValue, tracer: Trace
             fast = _fast_variance(centred, shifted, value, tracer)
             if fast is not None:
                 return _Norm("layer", *fast, eps)
-            square = _mean(shifted, value, tracer)
+            square = _mean(_not_below_zero(shifted, tracer), value, tracer)
             if square is None:
                 continue
             element, axis = square
@@ -173,9 +173,14 @@ def _under_root(node: Node, tracer: Tracer) -> Node | None:
     return None
 
 
+def _not_below_zero(node: Node, tracer: Tracer) -> Node:
+    """a, if the node is max(a, 0), as Flax and Equinox have their variances; else the node."""
+    return next((a for a, b in tracer.either(node, "arith.maximumf") if tracer.constant(b) == 0.0), node)
+
+
 def _fast_variance(centred: Node, node: Node, value: SSAValue, tracer: Tracer) -> _Place | None:
     """x, if `centred` is x - mean(x), and the node is mean(x * x) - mean(x) ** 2, or 0 where that is less (Flax)."""
-    kept = next((a for a, b in tracer.either(node, "arith.maximumf") if tracer.constant(b) == 0.0), node)
+    kept = _not_below_zero(node, tracer)
     outside, inside = tracer.operands(centred, "arith.subf"), tracer.operands(kept, "arith.subf")
     if outside is None or inside is None:
         return None
