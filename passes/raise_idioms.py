@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects import func
+from xdsl.dialects import func, tensor
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops
 from xdsl.ir import SSAValue
@@ -30,8 +30,8 @@ from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
-from qcompiler.passes.idioms import norms, rope, softmax
-from qcompiler.passes.idioms.attention import NotRaised, lookalike, raise_attention
+from qcompiler.passes.idioms import norms, rope, softmax, split_rope
+from qcompiler.passes.idioms.attention import NotRaised, raise_attention
 from qcompiler.passes.idioms.attention_operands import read_cache_rows, read_narrow_operands, scale_scores
 from qcompiler.passes.idioms.ledger import report_idioms
 from qcompiler.passes.idioms.raised import Raised
@@ -87,14 +87,20 @@ def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> int:
             return None
         last = tracer.head(tracer.element(op.res[0])).op
         made = next((m for m in (match(op.res[0], tracer) for o, match in _POINTWISE_FORMS if o == last) if m), None)
-        if made is None:
-            return None
+        return None if made is None else accepted(made)
+
+    @pattern
+    def raise_joined(op: tensor.ConcatOp, rewriter: PatternRewriter) -> SSAValue | None:
+        made = split_rope.match(op, tracer)
+        return None if made is None else accepted(made)
+
+    def accepted(made: Raised) -> SSAValue:
         what = f"raised {made.op.name}"
         context.report.add(RaiseIdiomsPass.name, path_of(made.op), what, "it was written out in parts")
         return made.result
 
     # From the last op to the first, since a larger form contains smaller ones.
-    return rewrite(list(function.body.block.ops), [raise_form], again=False, backward=True)
+    return rewrite(list(function.body.block.ops), [raise_form, raise_joined], again=False, backward=True)
 
 
 def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
@@ -104,9 +110,8 @@ def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
     @pattern
     def raise_between(op: qc.BatchMatmulOp, rewriter: PatternRewriter) -> SSAValue | None:
         result = raise_attention(op, tracer, masks)
-        why = lookalike(op, tracer) if result is None else result.why if isinstance(result, NotRaised) else None
-        if why is not None:
-            context.report.add(RaiseIdiomsPass.name, path_of(op), "softmax between two matmuls stays", why)
+        if isinstance(result, NotRaised):
+            context.report.add(RaiseIdiomsPass.name, path_of(op), "softmax between two matmuls stays", result.why)
         if not isinstance(result, SSAValue):
             return None
         context.report.add(RaiseIdiomsPass.name, path_of(op), "raised qc.attention", "softmax between two matmuls")

@@ -1,42 +1,44 @@
 """Recognises attention: `softmax(q kᵀ * scale + mask) v`, written as two batched matmuls around a softmax.
 
-Reshapes may join and split batch and heads anywhere (idioms/leading.py). The scale may be a product or a quotient, of
-the scores, of q or of k. The scaled scores may be soft-capped (`c * tanh(x / c)`). Casts around the softmax are
-dropped, since `qc.attention` keeps scores in fp32. The mask is what is added to the scores, or what replaces them where
-a condition is false (idioms/terms.py).
+Views may reorder, join and split dims anywhere between the two matmuls, and each matmul may have its operands in either
+order, as an einsum does; attention_dims.py says which dim is what. The scale may be a product or a quotient, of the
+scores, of q or of k. The scaled scores may be soft-capped (`c * tanh(x / c)`). Casts around the softmax are dropped,
+and so is the widening of q and k in front of the scores, since `qc.attention` keeps scores in fp32. The mask is what is
+added to the scores, or what replaces them where a condition is false (idioms/terms.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith
-from xdsl.dialects.linalg import ops
 from xdsl.ir import SSAValue
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
-from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
-from qcompiler.passes.idioms.leading import Lead, common_factors, runs
-from qcompiler.passes.idioms.terms import Masks, Scores, Term
+from qcompiler.passes.idioms.attention_dims import AttentionDims, Frame, Misfit, dims_of
+from qcompiler.passes.idioms.attention_operands import unwidened
+from qcompiler.passes.idioms.terms import Masks, Term
 from qcompiler.passes.loops import loops
-from qcompiler.passes.loops.loops import Index
-from qcompiler.passes.views import views
+from qcompiler.passes.views import factors, views
 from qcompiler.passes.views.trace import Node, Tracer
 from qcompiler.plan.dims import Dim
+from qcompiler.plan.kernel import DType
 
 Shape = tuple[Dim, ...]
+_WIDE: DType = "f32"
 
 
 @dataclass(frozen=True)
 class _Product:
-    """The scores: `matmul * scale`, soft-capped, then the terms in order."""
+    """The scores: `matmul * scale`, soft-capped, then the terms in order. `frames` lead down to the matmul."""
 
     matmul: qc.BatchMatmulOp
+    frames: tuple[Frame, ...]
     scale: float = 1.0
     softcap: float | None = None
     terms: tuple[Term, ...] = ()
@@ -50,84 +52,62 @@ class NotRaised:
 
 
 def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAValue | NotRaised | None:
-    """The attention that computes a matmul's result, inserted before the matmul. None if there is no softmax between
-    two matmuls."""
-    softmax = loops.producer(_under_casts_and_reshapes(op.a))
-    if not isinstance(softmax, qc.SoftmaxOp):
-        return None
-    shape = shape_of(softmax.result.type)
-    if len(shape) < 3 or softmax.axis.value.data != len(shape) - 1 or shape[-2:] != shape_of(op.a.type)[-2:]:
-        return None
-    found = _product(tracer.element(softmax.x), shape, tracer)
-    if found is None or shape_of(found.matmul.result.type)[-2:] != shape[-2:]:
-        return None
-    dtypes = {tensor_dtype(v.type) for v in (found.matmul.a, found.matmul.b, op.b, op.result)}
-    if len(dtypes) != 1:
-        return NotRaised(f"its operands have different types: {', '.join(sorted(dtypes))}")
-    return _build(op, found, shape, tracer, masks)
-
-
-def lookalike(op: qc.BatchMatmulOp, tracer: Tracer) -> str | None:
-    """Why a matmul that reads a softmax is no attention, if `raise_attention` finds none. None if it reads no
-    softmax."""
-    softmax = loops.producer(_under_casts_and_reshapes(op.a))
-    if not isinstance(softmax, qc.SoftmaxOp):
-        return None
-    shape = shape_of(softmax.result.type)
-    if len(shape) < 3 or softmax.axis.value.data != len(shape) - 1:
-        return "the softmax is not along the last of at least three dims"
-    if shape[-2:] != shape_of(op.a.type)[-2:]:
-        return "queries and keys are not the last two dims of both"
-    return "its scores are not a matmul that is scaled, capped and masked"
-
-
-def _build(op: qc.BatchMatmulOp, found: _Product, shape: Shape, tracer: Tracer, masks: Masks) -> SSAValue | NotRaised:
-    leads = [shape[:-2], shape_of(found.matmul.result.type)[:-2], *(term.lead for term in found.terms)]
-    known = _factors(leads, _unjoined(found.matmul.a))
-    if known is None:
-        return NotRaised(f"its scores are seen with the leading dims {' and '.join(map(str, dict.fromkeys(leads)))}")
-    factors, natural = known
-    scores = Scores(factors, *shape[-2:])
-    split = masks.split(found.terms, scores, natural)
-    if split is None:
-        return NotRaised(f"the number of heads is not fixed in the leading dims {factors}")
-    batch, heads, queries, keys = scores.attention(split)
-    mask = masks.build(op, found.terms, scores, split) if found.terms else None
-    if mask is None and found.terms:
-        return NotRaised("what is done to the scores before the softmax is not an attention's mask")
-    builder = build.with_path(InsertPoint.before(op), path_of(op))
-    depth, width = shape_of(found.matmul.a.type)[-1], shape_of(op.b.type)[-1]
-    plain_q, factor_q = _unscaled(builder, found.matmul.a, tracer)
-    plain_k, factor_k = _unscaled(builder, found.matmul.b, tracer)
-    q = build.reshape(builder, plain_q, (batch, heads, queries, depth))
-    turned = len(shape_of(plain_k.type))
-    k = build.transpose(builder, plain_k, [*range(turned - 2), turned - 1, turned - 2])
-    k = build.reshape(builder, k, (batch, heads, keys, depth))
-    v = build.reshape(builder, op.b, (batch, heads, keys, width))
-    type_ = tensor_type((batch, heads, queries, width), tensor_dtype(op.result.type))
-    made = qc.AttentionOp(q, k, v, mask, type_, scale=found.scale * factor_q * factor_k, softcap=found.softcap)
-    builder.insert(made)
-    return build.reshape(builder, made.result, shape_of(op.result.type))
-
-
-def _factors(leads: Sequence[Lead], operand: Lead) -> tuple[Lead, int] | None:
-    """The factors of all leading dims, and how many of them come before the heads in the model.
-
-    `operand` has the leading dims of q before a reshape joined them. They answer the second question if the scores have
-    only joined dims.
-    """
-    for known in ([*leads, operand], leads):
-        factors = common_factors(known)
-        if factors is not None:
-            parted = next((lead for lead in known if len(lead) > 1), None)
-            return factors, len(factors) if parted is None else runs(parted, factors)[-1].start
+    """The attention that computes a matmul's result, inserted before the matmul. None if it reads no softmax."""
+    for position in range(2):
+        weights = _weights(op.operands[position], tracer)
+        if weights is not None:
+            softmax, frames = weights
+            shape = shape_of(softmax.result.type)
+            found = _product(tracer.element(softmax.x), shape, tracer)
+            if found is None:
+                return NotRaised("its scores are not a matmul that is scaled, capped and masked")
+            axis = softmax.axis.value.data
+            known = dims_of(op, position, frames, axis, found.matmul, found.frames, found.terms)
+            return NotRaised(known.why) if isinstance(known, Misfit) else _build(op, found, known, tracer, masks)
     return None
 
 
-def _unjoined(value: SSAValue) -> Lead:
-    """All dims but the last two, as they were before a view joined them."""
-    shape, source = shape_of(value.type), shape_of(views.unreshaped(value).type)
-    return source[:-2] if source[-2:] == shape[-2:] else shape[:-2]
+def _build(
+    op: qc.BatchMatmulOp, found: _Product, dims: AttentionDims, tracer: Tracer, masks: Masks
+) -> SSAValue | NotRaised:
+    dtypes = {tensor_dtype(v.type) for v in (dims.q.value, dims.k.value, dims.v.value, op.result)}
+    if len(dtypes - {_WIDE}) > 1:
+        return NotRaised(f"its operands have different types: {', '.join(sorted(dtypes))}")
+    split = masks.split(dims.terms, dims.scores, dims.natural)
+    if split is None:
+        return NotRaised(f"the number of heads is not fixed in the leading dims {dims.scores.leading}")
+    builder = build.with_path(InsertPoint.before(op), path_of(op))
+    q, factor_q = _unscaled(builder, dims.q.value, tracer)
+    k, factor_k = _unscaled(builder, dims.k.value, tracer)
+    dtype = tensor_dtype(op.result.type)
+    typed = [_as(dtype, value, builder) for value in (q, k, dims.v.value)]
+    if any(value is None for value in typed):
+        return NotRaised(f"its result is {dtype}, and not all of its operands are, or are widened from that")
+    q, k, v = (value for value in typed if value is not None)
+    mask = masks.build(op, dims.terms, dims.scores, split) if dims.terms else None
+    if mask is None and dims.terms:
+        return NotRaised("what is done to the scores before the softmax is not an attention's mask")
+    batch, heads = dims.shared[:split], dims.shared[split:]
+    q = factors.arranged(builder, q, dims.q.dims, [batch, [*heads, *dims.groups], dims.queries, [dims.depth]])
+    k = factors.arranged(builder, k, dims.k.dims, [batch, heads, dims.keys, [dims.depth]])
+    v = factors.arranged(builder, v, dims.v.dims, [batch, heads, dims.keys, [dims.width]])
+    type_ = tensor_type((*shape_of(q.type)[:3], dims.width.size), dtype)
+    made = qc.AttentionOp(q, k, v, mask, type_, scale=found.scale * factor_q * factor_k, softcap=found.softcap)
+    builder.insert(made)
+    own = [batch, [*heads, *dims.groups], dims.queries, [dims.width]]
+    return build.reshape(builder, factors.arranged(builder, made.result, own, dims.result), shape_of(op.result.type))
+
+
+def _as(dtype: DType, value: SSAValue, builder: Builder) -> SSAValue | None:
+    """An operand in the type of the result: widened, or what it is widened from. None if neither is possible."""
+    if tensor_dtype(value.type) == dtype:
+        return value
+    if dtype != _WIDE:
+        return unwidened(value, builder)
+    wide = ELEMENT_TYPES[_WIDE]
+    return build.pointwise(
+        builder, [value], shape_of(value.type), _WIDE, lambda inner, x: inner.insert(arith.ExtFOp(x[0], wide))
+    )
 
 
 def _unscaled(builder: Builder, value: SSAValue, tracer: Tracer) -> tuple[SSAValue, float]:
@@ -148,39 +128,43 @@ def _unscaled(builder: Builder, value: SSAValue, tracer: Tracer) -> tuple[SSAVal
     return value, 1.0
 
 
-def _under_casts_and_reshapes(value: SSAValue) -> SSAValue:
-    """The value under float casts and reshapes of the batch dims."""
+# --- the weights and the scores --------------------------------------------------------------------------------------
+
+
+def _weights(value: SSAValue, tracer: Tracer) -> tuple[qc.SoftmaxOp, tuple[Frame, ...]] | None:
+    """The softmax that a matmul's operand is, behind casts and views, and the frames that lead down to it."""
+    frames: list[Frame] = []
     while True:
-        op = loops.producer(value)
-        if isinstance(op, views.Reshape):
-            value = op.src
-        elif isinstance(op, ops.GenericOp) and _is_cast(op):
-            value = op.inputs[0]
-        else:
-            return value
+        reshape = None
+        for each, order in _whole(tracer.element(value), shape_of(value.type), tracer):
+            made = loops.producer(each)
+            if isinstance(made, qc.SoftmaxOp):
+                return made, (*frames, Frame(shape_of(each.type), order))
+            reshape = (made.src, order) if isinstance(made, views.Reshape) else None
+        if reshape is None:
+            return None
+        value = reshape[0]
+        frames.append(Frame(shape_of(value.type), reshape[1]))
 
 
-def _is_cast(op: ops.GenericOp) -> bool:
-    body = list(op.body.block.ops)
-    return (
-        loops.is_pointwise(op)
-        and len(op.inputs) == 1
-        and all(isinstance(each, arith.ExtFOp | arith.TruncFOp) for each in body[:-1])
-        and loops.inputs_of(op)[0][1] == loops.output_index(op)
-    )
+def _whole(node: Node, shape: Shape, tracer: Tracer) -> list[tuple[SSAValue, tuple[int, ...]]]:
+    """The tensors that hold this element and no others, outermost first, with their dims among those of `shape`."""
+    seen = [(v, factors.listing(index, shape_of(v.type), shape)) for v, index in tracer.aliases(node)]
+    return [(value, order) for value, order in seen if order is not None]
 
 
 def _product(node: Node, shape: Shape, tracer: Tracer) -> _Product | None:
     """Reads scale, cap and terms from the scores, outermost first. `shape` is the shape of the scores at this point."""
-    for tensor_, index in tracer.aliases(node):
-        if not _is_whole(tensor_, index, shape):
-            continue
-        inner = _under_casts_and_reshapes(tensor_)
-        matmul = loops.producer(inner)
+    whole = _whole(node, shape, tracer)
+    for value, order in whole:
+        matmul = loops.producer(value)
         if isinstance(matmul, qc.BatchMatmulOp):
-            return _Product(matmul)
-        if inner is not tensor_ and shape_of(inner.type)[-2:] == shape[-2:]:
-            return _product(tracer.element(inner), shape_of(inner.type), tracer)
+            return _Product(matmul, (Frame(shape_of(value.type), order),))
+    reshape = loops.producer(whole[-1][0]) if whole else None
+    if isinstance(reshape, views.Reshape):  # the last alias: nothing looks through this one
+        inner = shape_of(reshape.src.type)
+        below = _product(tracer.element(reshape.src), inner, tracer)
+        return None if below is None else replace(below, frames=(Frame(inner, whole[-1][1]), *below.frames))
     found = tracer.head(node)
     if found.op in ("arith.mulf", "arith.divf"):
         return _capped(found, shape, tracer) or _scaled(found, shape, tracer)
@@ -189,7 +173,8 @@ def _product(node: Node, shape: Shape, tracer: Tracer) -> _Product | None:
             scores = _product(one, shape, tracer)
             added = next(tracer.aliases(other), None)
             if scores is not None and added is not None:
-                return replace(scores, terms=(*scores.terms, Term(*added, shape[:-2])))
+                term = Term(*added, tracer.varies(other), len(scores.frames))
+                return replace(scores, terms=(*scores.terms, term))
     if found.op == "arith.select":
         keep, kept, dropped = found.args
         negated = _negated(keep, tracer)
@@ -197,19 +182,14 @@ def _product(node: Node, shape: Shape, tracer: Tracer) -> _Product | None:
     return None
 
 
-def _is_whole(value: SSAValue, index: Index, shape: Shape) -> bool:
-    """Whether the index reads all elements of a tensor in their order. Dims of size 1 do not matter."""
-    read = [(e, size) for e, size in zip(index, shape_of(value.type), strict=True) if size != 1]
-    return read == [(loops.dim_expr(n), size) for n, size in enumerate(shape) if size != 1]
-
-
 def _selected(keep: Node | None, kept: Node, dropped: Node, shape: Shape, tracer: Tracer) -> _Product | None:
     """Matches the scores where `keep` is true, and a number elsewhere."""
     value, mask = tracer.constant(dropped), next(tracer.aliases(keep), None) if keep is not None else None
     scores = _product(kept, shape, tracer) if value is not None and mask is not None else None
-    if scores is None or value is None or mask is None:
+    if scores is None or value is None or mask is None or keep is None:
         return None
-    return replace(scores, terms=(*scores.terms, Term(*mask, shape[:-2], dropped=value)))
+    term = Term(*mask, tracer.varies(keep), len(scores.frames), dropped=value)
+    return replace(scores, terms=(*scores.terms, term))
 
 
 def _negated(node: Node, tracer: Tracer) -> Node | None:

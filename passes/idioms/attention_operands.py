@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from xdsl.builder import Builder
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import FloatAttr, StringAttr, f64
 from xdsl.dialects.linalg import ops
@@ -54,6 +55,11 @@ def read_narrow_operands(op: qc.AttentionOp, rewriter: PatternRewriter) -> SSAVa
         operands[place] = value or operands[place]
     op.operands = operands
     return op.result
+
+
+def unwidened(value: SSAValue, builder: Builder) -> SSAValue | None:
+    """What `value` is widened from, as a view of its shape; None if it is computed as f32."""
+    return _before(value, builder, _widens)
 
 
 @pattern
@@ -167,25 +173,26 @@ def _rows_of(value: SSAValue, rewriter: PatternRewriter) -> SSAValue:
 # --- the same view of what a loop reads ------------------------------------------------------------------------------
 
 
-def _before(value: SSAValue, rewriter: PatternRewriter, accepts: Callable[[ops.GenericOp], bool]) -> SSAValue | None:
+def _before(value: SSAValue, builder: Builder, accepts: Callable[[ops.GenericOp], bool]) -> SSAValue | None:
     """The view `value` of what a loop reads, instead of what it makes; None unless a loop of one input is accepted."""
     view = loops.producer(value)
-    if not isinstance(view, tensor.ExpandShapeOp | tensor.CollapseShapeOp | tensor.ExtractSliceOp | ops.TransposeOp):
-        return _before_loop(value, rewriter, accepts)
-    source = _before(view.operands[0], rewriter, accepts)
+    if not isinstance(view, _VIEWS):
+        return _before_loop(value, builder, accepts)
+    source = _before(view.operands[0], builder, accepts)
     if source is None:
         return None
     if isinstance(view, ops.TransposeOp):
-        return build.transpose(rewriter, source, views.permutation_of(view))
+        return build.transpose(builder, source, views.permutation_of(view))
     if isinstance(view, tensor.ExtractSliceOp):
         part = views.slice_of(view)
-        return None if part is None else build.extract_slice(rewriter, source, *part)
-    return build.reshape(rewriter, source, shape_of(value.type))
+        return None if part is None else build.extract_slice(builder, source, *part)
+    if isinstance(view, ops.BroadcastOp):
+        shape, added = shape_of(value.type), views.added_dims(view)
+        return build.broadcast_in(builder, source, shape, [n for n in range(len(shape)) if n not in added])
+    return build.reshape(builder, source, shape_of(value.type))
 
 
-def _before_loop(
-    value: SSAValue, rewriter: PatternRewriter, accepts: Callable[[ops.GenericOp], bool]
-) -> SSAValue | None:
+def _before_loop(value: SSAValue, builder: Builder, accepts: Callable[[ops.GenericOp], bool]) -> SSAValue | None:
     """What a loop reads, as a view of the loop's shape; None for any other value."""
     loop = loops.producer(value)
     if not isinstance(loop, ops.GenericOp) or not loops.is_pointwise(loop) or len(loop.inputs) != 1:
@@ -198,9 +205,9 @@ def _before_loop(
     fits = len(read) == len(wide) and all(size == 1 for n, size in enumerate(shape) if n not in read)
     if not fits or any(size != 1 for n, size in enumerate(shape_of(source.type)) if n not in {n for _, n in wide}):
         return None
-    kept = build.reshape(rewriter, source, [shape_of(source.type)[n] for _, n in wide])
-    ordered = build.transpose(rewriter, kept, sorted(range(len(wide)), key=lambda n: wide[n][0]))
-    return build.reshape(rewriter, ordered, shape)
+    kept = build.reshape(builder, source, [shape_of(source.type)[n] for _, n in wide])
+    ordered = build.transpose(builder, kept, sorted(range(len(wide)), key=lambda n: wide[n][0]))
+    return build.reshape(builder, ordered, shape)
 
 
-__all__ = ["read_cache_rows", "read_narrow_operands", "scale_scores"]
+__all__ = ["read_cache_rows", "read_narrow_operands", "scale_scores", "unwidened"]

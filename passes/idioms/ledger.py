@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.module import path_of
-from qcompiler.passes.idioms import norms, rope, softmax
+from qcompiler.passes.idioms import norms, rope, softmax, split_rope
 from qcompiler.passes.loops import loops
 from qcompiler.passes.views.trace import Tracer
 
@@ -33,6 +33,6 @@ def report_idioms(function: func.FuncOp, context: QCContext, stage: str) -> None
                 if why is not None:
                     context.report.add(stage, path_of(op), f"looks like {form} and stays", why)
         if isinstance(op, tensor.ConcatOp):
-            why = rope.lookalike(op, tracer)
+            why = rope.lookalike(op, tracer) or split_rope.lookalike(op, tracer)
             if why is not None:
                 context.report.add(stage, path_of(op), "looks like a rotary embedding and stays", why)

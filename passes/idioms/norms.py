@@ -3,6 +3,7 @@
     rms    x * rsqrt(mean(x * x) + eps) [* weight]
     layer  (x - mean(x)) * rsqrt(mean((x - mean(x))²) + eps) [* weight [+ bias]]
 
+The weight may be multiplied with the root first, and the variance may be mean(x * x) - mean(x)², as in Flax.
 A division by the square root, a power of two instead of the product, and casts around the statistics are accepted. A
 norm of a transposed tensor (heads are transposed before their norm) becomes the norm of the tensor, then a transpose.
 """
@@ -43,8 +44,8 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
         return None
     root = tracer.element(value)
     for scaled, bias in _with_row(root, "arith.addf", value, tracer):
-        for normed, weight in _with_row(scaled, "arith.mulf", value, tracer):
-            found = _match_normed(normed, value, tracer)
+        for parts, weight in _scaled_parts(scaled, value, tracer):
+            found = _match_normed(parts, value, tracer)
             if found is None or (bias is not None and found.kind == "rms"):
                 continue
             if found.kind == "rms":
@@ -106,13 +107,32 @@ def _with_row(node: Node, op: str, value: SSAValue, tracer: Tracer) -> Iterator[
     yield node, None
 
 
-def _match_normed(node: Node, value: SSAValue, tracer: Tracer) -> _Norm | None:
-    for centred, variance in _over_root(node, tracer):
+def _scaled_parts(
+    node: Node, value: SSAValue, tracer: Tracer
+) -> Iterator[tuple[list[tuple[Node, Node]], SSAValue | None]]:
+    """`([(a, v), …], weight)` for each way to read the node as a / sqrt(v) * weight, or as a * (rsqrt(v) * weight)."""
+    for normed, weight in _with_row(node, "arith.mulf", value, tracer):
+        yield list(_over_root(normed, tracer)), weight
+    for a, factor in tracer.either(node, "arith.mulf"):
+        for root, weight in _with_row(factor, "arith.mulf", value, tracer):
+            variance = _under_root(root, tracer)
+            if variance is not None and weight is not None:
+                yield [(a, variance)], weight
+
+
+def _match_normed(parts: list[tuple[Node, Node]], value: SSAValue, tracer: Tracer) -> _Norm | None:
+    for outer, variance in parts:
+        shifted_by = tracer.operands(outer, "arith.subf")
+        nothing = shifted_by is not None and tracer.constant(shifted_by[1]) == 0.0  # Flax NNX: a mean that is zeros
+        centred = shifted_by[0] if shifted_by is not None and nothing else outer
         for shifted, constant in tracer.either(variance, "arith.addf"):
             eps = tracer.constant(constant)
             if eps is None:
                 continue
-            square = _mean(shifted, value, tracer)
+            fast = _fast_variance(centred, shifted, value, tracer)
+            if fast is not None:
+                return _Norm("layer", *fast, eps)
+            square = _mean(_not_below_zero(shifted, tracer), value, tracer)
             if square is None:
                 continue
             element, axis = square
@@ -132,18 +152,48 @@ def _match_normed(node: Node, value: SSAValue, tracer: Tracer) -> _Norm | None:
 def _over_root(node: Node, tracer: Tracer) -> Iterator[tuple[Node, Node]]:
     """`(a, v)` if the node is a * rsqrt(v), a * (1 / sqrt(v)) or a / sqrt(v)."""
     for a, b in tracer.either(node, "arith.mulf"):
-        inner = tracer.head(b)
-        if inner.op == "math.rsqrt" or (inner.op == "math.powf" and tracer.constant(inner.args[1]) == -0.5):
-            yield a, inner.args[0]
-        elif inner.op == "arith.divf" and tracer.constant(inner.args[0]) == 1.0:
-            root = tracer.head(inner.args[1])
-            if root.op == "math.sqrt":
-                yield a, root.args[0]
+        variance = _under_root(b, tracer)
+        if variance is not None:
+            yield a, variance
     pair = tracer.operands(node, "arith.divf")
     if pair is not None:
         root = tracer.head(pair[1])
         if root.op == "math.sqrt":
             yield pair[0], root.args[0]
+
+
+def _under_root(node: Node, tracer: Tracer) -> Node | None:
+    """v, if the node is rsqrt(v), v ** -0.5 or 1 / sqrt(v)."""
+    inner = tracer.head(node)
+    if inner.op == "math.rsqrt" or (inner.op == "math.powf" and tracer.constant(inner.args[1]) == -0.5):
+        return inner.args[0]
+    if inner.op == "arith.divf" and tracer.constant(inner.args[0]) == 1.0:
+        root = tracer.head(inner.args[1])
+        return root.args[0] if root.op == "math.sqrt" else None
+    return None
+
+
+def _not_below_zero(node: Node, tracer: Tracer) -> Node:
+    """a, if the node is max(a, 0), as Flax and Equinox have their variances; else the node."""
+    return next((a for a, b in tracer.either(node, "arith.maximumf") if tracer.constant(b) == 0.0), node)
+
+
+def _fast_variance(centred: Node, node: Node, value: SSAValue, tracer: Tracer) -> _Place | None:
+    """x, if `centred` is x - mean(x), and the node is mean(x * x) - mean(x) ** 2, or 0 where that is less (Flax)."""
+    kept = _not_below_zero(node, tracer)
+    outside, inside = tracer.operands(centred, "arith.subf"), tracer.operands(kept, "arith.subf")
+    if outside is None or inside is None:
+        return None
+    square, mean = _mean(inside[0], value, tracer), _square_root_of(inside[1], tracer)
+    base = _square_root_of(square[0], tracer) if square is not None else None
+    if square is None or base is None or mean is None:
+        return None
+    x = _same_tensor(outside[0], base, square[1], value, tracer)
+    for each in (outside[1], mean):
+        found = _mean(each, value, tracer)
+        if x is None or found is None or _same_tensor(outside[0], found[0], found[1], value, tracer) != x:
+            return None
+    return x
 
 
 def _mean(node: Node, value: SSAValue, tracer: Tracer) -> tuple[Node, int] | None:

@@ -3,7 +3,8 @@
     rotate halves   concat(-x[D/2:], x[:D/2])
     rotate pairs    stack(-x[1::2], x[0::2]), flattened; the pairs are a reshape to (D/2, 2) or every second element
 
-x may be a part of each head (partial rotary). Its two parts must lie side by side in one tensor.
+x may be a part of each head (partial rotary). Its two parts must lie side by side in one tensor. split_rope.py
+recognises rotations whose two parts are computed apart.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from qcompiler.passes.views import views
 from qcompiler.passes.views.trace import Node, Tracer
 from qcompiler.plan.dims import Dim
 
-_HEADS, _ROWS = (0, 1, 2, 3), (0, 2, 1, 3)
+HEADS, ROWS = (0, 1, 2, 3), (0, 2, 1, 3)
 """The positions of batch, heads, sequence and depth among the value's dims."""
 
 _SPLIT = ((0,), (1,), (2,), (3, 4))
 
 
 @dataclass(frozen=True)
-class _Origin:
+class Origin:
     """A tensor, and the offsets at which a part of it begins. Without offsets the part is the whole tensor,
     reshaped."""
 
@@ -42,7 +43,7 @@ class _Origin:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """A slice: its source, offsets, sizes and steps."""
 
     source: SSAValue
@@ -73,14 +74,14 @@ def lookalike(joined: tensor.ConcatOp, tracer: Tracer) -> str | None:
     negated = tracer.head(tracer.element(joined.inputs[0])).op == "arith.negf"
     if len(joined.inputs) != 2 or not negated or axis != len(shape) - 1:
         return None
-    pairs = len(shape) == 5
-    seen = (*shape[:3], shape[3] * 2) if pairs and isinstance(shape[3], int) else shape
+    stacked = len(shape) == 5
+    seen = (*shape[:3], shape[3] * 2) if stacked and isinstance(shape[3], int) else shape
     if len(seen) != 4 or not isinstance(seen[3], int) or seen[3] % 2:
         return f"it is not (batch, heads, sequence, depth) with an even depth, but {list(shape)}"
     parts = _parts(joined, axis, tracer)
     if parts is None:
         return "its parts are not slices with fixed offsets"
-    if (_pairs(*parts, seen) if pairs else _halves(*parts, seen)) is None:
+    if (pairs(*parts, seen) if stacked else halves(*parts, seen)) is None:
         return "its parts are not the two halves, or the odd and the even elements, of one tensor"
     return "no sum of x * cos and of this * sin reads it, with tables that have no dim of heads"
 
@@ -88,8 +89,8 @@ def lookalike(joined: tensor.ConcatOp, tracer: Tracer) -> str | None:
 def _build(value: SSAValue, x: SSAValue, cosine: Node, sine: Node, interleaved: bool, tracer: Tracer) -> Raised | None:
     before = loops.producer(value)
     assert before is not None
-    for order in (_HEADS, _ROWS):
-        tables = [_table(each, value, order, before, tracer) for each in (cosine, sine)]
+    for order in (HEADS, ROWS):
+        tables = [table(each, value, order, before, tracer) for each in (cosine, sine)]
         if tables[0] is None or tables[1] is None:
             continue
         builder = build.with_path(InsertPoint.before(before), path_of(before))
@@ -104,7 +105,7 @@ def _build(value: SSAValue, x: SSAValue, cosine: Node, sine: Node, interleaved: 
 # --- the rotation ----------------------------------------------------------------------------------------------------
 
 
-def _rotations(node: Node, shape: tuple[Dim, ...], tracer: Tracer) -> Iterator[tuple[_Origin, bool]]:
+def _rotations(node: Node, shape: tuple[Dim, ...], tracer: Tracer) -> Iterator[tuple[Origin, bool]]:
     """The origin of x, and whether pairs (not halves) are rotated, for each way to read `node` as rotate(x)."""
     for source, index in tracer.aliases(node):
         if index != loops.own_index(shape_of(source.type)):
@@ -112,29 +113,29 @@ def _rotations(node: Node, shape: tuple[Dim, ...], tracer: Tracer) -> Iterator[t
         joined = loops.producer(source)
         if isinstance(joined, tensor.ConcatOp):
             parts = _parts(joined, 3, tracer)
-            begin = _halves(*parts, shape) if parts is not None else None
+            begin = halves(*parts, shape) if parts is not None else None
             if begin is not None:
                 yield begin, False
         elif isinstance(joined, tensor.CollapseShapeOp) and views.groups_of(joined) == _SPLIT:
             stacked = loops.producer(joined.src)
             parts = _parts(stacked, 4, tracer) if isinstance(stacked, tensor.ConcatOp) else None
-            begin = _pairs(*parts, shape) if parts is not None else None
+            begin = pairs(*parts, shape) if parts is not None else None
             if begin is not None:
                 yield begin, True
 
 
-def _parts(joined: tensor.ConcatOp, axis: int, tracer: Tracer) -> tuple[_Part, _Part] | None:
+def _parts(joined: tensor.ConcatOp, axis: int, tracer: Tracer) -> tuple[Part, Part] | None:
     """(a, b) if the op is concat(-a, b) along `axis`."""
     if joined.dim.value.data != axis or len(joined.inputs) != 2:
         return None
     negated = tracer.head(tracer.element(joined.inputs[0]))
     if negated.op != "arith.negf":
         return None
-    first, second = _part(negated.args[0], tracer), _part(tracer.element(joined.inputs[1]), tracer)
+    first, second = part(negated.args[0], tracer), part(tracer.element(joined.inputs[1]), tracer)
     return (first, second) if first is not None and second is not None else None
 
 
-def _part(node: Node, tracer: Tracer) -> _Part | None:
+def part(node: Node, tracer: Tracer) -> Part | None:
     """The slice that has `node` as its element, ignoring unit dims."""
     for source, index in tracer.aliases(node):
         cut = loops.producer(source)
@@ -143,12 +144,12 @@ def _part(node: Node, tracer: Tracer) -> _Part | None:
         found = views.slice_of(cut)
         offsets = tuple(o for o in found[0] if isinstance(o, int)) if found is not None else ()
         if found is not None and len(offsets) == len(found[0]):
-            return _Part(cut.source, offsets, found[1], found[2])
+            return Part(cut.source, offsets, found[1], found[2])
         return None
     return None
 
 
-def _halves(upper: _Part, lower: _Part, shape: tuple[Dim, ...]) -> _Origin | None:
+def halves(upper: Part, lower: Part, shape: tuple[Dim, ...]) -> Origin | None:
     """x, if the parts are its last and its first half."""
     half = _half(shape)
     shifted = (*lower.offsets[:-1], lower.offsets[-1] + half)
@@ -158,7 +159,7 @@ def _halves(upper: _Part, lower: _Part, shape: tuple[Dim, ...]) -> _Origin | Non
     return _origin(lower.source, lower.offsets)
 
 
-def _pairs(odd: _Part, even: _Part, shape: tuple[Dim, ...]) -> _Origin | None:
+def pairs(odd: Part, even: Part, shape: tuple[Dim, ...]) -> Origin | None:
     """x, if the parts are its odd and its even elements."""
     step = 1 if len(even.offsets) == 5 else 2  # 5 dims: slices of x reshaped to (…, D/2, 2)
     shifted = (*even.offsets[:-1], even.offsets[-1] + 1)
@@ -173,7 +174,7 @@ def _pairs(odd: _Part, even: _Part, shape: tuple[Dim, ...]) -> _Origin | None:
         return _origin(even.source, even.offsets) if even.shape[-1] == _half(shape) else None
     whole = (*shape[:3], _half(shape), 2)
     fits = shape_of(even.source.type) == whole and even.shape == (*whole[:4], 1) and not any(even.offsets)
-    return _Origin(views.unreshaped(even.source), ()) if fits else None
+    return Origin(views.unreshaped(even.source), ()) if fits else None
 
 
 def _half(shape: tuple[Dim, ...]) -> int:
@@ -181,7 +182,7 @@ def _half(shape: tuple[Dim, ...]) -> int:
     return shape[3] // 2
 
 
-def _origin(value: SSAValue, offsets: tuple[int, ...]) -> _Origin:
+def _origin(value: SSAValue, offsets: tuple[int, ...]) -> Origin:
     """The same origin in the source of all slices without steps."""
     cut = loops.producer(value)
     while isinstance(cut, tensor.ExtractSliceOp):
@@ -191,13 +192,13 @@ def _origin(value: SSAValue, offsets: tuple[int, ...]) -> _Origin:
         offsets = tuple(int(o) + more for o, more in zip(found[0], offsets, strict=True))
         value = cut.source
         cut = loops.producer(value)
-    return _Origin(value, offsets)
+    return Origin(value, offsets)
 
 
 # --- x and its tables ------------------------------------------------------------------------------------------------
 
 
-def _at(origin: _Origin, direct: Node, value: SSAValue, tracer: Tracer) -> SSAValue | None:
+def _at(origin: Origin, direct: Node, value: SSAValue, tracer: Tracer) -> SSAValue | None:
     """x: the tensor, of the value's shape and type, that begins at `origin` and has `direct` as its element."""
     shape, seen = shape_of(value.type), list(tracer.aliases(direct))
     for each in (origin.root, *(source for source, _ in seen)):
@@ -205,12 +206,12 @@ def _at(origin: _Origin, direct: Node, value: SSAValue, tracer: Tracer) -> SSAVa
             continue
         end, index = views.seen_through(each, loops.own_index(shape))
         reads = (end, loops.without_units(index, shape_of(end.type)))
-        if reads in seen and (_origin(each, (0,) * 4) == origin or _Origin(views.unreshaped(each), ()) == origin):
+        if reads in seen and (_origin(each, (0,) * 4) == origin or Origin(views.unreshaped(each), ()) == origin):
             return each
     return None
 
 
-def _table(node: Node, value: SSAValue, order: tuple[int, ...], before: Operation, tracer: Tracer) -> SSAValue | None:
+def table(node: Node, value: SSAValue, order: tuple[int, ...], before: Operation, tracer: Tracer) -> SSAValue | None:
     """The cosine or sine table as a view with the value's dims. The dim of heads has size 1."""
     rows, depth = order[2:]
     for source, index in tracer.aliases(node):

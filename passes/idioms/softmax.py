@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineDimExpr
+from xdsl.rewriter import InsertPoint
 
-from qcompiler.ir import qc
+from qcompiler.ir import build, qc
+from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.idioms.raised import Raised, insert
 from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.loops import Index
 from qcompiler.passes.views.trace import Node, Tracer
 
 
@@ -25,15 +28,25 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
         return None
     shape = shape_of(value.type)
     for tensor, index in tracer.aliases(outside[0]):
-        if index != loops.own_index(shape) or shape_of(tensor.type) != shape:
+        order = loops.order_of(index, shape_of(tensor.type), shape)
+        if order is None or tensor_dtype(tensor.type) != tensor_dtype(value.type):
             continue
-        if tensor_dtype(tensor.type) != tensor_dtype(value.type):
-            continue
-        axis = _axis_of(tensor, inside[0], total.axis, tracer)
-        maxima = [_axis_of(tensor, m.args[0], m.axis, tracer) for m in (outside[1], inside[1])]
+        axis = _axis_of((tensor, index), inside[0], total, tracer)
+        maxima = [_axis_of((tensor, index), m.args[0], m, tracer) for m in (outside[1], inside[1])]
         if axis is not None and maxima == [axis, axis]:
-            return insert(value, qc.SoftmaxOp(tensor, value.type, axis=axis))
+            return insert(value, qc.SoftmaxOp(_turned(tensor, order, value), value.type, axis=order[axis]))
     return None
+
+
+def _turned(tensor: SSAValue, order: tuple[int, ...], value: SSAValue) -> SSAValue:
+    """The tensor, whose dim n is dim order[n] of a value, with the value's dims; made before that value.
+
+    The model's order is kept, since its last two dims are the queries and the keys of an attention.
+    """
+    before = loops.producer(value)
+    assert before is not None
+    builder = build.with_path(InsertPoint.before(before), path_of(before))
+    return build.transpose(builder, tensor, [order.index(n) for n in range(len(order))])
 
 
 def lookalike(value: SSAValue, tracer: Tracer) -> str | None:
@@ -51,11 +64,10 @@ def lookalike(value: SSAValue, tracer: Tracer) -> str | None:
     if outside is None or inside is None:
         return "no maximum is subtracted before the exponential"
     shape = shape_of(value.type)
-    own = [
-        t for t, index in tracer.aliases(outside[0]) if index == loops.own_index(shape) and shape_of(t.type) == shape
-    ]
-    if all(tensor_dtype(tensor.type) != tensor_dtype(value.type) for tensor in own):
-        return "what it is taken of has another type, or another order of dims, than the result"
+    seen = tracer.aliases(outside[0])
+    whole = [t for t, index in seen if loops.order_of(index, shape_of(t.type), shape) is not None]
+    if all(tensor_dtype(tensor.type) != tensor_dtype(value.type) for tensor in whole):
+        return "what it is taken of has another type, or other dims, than the result"
     return "its maximum and its sum do not run along the same dim of the same tensor"
 
 
@@ -71,14 +83,22 @@ def _shifted_exp(node: Node, tracer: Tracer) -> tuple[Node, Node] | None:
     return (pair[0], peak) if peak.op == "max" else None
 
 
-def _axis_of(tensor: SSAValue, node: Node, loop: int, tracer: Tracer) -> int | None:
-    """The dim of `tensor` that the loop dim `loop` indexes, if the node is an element of the tensor; else None."""
+def _axis_of(x: tuple[SSAValue, Index], node: Node, reduction: Node, tracer: Tracer) -> int | None:
+    """The dim of a tensor along which a sum or a maximum runs, if the node is an element of it; else None.
+
+    The softmax reads the tensor at the index of `x`. A dim of size 1 is read at 0, whatever loop runs over it. Then it
+    is the last such dim: a softmax along any of them is the same.
+    """
+    tensor, own = x
     for other, index in tracer.aliases(node):
         if other is not tensor:
             continue
         axes = [n for n, e in enumerate(index) if isinstance(e, AffineDimExpr) and e.position >= Tracer.FIRST_AXIS]
-        own = loops.own_index(shape_of(tensor.type))
-        kept = all(n in axes or e == own[n] for n, e in enumerate(index))
-        if len(axes) == 1 and kept and index[axes[0]] == loops.dim_expr(loop):
+        if any(n not in axes and e != own[n] for n, e in enumerate(index)):
+            continue
+        units = [n for n, size in enumerate(shape_of(tensor.type)) if size == 1]
+        if not axes and reduction.extent == 1 and units:
+            return units[-1]
+        if len(axes) == 1 and index[axes[0]] == loops.dim_expr(reduction.axis):
             return axes[0]
     return None

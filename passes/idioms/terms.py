@@ -6,12 +6,13 @@ select(keep, scores, -3.4e38)  a boolean mask if every row keeps a key; else the
 scores + a                     the float mask a
 (scores + a) + b, …            one float mask, computed once by a loop nest for all layers that share the terms
 
-The leading dims of the scores may be joined or split differently for each term (leading.py). So each term is viewed
-over the common factors, which then become the batch and the heads of the attention.
+The dims of the scores may be joined, split and reordered differently for each term. So each term is viewed over the
+common factors (attention_dims.py), which then become the batch, the heads, the queries and the keys of the attention.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,44 +26,78 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build, qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor_dtype
-from qcompiler.passes.idioms.leading import Lead, runs
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.extras import as_extra, can_be_extra
 from qcompiler.passes.loops.loops import Index
 from qcompiler.passes.masks.mask_proof import DROPS
 from qcompiler.passes.masks.masks import MaskReader
+from qcompiler.passes.views.factors import Dims, Factor
 from qcompiler.plan.dims import Dim, dim, product
+
+Sizes = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
 class Term:
     """Adds `tensor[index]` to the scores. With `dropped`, scores become that number where `tensor[index]` is false.
 
-    The index is over the dims of the scores at this point: the leading ones, `lead`, and the last two.
+    The index is over the dims of the scores at this point, `level` frames above the matmul. `varies` are those along
+    which the term does not repeat.
     """
 
     tensor: SSAValue
     index: Index
-    lead: Lead
+    varies: frozenset[int]
+    level: int
     dropped: float | None = None
 
 
 @dataclass(frozen=True)
-class Scores:
-    """The dims of the scores: the factors of the leading dims, queries and keys."""
+class Placed:
+    """A term over the factors of the attention: for each dim of the tensor, the places of its factors. None if the
+    tensor is not read dim by dim. `used` are the factors along which the term does not repeat."""
 
-    factors: Lead
-    queries: Dim
-    keys: Dim
+    tensor: SSAValue
+    places: tuple[tuple[int, ...], ...] | None
+    used: frozenset[int]
+    dropped: float | None
+
+    @staticmethod
+    def of(term: Term, dims: Dims, order: Sequence[Factor]) -> Placed:
+        """The term where the scores have the dims `dims`; `order` are the factors of the attention."""
+        used = frozenset(order.index(factor) for n in term.varies for factor in dims[n])
+        if not can_be_extra(term.tensor, term.index):
+            return Placed(term.tensor, None, used, term.dropped)
+        own = [dims[e.position] if isinstance(e, AffineDimExpr) else [] for e in term.index]
+        return Placed(term.tensor, tuple(tuple(order.index(f) for f in each) for each in own), used, term.dropped)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The sizes of the factors of the scores: batch and heads of the keys, heads that share one of these, queries,
+    keys."""
+
+    shared: Sizes
+    groups: Sizes
+    queries: Sizes
+    keys: Sizes
 
     @property
-    def shape(self) -> tuple[Dim, ...]:
-        return (*self.factors, self.queries, self.keys)
+    def leading(self) -> Sizes:
+        return (*self.shared, *self.groups)
 
-    def attention(self, split: int) -> tuple[Dim, Dim, Dim, Dim]:
-        """(batch, heads, queries, keys); the batch is the product of the first `split` factors."""
-        batch, heads = product(self.factors[:split]), product(self.factors[split:])
-        return batch.to_dim(), heads.to_dim(), self.queries, self.keys
+    @property
+    def sizes(self) -> Sizes:
+        return (*self.leading, *self.queries, *self.keys)
+
+    def heads(self, split: int) -> Dim:
+        """The number of heads if the first `split` factors are the batch."""
+        return product(self.leading[split:]).to_dim()
+
+    def dims(self, split: int) -> list[range]:
+        """The places of the factors of batch, heads, queries and keys."""
+        ends = [0, split, len(self.leading), len(self.leading) + len(self.queries), len(self.sizes)]
+        return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 class Masks:
@@ -70,33 +105,31 @@ class Masks:
 
     def __init__(self, reader: MaskReader) -> None:
         self._reader = reader
-        self._made: dict[tuple[tuple[Term, ...], Scores, int], SSAValue | None] = {}
+        self._made: dict[tuple[tuple[Placed, ...], Scores, int], SSAValue | None] = {}
 
-    def split(self, terms: Sequence[Term], scores: Scores, natural: int) -> int | None:
+    def split(self, terms: Sequence[Placed], scores: Scores, natural: int) -> int | None:
         """The number of factors that form the batch: the one that gives the smallest mask, preferably `natural`.
 
         A mask may repeat along the whole batch or along all heads, but not along some factors of them. None if the
         number of heads would not be fixed.
         """
-        used = {n for term in terms for n in _factors_of(term, scores)}
-        parts = range(len(scores.factors) + 1)
-        possible = [n for n in parts if isinstance(scores.attention(n)[1], int)]
+        used = {n for term in terms for n in term.used}
+        possible = [n for n in range(len(scores.shared) + 1) if isinstance(scores.heads(n), int)]
 
         def size(split: int) -> int:
-            groups = (range(split), range(split, len(scores.factors)))
-            held = [n for group in groups if used & set(group) for n in group]
-            return math.prod(self._reader.longest(scores.factors[n]) for n in held)
+            held = [n for group in scores.dims(split)[:2] if used & set(group) for n in group]
+            return math.prod(self._reader.longest(scores.sizes[n]) for n in held)
 
         return min(possible, key=lambda split: (size(split), split != natural), default=None)
 
-    def build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], scores: Scores, split: int) -> SSAValue | None:
+    def build(self, before: qc.BatchMatmulOp, terms: Sequence[Placed], scores: Scores, split: int) -> SSAValue | None:
         """The mask (B|1, H|1, S|1, T|1) that combines the terms, built before an op. None if there is no such mask."""
         key = (tuple(terms), scores, split)
         if key not in self._made:
             self._made[key] = self._build(before, terms, scores, split)
         return self._made[key]
 
-    def _build(self, before: qc.BatchMatmulOp, terms: Sequence[Term], scores: Scores, split: int) -> SSAValue | None:
+    def _build(self, before: qc.BatchMatmulOp, terms: Sequence[Placed], scores: Scores, split: int) -> SSAValue | None:
         parts = []
         for term in terms:
             value = _over_factors(before, term, scores)
@@ -112,7 +145,7 @@ class Masks:
             return None  # adding such a number to a score does not give that number
         return _over_heads(before, _joined(before, parts), scores, split)
 
-    def _hides(self, term: Term, mask: SSAValue) -> bool:
+    def _hides(self, term: Placed, mask: SSAValue) -> bool:
         """Whether a boolean mask that hides the dropped keys gives the same result."""
         if term.dropped == float("-inf"):
             return True
@@ -124,49 +157,40 @@ _LEAST = -1e4
 """A score this much below another one has weight 0 in fp32."""
 
 
-def _is_mask(term: Term, value: SSAValue) -> bool:
+def _is_mask(term: Placed, value: SSAValue) -> bool:
     boolean = tensor_dtype(value.type) == "i1"
     return boolean == (term.dropped is not None) and tensor_dtype(value.type) in ("i1", "f32", "bf16", "f16")
 
 
-def _factors_of(term: Term, scores: Scores) -> list[int]:
-    """The factors along which a term does not repeat."""
-    positions = {e.position for e in term.index if isinstance(e, AffineDimExpr)}
-    return [n for at, run in enumerate(runs(term.lead, scores.factors)) if at in positions for n in run]
-
-
-def _over_factors(before: qc.BatchMatmulOp, term: Term, scores: Scores) -> SSAValue | None:
-    """A term as a view over the factors, queries and keys, with unit dims where it repeats. None if there is no such
-    view."""
-    if not can_be_extra(term.tensor, term.index):
+def _over_factors(before: qc.BatchMatmulOp, term: Placed, scores: Scores) -> SSAValue | None:
+    """A term as a view over all factors, with unit dims where it repeats. None if there is no such view."""
+    if term.places is None:
         return None
-    places = [*runs(term.lead, scores.factors), *([len(scores.factors) + n] for n in range(2))]
     sizes: list[Dim] = []
     index: list[AffineExpr] = []
-    for expr, size in zip(term.index, shape_of(term.tensor.type), strict=True):
-        dims = list(places[expr.position]) if isinstance(expr, AffineDimExpr) else []
-        if product(scores.shape[n] for n in dims) != dim(size):
+    for places, size in zip(term.places, shape_of(term.tensor.type), strict=True):
+        if product(scores.sizes[n] for n in places) != dim(size):
             return None
-        sizes += [scores.shape[n] for n in dims] or [1]
-        index += [loops.dim_expr(n) for n in dims] or [loops.ZERO]
+        sizes += [scores.sizes[n] for n in places] or [1]
+        index += [loops.dim_expr(n) for n in places] or [loops.ZERO]
     builder = build.with_path(InsertPoint.before(before), path_of(before))
-    return as_extra(before, build.reshape(builder, term.tensor, sizes), tuple(index), scores.shape)
+    return as_extra(before, build.reshape(builder, term.tensor, sizes), tuple(index), scores.sizes)
 
 
 def _over_heads(before: qc.BatchMatmulOp, value: SSAValue, scores: Scores, split: int) -> SSAValue:
-    """Reshapes a tensor over (factors, queries, keys) to (batch, heads, queries, keys)."""
+    """Reshapes a tensor over all factors to (batch, heads, queries, keys)."""
     shape = list(shape_of(value.type))
-    for group in (range(split), range(split, len(scores.factors))):
+    groups = scores.dims(split)
+    for group in groups:
         if any(shape[n] != 1 for n in group):
             for n in group:
-                shape[n] = scores.factors[n]
+                shape[n] = scores.sizes[n]
     builder = build.with_path(InsertPoint.before(before), path_of(before))
     whole = build.broadcast_to(builder, value, shape)
-    batch, heads = product(shape[:split]), product(shape[split : len(scores.factors)])
-    return build.reshape(builder, whole, (batch.to_dim(), heads.to_dim(), *shape[-2:]))
+    return build.reshape(builder, whole, [product(shape[n] for n in group).to_dim() for group in groups])
 
 
-def _joined(before: qc.BatchMatmulOp, parts: Sequence[tuple[Term, SSAValue]]) -> SSAValue:
+def _joined(before: qc.BatchMatmulOp, parts: Sequence[tuple[Placed, SSAValue]]) -> SSAValue:
     """One float mask: starts from 0 and applies each term in order."""
     shapes = [shape_of(value.type) for _, value in parts]
     shape = [next((size for size in sizes if size != 1), 1) for sizes in zip(*shapes, strict=True)]

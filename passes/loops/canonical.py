@@ -35,9 +35,10 @@ def _is_constant(value: SSAValue, number: float) -> bool:
 _NEUTRAL: dict[type[Operation], float] = {
     arith.MulfOp: 1.0, arith.DivfOp: 1.0, arith.SubfOp: 0.0, arith.AddfOp: -0.0,
     arith.MuliOp: 1, arith.AddiOp: 0, arith.SubiOp: 0,
+    arith.MaximumfOp: float("-inf"), arith.MinimumfOp: float("inf"),
 }  # fmt: skip
 """The right operand that leaves the left one as it is, to the bit (x + 0.0 is not: it turns -0.0 into 0.0)."""
-_COMMUTE = (arith.MulfOp, arith.AddfOp, arith.MuliOp, arith.AddiOp)
+_COMMUTE = (arith.MulfOp, arith.AddfOp, arith.MuliOp, arith.AddiOp, arith.MaximumfOp, arith.MinimumfOp)
 
 
 def _drop_neutral(op: Operation, rewriter: PatternRewriter) -> SSAValue | None:

@@ -67,6 +67,7 @@ class Tracer:
         self._opened: dict[Node, Node] = {}
         self._scalars: dict[tuple[SSAValue, Index], Node] = {}
         self._axes: dict[tuple[Operation, Index], int] = {}
+        self._varies: dict[Node, frozenset[int]] = {}
 
     def element(self, value: SSAValue) -> Node:
         """The element of a tensor at its own indices d0, d1, …"""
@@ -141,6 +142,16 @@ class Tracer:
         if pair is not None:
             yield pair
             yield pair[1], pair[0]
+
+    def varies(self, node: Node) -> frozenset[int]:
+        """The dims of the index on which the element depends."""
+        if node not in self._varies:
+            inner = self.open(node)
+            found = {position for e in inner.index for position in e.used_dims()}
+            if inner is not node:
+                found = set(self.varies(inner))
+            self._varies[node] = frozenset(found.union(*(self.varies(arg) for arg in node.args)))
+        return self._varies[node]
 
     # --- opening ---
 

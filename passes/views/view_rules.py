@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 from xdsl.builder import Builder
 from xdsl.dialects import tensor
@@ -18,9 +19,10 @@ from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import producer
 from qcompiler.passes.rewriting import pattern, rewrite
-from qcompiler.passes.views import views
+from qcompiler.passes.views import factors, views
 from qcompiler.passes.views.canonical import JOIN_VIEWS
-from qcompiler.plan.dims import Dim, dim, product
+from qcompiler.passes.views.factors import Dims
+from qcompiler.plan.dims import Dim, dim
 
 
 def fold_views(ops_: Block | Iterable[Operation]) -> None:
@@ -122,8 +124,8 @@ def fold_into_attention(op: qc.AttentionOp, rewriter: PatternRewriter) -> SSAVal
     mask = _unit_mask(rewriter, op.mask) if op.mask is not None else None
     keys, values = _unrepeated(op.k), _unrepeated(op.v)
     k, v = op.k, op.v
-    if keys is not None and values is not None and keys[1][1] == values[1][1]:  # as many heads of both
-        k, v = build.reshape(rewriter, *keys), build.reshape(rewriter, *values)
+    if keys is not None and values is not None and _heads(keys) == _heads(values):
+        k, v = factors.arranged(rewriter, *keys), factors.arranged(rewriter, *values)
     if mask is None and k is op.k:
         return None
     return rewriter.insert(op.rebuilt(op.q, k, v, mask if mask is not None else op.mask, op.last)).result
@@ -140,23 +142,42 @@ def _unit_mask(builder: Builder, mask: SSAValue) -> SSAValue | None:
     return build.reshape(builder, inner.input, shape)
 
 
-def _unrepeated(value: SSAValue) -> tuple[SSAValue, tuple[Dim, ...]] | None:
-    """What is `x (B, Hkv, T, D)` once reshaped, where value is x with each head repeated n times, and that shape.
+def _heads(unrepeated: tuple[SSAValue, Dims, Dims]) -> Dim:
+    return factors.size_of(unrepeated[2][1])
 
-    Sizes of 1 may stand anywhere between.
-    """
-    batch, heads, keys, depth = shape_of(value.type)
-    repeat = producer(views.unreshaped(value))
-    if not isinstance(repeat, ops.BroadcastOp):
+
+def _unrepeated(value: SSAValue) -> tuple[SSAValue, Dims, Dims] | None:
+    """(x, its dims, the dims wanted of it), where the value is x as (B, Hkv, T, D) with each head repeated n times."""
+    chain = [value]
+    while isinstance(view := producer(chain[-1]), views.Reshape | ops.TransposeOp):
+        chain.append(views.source_of(view))
+    repeat = producer(chain[-1])
+    dims = _dims_of_source(chain) if isinstance(repeat, ops.BroadcastOp) else None
+    if dims is None or not isinstance(repeat, ops.BroadcastOp):
         return None
-    shape = shape_of(repeat.result[0].type)
-    added = [n for n in views.added_dims(repeat) if shape[n] != 1]
-    if len(added) != 1 or not isinstance(heads, int) or not isinstance(times := shape[added[0]], int) or heads % times:
-        return None
-    before, behind = product(shape[: added[0]]), product(shape[added[0] + 1 :])
-    if before * dim(times) != product((batch, heads)) or behind != product((keys, depth)):
-        return None
-    return repeat.input, (batch, heads // times, keys, depth)
+    top, below = dims
+    added = [factor for n in views.added_dims(repeat) for factor in below[n]]
+    heads, count = top[1], len(top[1]) - len(added)
+    if not added or count < 0 or heads[count:] != added:
+        return None  # what is repeated is not the fastest part of the heads
+    kept = [dim for n, dim in enumerate(below) if n not in views.added_dims(repeat)]
+    return repeat.input, kept, [top[0], heads[:count], *top[2:]]
+
+
+def _dims_of_source(chain: Sequence[SSAValue]) -> tuple[Dims, Dims] | None:
+    """The dims of the first value and of the last one in common factors; each is a view of the next one."""
+    found = [factors.fresh(shape_of(chain[0].type))]
+    for value, source in itertools.pairwise(chain):
+        view, shape = producer(value), shape_of(source.type)
+        if isinstance(view, ops.TransposeOp):
+            permutation = views.permutation_of(view)
+            found.append([found[-1][permutation.index(n)] for n in range(len(shape))])
+            continue
+        below = factors.reshaped((factor for dim in found[-1] for factor in dim), shape)
+        if below is None:
+            return None
+        found.append(below)
+    return factors.leaves(found[0]), factors.leaves(found[-1])
 
 
 @pattern

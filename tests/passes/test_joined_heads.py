@@ -145,4 +145,4 @@ def test_shapes_without_common_factors_stay_and_the_report_says_so(make: Any) ->
     make.run(RAISE, [rng.standard_normal(shape_of(x.type)).astype(np.float32) for x in (q, bias)])
     assert "qc.attention" not in make.ops() and make.ops().count("qc.batch_matmul") == 2
     (line,) = (each for each in make.ctx.report.of("raise-idioms") if "stays" in each.what)
-    assert "(6, 2)" in line.why and "(4, 3)" in line.why
+    assert "(6, 2, 5, 5)" in line.why and "(4, 3, 5, 5)" in line.why

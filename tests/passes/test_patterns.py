@@ -170,6 +170,11 @@ CASES: dict[str, tuple[Pattern, str, str]] = {
         "%one = arith.constant 1.0 : f32\n%y = arith.mulf %one, %a : f32\n" + read("%y", "f32"),
         read("%a", "f32"),
     ),
+    "the larger of a number and minus infinity": (
+        nests.drop_neutral,
+        "%low = arith.constant 0xff800000 : f32\n%y = arith.maximumf %low, %a : f32\n" + read("%y", "f32"),
+        read("%a", "f32"),
+    ),
     "a choice between equals": (
         nests.decide_select,
         "%y = arith.select %c, %a, %a : f32\n" + read("%y", "f32"),
@@ -236,6 +241,10 @@ UNTOUCHED: dict[str, tuple[Pattern, str]] = {
     "a sum with plus zero, which turns -0.0 into 0.0": (
         nests.drop_neutral,
         "%zero = arith.constant 0.0 : f32\n%y = arith.addf %a, %zero : f32\n" + read("%y", "f32"),
+    ),
+    "the smaller of a number and minus infinity": (
+        nests.drop_neutral,
+        "%low = arith.constant 0xff800000 : f32\n%y = arith.minimumf %a, %low : f32\n" + read("%y", "f32"),
     ),
     "one over a number": (
         nests.drop_neutral,

@@ -29,7 +29,7 @@ from qcompiler.frontends.jax.graph import Graph, Value
 from qcompiler.frontends.jax.oracle import in_arithmetic
 from qcompiler.frontends.jax.reader import Reader
 from qcompiler.frontends.jax.refusals import refused
-from qcompiler.frontends.jax.trees import Tree, is_array, numbered, path_text, shape_struct, tree_of
+from qcompiler.frontends.jax.trees import Tree, is_array, leaf_paths, numbered, path_text, shape_struct, tree_of
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +50,7 @@ class _Call:
             self.label = parameters[0] if parameters else "params"
             parameters = parameters[1:] if self.has_weights else parameters
         self.kwargs, self.parameters = dict(kwargs), parameters
-        found, self.first_tree = jax.tree_util.tree_flatten_with_path(first)
+        found, self.first_tree = leaf_paths(first), jax.tree_util.tree_structure(first)
         self.first = [leaf for _, leaf in found]
         self.weights: dict[str, int] = {}
         for i, (path, leaf) in enumerate(found):

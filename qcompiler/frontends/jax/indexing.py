@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from qcompiler.frontends.jax.fold import entries_of, scalar_of
 from qcompiler.frontends.jax.folds import flow_of, reduction_of
 from qcompiler.frontends.jax.graph import Node, Value
@@ -119,11 +121,44 @@ def _gather(s: Scope, node: Node) -> Result:
     _batch_starts(s, starts, batch, [(axis, where.index(position)) for axis, position in pairs])
     axes = [a for a in range(operand.rank) if a in starts or sizes[a] != operand.shape[a]]
     picked = Picked(axes, [sizes[a] for a in axes], [a for a in range(operand.rank) if a not in axes], starts, batch)
+    cut = _cut_at_known(s, x, indices, picked, node)
     if not axes:
         out = build.broadcast_to(s.builder, x, [*batch, *operand.shape])
+    elif cut is not None:
+        out = cut
     else:
         out = s.take(_folded(s, x, picked), _linear(s, picked, operand.shape, clamped=True), 0)
     return _placed(s, node, out, picked, sizes)
+
+
+def _cut_at_known(s: Scope, x: V, indices: Value, picked: Picked, node: Node) -> V | None:
+    """A gather at known places as a slice, (*batch, *windows, *rest): x[:, 2:5], and x[:, 0::2] with a step. JAX writes
+    slices as gathers where another dim is symbolic. None for other places."""
+    shape, numbers = shape_of(x.type), node.attrs["dimension_numbers"]
+    if indices.known is None or indices.known.dtype == object or numbers["operand_batching_dims"]:
+        return None
+    vector, known = numbers["index_vector_dim"], indices.known.astype(np.int64)
+    places = np.moveaxis(known, vector, -1) if vector < known.ndim else known[..., None]
+    places = places.reshape(-1, places.shape[-1])
+    at = dict(zip(numbers["start_index_map"], places.T, strict=True))
+    starts = [at.get(axis, np.zeros(len(places), np.int64)) for axis in picked.axes]
+    for n, (axis, size) in enumerate(zip(picked.axes, picked.windows, strict=True)):
+        room = (dim(shape[axis]) - dim(size)).to_dim()
+        if not isinstance(room, int) and bool((starts[n] > 0).any()):
+            return None
+        starts[n] = np.clip(starts[n], 0, room if isinstance(room, int) else 0)
+    front = [*picked.axes, *picked.rest]
+    if not picked.batch:
+        for axis, start, size in zip(picked.axes, starts, picked.windows, strict=True):
+            x = s.slice(x, axis, int(start[0]), size)
+        return s.transpose(x, front)
+    steps = set(np.diff(starts[0]).tolist()) if len(starts) == 1 else set()
+    if len(picked.batch) != 1 or picked.windows != [1] or len(steps) != 1 or min(steps) < 1:
+        return None
+    offsets, wide, strides = [0] * len(shape), list(shape), [1] * len(shape)
+    axis = picked.axes[0]
+    offsets[axis], wide[axis], strides[axis] = int(starts[0][0]), picked.batch[0], steps.pop()
+    return s.transpose(build.extract_slice(s.builder, x, offsets, wide, strides), front)
 
 
 def row_index(s: Scope, node: Node) -> V:

@@ -77,12 +77,13 @@ class Scope(Loops):
             return self.full(number(flat[0]), value.shape, value.dtype)
         if not flat.size:
             return self.full(0, value.shape, value.dtype)
+        thin = _without_repeats(stored)  # a mask for all heads is folded as one for each
         key = f"constant.{len(self.weights)}"
-        self.weights.add_array(key, np.ascontiguousarray(stored), ())
-        op = qc.ConstOp(key, types.tensor(value.shape, value.dtype))
+        self.weights.add_array(key, np.ascontiguousarray(thin), ())
+        op = qc.ConstOp(key, types.tensor(thin.shape, value.dtype))
         set_path(op, key)
         self.block.add_op(op)
-        return op.result
+        return build.broadcast_to(self.builder, op.result, value.shape)
 
     def dim(self, size: Dim | Expr) -> Dim:
         return dim(size).to_dim()
@@ -112,6 +113,15 @@ class Scope(Loops):
 
 def _size(entry: object) -> Dim:
     return dim(entry if isinstance(entry, Expr) else int(entry)).to_dim()  # type: ignore[call-overload]
+
+
+def _without_repeats(stored: np.ndarray) -> np.ndarray:
+    """The array with size 1 along each axis on which all its entries repeat."""
+    for axis, size in enumerate(stored.shape):
+        first = stored.take([0], axis)
+        if size > 1 and bool((stored == first).all()):
+            stored = first
+    return stored
 
 
 def _uniform(flat: np.ndarray) -> bool:

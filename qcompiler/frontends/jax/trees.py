@@ -24,6 +24,20 @@ def is_array(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
+def leaf_paths(tree: object) -> list[tuple[tuple[Any, ...], Any]]:
+    """The leaves with their paths. The value of a variable of Flax NNX has the path of the variable."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree)
+    variables = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]
+    inner = {path for path, leaf in variables if _is_variable(leaf)}
+    return [(path[:-1] if path[:-1] in inner else path, leaf) for path, leaf in found]
+
+
+def _is_variable(node: object) -> bool:
+    """Whether a node is a variable of Flax NNX, told by its classes' names: Flax is not imported here."""
+    kinds = type(node).__mro__
+    return any(kind.__name__ == "Variable" and kind.__module__.startswith("flax.nnx") for kind in kinds)
+
+
 def path_text(path: tuple[Any, ...]) -> str:
     """A key path as one text with dots."""
     parts = []
