@@ -172,7 +172,10 @@ def conv_of(s: Scope, node: Node, w: V) -> V:
 
 
 def convolve(s: Scope, node: Node, w: V) -> V:
-    """The convolution with a weight (O, C / groups, *kernel)."""
+    """The convolution with a weight (O, C / groups, *kernel), in the type of its result (`preferred_element_type`)."""
+    if 0 in node.result.shape:  # a kernel may be larger than its image
+        return build.fill(s.builder, 0, node.result.shape, node.result.dtype)
+    w = s.cast(w, node.result.dtype)
     c, numbers = _numbers(node), node.attrs["dimension_numbers"]
     order = [numbers["input_batch_dimension"], numbers["input_feature_dimension"], *numbers["input_spatial_dimensions"]]
     x = _image(s, s.transpose(s.value(node.operands[0]), order), c.count)
