@@ -29,6 +29,8 @@ Float32 = npt.NDArray[np.float32]
 DAMPING = 0.01
 """A share of the mean second moment that is added to each: it bounds how far a column may make up for others."""
 LARGEST_DAMPING = 1.0
+ROWS = 4096
+"""Rows that are solved at a time."""
 BLOCK = 128
 """Columns whose errors are collected before all columns behind them are corrected, in one product of matrices."""
 
@@ -46,23 +48,30 @@ def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
     """Chooses the codes of `nearest`, which holds the matrix `weights` (rows, K), by `moments`.
 
     `moments` is X^T X (K, K) of the layer's inputs.  A column whose inputs were all zero keeps its nearest codes, and
-    so does a matrix whose error would not fall.  CalibrationError for moments without a factor at any damping.
+    so does a row whose error would not fall.  Rows do not depend on each other: `ROWS` of them are in memory as fp64 at
+    a time.  CalibrationError for moments without a factor at any damping.
     """
-    wanted = weights.astype(np.float64)
-    values = nearest.format.decode(nearest).astype(np.float64)
-    total = _squares(wanted, moments)
-    before = _squares(wanted - values, moments)
     live = np.flatnonzero(np.diag(moments) > 0)
     if not live.size:
         return Solved(nearest, 0.0, 0.0)
     order = live[np.argsort(-np.diag(moments)[live], kind="stable")]
-    codes = _codes_of(nearest)
-    chosen, decoded = _sweep(wanted[:, order], Levels.of(nearest).columns(order), _factor(moments, order))
-    codes[:, order] = chosen
-    values[:, order] = decoded
-    after = _squares(wanted - values, moments)
-    if not after < before:
-        return Solved(nearest, before / total, before / total)
+    factor, codes = _factor(moments, order), _codes_of(nearest)
+    total = before = after = 0.0
+    for first in range(0, nearest.rows, ROWS):
+        rows = slice(first, min(first + ROWS, nearest.rows))
+        wanted = weights[rows].astype(np.float64)
+        values = nearest.format.decode_rows(nearest, rows.start, rows.stop).astype(np.float64)
+        old = _squares(wanted - values, moments)
+        levels = Levels.of(nearest, rows.start, rows.stop).columns(order)
+        chosen, values[:, order] = _sweep(wanted[:, order], levels, factor)
+        new = _squares(wanted - values, moments)
+        better = new < old
+        codes[rows][np.ix_(better, order)] = chosen[better]
+        total += float(_squares(wanted, moments).sum())
+        before += float(old.sum())
+        after += float(np.where(better, new, old).sum())
+    if not total:
+        return Solved(nearest, 0.0, 0.0)
     return Solved(with_codes(nearest, codes), before / total, after / total)
 
 
@@ -108,9 +117,9 @@ def _upper(moments: Float64) -> Float64:
     return np.ascontiguousarray(np.linalg.inv(lower)[::-1, ::-1])
 
 
-def _squares(rows: Float64, moments: Float64) -> float:
-    """The sum of squares of the outputs of a matrix: trace(rows @ moments @ rows^T)."""
-    return float(np.einsum("nk,nk->", rows @ moments, rows))
+def _squares(rows: Float64, moments: Float64) -> Float64:
+    """The sum of squares of each row's outputs: the diagonal of rows @ moments @ rows^T."""
+    return np.asarray(np.einsum("nk,nk->n", rows @ moments, rows))
 
 
 def _codes_of(packed: PackedTensor) -> Codes:

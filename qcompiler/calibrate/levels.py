@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,23 +49,20 @@ class Levels:
     middles: Float64
 
     @staticmethod
-    def of(packed: PackedTensor) -> Levels:
-        """FormatError for a format without levels (`why_no_levels`)."""
+    def of(packed: PackedTensor, first: int = 0, stop: int | None = None) -> Levels:
+        """Of the rows [first, stop). FormatError for a format without levels (`why_no_levels`)."""
         fmt, d = packed.format, packed.format.declaration
         why = why_no_levels(fmt, packed.cols)
         if why:
             raise FormatError(f"codes of {fmt} cannot be chosen one by one: {why}")
         codes, of_code = _choices(fmt)
-        entries = {
-            f.name: fmt.entries(packed, f.name) if f.covers == "tensor" else _per_element(packed, f.name)
-            for f in d.fields
-            if f.covers != 1
-        }
+        stop = packed.rows if stop is None else stop
+        entries = fmt.entries_of_rows(packed, first, stop)
         groups = {name: each.evaluate(entries, d.table_arrays) for name, each in d.split.per_entry.items()}
 
         def at(code: float) -> Float64:
             value = d.split.per_element.evaluate({**groups, "code": np.float32(code)}, d.table_arrays)  # type: ignore[dict-item]
-            return np.broadcast_to(value, (packed.rows, packed.cols)).astype(np.float64)
+            return np.broadcast_to(value, (stop - first, packed.cols)).astype(np.float64)
 
         least, largest = (
             float(of_code[0]),
@@ -98,15 +94,6 @@ def _choices(fmt: Format) -> tuple[Codes, Float64]:
         keep &= codes != LEAST_SIGNED
     order = np.argsort(values[keep], kind="stable")
     return codes[keep][order], values[keep][order]
-
-
-def _per_element(packed: PackedTensor, name: str) -> npt.NDArray[Any]:
-    """A field's entry for each element, broadcastable to (rows, cols)."""
-    fmt = packed.format
-    if fmt.declaration.blocking == "row":
-        return fmt.entries_of_rows(packed, 0, packed.rows)[name]
-    field = next(f for f in fmt.declaration.fields if f.name == name)
-    return np.repeat(fmt.entries(packed, name), int(field.covers))[: packed.rows * packed.cols].reshape(packed.rows, -1)
 
 
 def with_codes(packed: PackedTensor, codes: Codes) -> PackedTensor:

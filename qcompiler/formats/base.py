@@ -374,9 +374,15 @@ class Format(ABC):
         """Every field's entries for the rows [first, stop), by name, shaped so that they broadcast to
         (stop - first, cols).
 
-        For formats whose blocks lie in rows.
+        Blocks must lie in rows: by declaration, or since the rows are whole blocks.
         """
-        return {f.name: self._row_entries(packed, f, first, stop) for f in self.declaration.fields}
+        d, cols = self.declaration, packed.cols
+        if d.blocking == "row":
+            return {f.name: self._row_entries(packed, f, first, stop) for f in d.fields}
+        if cols % d.block_size(cols):
+            raise FormatShapeError(f"rows of {cols} elements are not whole blocks of {self}")
+        found = {f.name: self._flat_entries(packed, f, first * cols, stop * cols) for f in d.fields}
+        return {name: each if each.size == 1 else each.reshape(stop - first, cols) for name, each in found.items()}
 
     def _flat_entries(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
         """The entry of each of the elements [first, stop), or one entry for all."""

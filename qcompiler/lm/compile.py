@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from qcompiler.api import qcompile
@@ -101,7 +103,8 @@ def compile_causal_lm(
     if kv_cache not in CACHE_TYPES:
         raise ArgumentError(f"kv_cache={kv_cache!r}: choose from {', '.join(CACHE_TYPES)}")
     rows = length if max_batch == 1 else length + chunk
-    inputs = None if calibrate is None else list(_calibration(calibrate, text, chunk))
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    inputs = None if calibrate is None else list(_calibration(calibrate, text, chunk, vocabulary))
     with (
         adapted(model, weights, adapter, merge) as source,
         prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length, chunk) as step,
@@ -219,20 +222,18 @@ def _example(batch: int, rows: int, chunk: int) -> dict[str, torch.Tensor]:
 
 
 def _calibration(
-    given: Iterable[str | Sequence[int]], text: Text | None, chunk: int
+    given: Iterable[str | Sequence[int]], text: Text | None, chunk: int, vocabulary: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Arguments for calibration: pieces of at most `chunk` tokens, each at the beginning of the first sequence's rows.
 
-    ArgumentError for what is neither text nor ids, and for text without a tokenizer.
+    ArgumentError for what is neither text nor ids of the vocabulary, and for text without a tokenizer.
     """
+    if isinstance(given, str):
+        raise ArgumentError("calibrate is one text: give a list of texts, or of sequences of token ids")
     for number, each in enumerate(given):
-        if isinstance(each, str) and text is None:
-            raise ArgumentError(
-                f"calibrate[{number}] is a text, and the model has no tokenizer: give token ids, or text="
-            )
-        ids = text.encode(each) if isinstance(each, str) and text is not None else list(each)
-        if not all(isinstance(token, int) and token >= 0 for token in ids):
-            raise ArgumentError(f"calibrate[{number}] holds {ids[:4]}…: give texts, or sequences of token ids")
+        ids = _ids(each, text, f"calibrate[{number}]")
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise ArgumentError(f"calibrate[{number}] holds {min(ids)} … {max(ids)}; tokens are 0 … {vocabulary - 1}")
         for start in range(0, len(ids), chunk):
             piece = torch.tensor([ids[start : start + chunk]], dtype=torch.int64)
             places = torch.arange(piece.shape[1])[None]
@@ -243,6 +244,19 @@ def _calibration(
                 "wanted": torch.tensor([piece.shape[1] - 1]),
                 "how": torch.full((1, WORDS), -1, dtype=torch.int64),
             }
+
+
+def _ids(given: Any, text: Text | None, what: str) -> list[int]:
+    """The tokens of a text, a sequence, an array or a tensor."""
+    if isinstance(given, str):
+        if text is None:
+            raise ArgumentError(f"{what} is a text, and the model has no tokenizer: give token ids, or text=")
+        return text.encode(given)
+    values = given.tolist() if isinstance(given, torch.Tensor | np.ndarray) else given
+    try:
+        return [operator.index(token) for token in values]
+    except TypeError:
+        raise ArgumentError(f"{what} is {given!r:.60}: give texts, or sequences of token ids") from None
 
 
 def _dynamic(batch: int, chunk: int) -> dict[str, Any]:

@@ -112,6 +112,17 @@ def test_inputs_without_correlation_keep_the_nearest_codes() -> None:
     np.testing.assert_array_equal(gptq.solve(weights(), nearest, np.zeros((K, K))).packed.data, nearest.data)
 
 
+def test_a_weight_of_zeros_and_rows_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    fmt, h = resolve_format("nf4:double_quant"), moments()  # its nested blocks of 256 run over rows
+    nothing = fmt.encode(np.zeros((ROWS, K), np.float32))
+    np.testing.assert_array_equal(gptq.solve(np.zeros((ROWS, K), np.float32), nothing, h).packed.data, nothing.data)
+    whole = gptq.solve(weights(), fmt.encode(weights()), h)
+    monkeypatch.setattr(gptq, "ROWS", 5)
+    parts = gptq.solve(weights(), fmt.encode(weights()), h)
+    np.testing.assert_array_equal(parts.packed.data, whole.packed.data)
+    np.testing.assert_allclose(parts.error, whole.error)
+
+
 def test_a_dead_column_keeps_its_codes_and_a_singular_matrix_is_damped() -> None:
     fmt, x = resolve_format("q4_0"), np.random.default_rng(2).standard_normal((40, K))  # 40 rows: rank 40 of 256
     x[:, 7] = 0
@@ -193,7 +204,8 @@ def imported(quant: Any, given: Any = None, model: nn.Module | None = None, **op
 def test_every_linear_is_solved_for_the_inputs_that_the_quantised_model_gives_it() -> None:
     """The codes of each are those of `gptq.solve` for the inputs of the eager model with decoded weights before it."""
     result, model, given = imported(recipe()), Model().eval(), inputs()
-    fmt = resolve_format("int3:group=64")
+    fmt, of_table = resolve_format("int3:group=64"), resolve_format("int8")
+    model.embed.weight.data = torch.from_numpy(of_table.decode(of_table.encode(model.embed.weight.detach().numpy())))
     for name, transposed in (("gate", False), ("up", False), ("twice", False), ("down", True)):
         module, seen = model.get_submodule(name), []
         handle = module.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0].reshape(-1, K)))
@@ -212,6 +224,12 @@ def test_every_linear_is_solved_for_the_inputs_that_the_quantised_model_gives_it
         assert same > 0.995, "equal but for ties of sums in fp32"
         values = torch.from_numpy(fmt.decode(formats.PackedTensor(fmt, *stored.shape, stored.data)).copy())
         weight.data = values.T.contiguous() if transposed else values
+
+
+def test_what_keeps_its_nearest_codes_is_quantised_too_while_the_rest_is_solved() -> None:
+    """The embedding in 2 bits changes the codes of the linear that reads it."""
+    found = [imported(recipe(embedding=text)).weights["gate.weight"].data for text in ("int8", "int2")]
+    assert (np.asarray(found[0]) != np.asarray(found[1])).any()
 
 
 @pytest.mark.slow
@@ -353,6 +371,10 @@ def test_a_killed_run_goes_on_behind_the_last_weight_and_ends_in_the_same_file(t
     assert len(damaged) == 3
     damaged[0].write_bytes(b"PK nothing")
     assert compiled("broken", 0) == (0, "3"), "two were known, one of the three was damaged"
+    data = bytearray(damaged[1].read_bytes())
+    data[8] = 99  # a method of compression that does not exist
+    damaged[1].write_bytes(bytes(data))
+    assert compiled("broken", 0)[0] == 0
     assert (tmp_path / "broken" / "p.qca").read_bytes() == (tmp_path / "whole" / "p.qca").read_bytes()
 
 

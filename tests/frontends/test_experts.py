@@ -97,6 +97,13 @@ class DenseTransposed(Experts):
         return torch.bmm(x.expand(E, -1, -1), self.w) * index.sum()
 
 
+class Repeated(Experts):
+    """`matmul` repeats x for every matrix: no product of pairs."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return (x.unsqueeze(0) @ self.w.transpose(1, 2)) * index.sum()
+
+
 class Both(Experts):
     """A second use, which no product is."""
 
@@ -126,6 +133,11 @@ def test_every_form_is_one_op_and_equals_torch(
     assert result.weights["w"].shape == (E * N, K)
 
 
+def test_a_product_that_repeats_x_is_none_of_the_forms(check: Callable[..., Any]) -> None:
+    result = check(Repeated(), *inputs(), dynamic=ROWS, quant=QuantConfig("int8", promise_bits=None))
+    assert not grouped(result)
+
+
 def test_sorted_rows_are_computed_by_the_sorted_experts(check: Callable[..., Any]) -> None:
     """No expert is counted: the sorted index says what the sums of counts say."""
     model = Sorted(dtype=torch.bfloat16)
@@ -152,6 +164,10 @@ def test_llama_4_computes_the_chosen_experts_only() -> None:
         with as_pairs(model):
             ours = module(x)[0]
     assert "forward" not in vars(module), "the module is as it was"
+    module.forward = mine = lambda hidden: (hidden, hidden)
+    with as_pairs(model):
+        assert module.forward is mine, "a user's own is left alone"
+    del module.forward
     torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5)
     quantized = insert_qdq(export_model(model, (), IDS, DIMS), QuantConfig("int8", promise_bits=None))
     targets = [str(node.target) for node in quantized.exported.graph.nodes]

@@ -50,8 +50,13 @@ def test_gptq_through_the_cache_closes_half_of_the_gap(max_batch: int) -> None:
 
 def test_bad_inputs_name_the_entry() -> None:
     gptq = qc.QuantConfig("int3:group=128", algorithm="gptq")
-    with pytest.raises(ArgumentError, match=r"calibrate\[1\] holds \['a'"):
-        qc.compile_causal_lm(OWN, gptq, calibrate=[[1, 2], ["a", "b"]], **SIZES)  # type: ignore[list-item]
+    bad: list[tuple[Any, str]] = [
+        ([[1, 2], ["a", "b"]], r"calibrate\[1\] is \['a', 'b'\]"), ([7], r"calibrate\[0\] is 7"),
+        ("one text", "calibrate is one text"), ([np.array([1, 256])], r"holds 1 … 256; tokens are 0 … 255"),
+    ]  # fmt: skip
+    for given, message in bad:
+        with pytest.raises(ArgumentError, match=message):
+            qc.compile_causal_lm(OWN, gptq, calibrate=given, **SIZES)
     model = LlamaForCausalLM.from_pretrained(OWN, dtype=torch.float32, local_files_only=True).eval()
     with pytest.raises(ArgumentError, match=r"calibrate\[0\] is a text, and the model has no tokenizer"):
         qc.compile_causal_lm(model, gptq, calibrate=["a text"], **SIZES)

@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,12 @@ from qcompiler.runtime.progress import note
 VERSION = 1
 COMMIT = 8
 """Inputs between two writes of the statistics."""
+
+UNREADABLE = (
+    OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, MemoryError, zipfile.BadZipFile,
+    zlib.error,
+)  # fmt: skip
+"""What NumPy and zipfile raise for a damaged file."""
 
 ROWS = 1 << 12
 """Rows that are measured at a time."""
@@ -158,7 +165,7 @@ class _Journal:
                 return digests, {path: _load(file, number) for number, path in enumerate(fresh)}
         except FileNotFoundError:
             return [], fresh
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             note(f"{self.path} cannot be read ({error}): calibration begins anew")
             return [], fresh
 
@@ -198,4 +205,4 @@ def chained_digest(before: str, leaves: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["COMMIT", "Calibration", "chained_digest"]
+__all__ = ["COMMIT", "UNREADABLE", "Calibration", "chained_digest"]

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from qcompiler.errors import ArgumentDtypeError, ArgumentShapeError, ArgumentStructureError
+from qcompiler.errors import ArgumentDtypeError, ArgumentShapeError, ArgumentStructureError, CalibrationError
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,10 @@ class GraphRun:
                 return env[each] if each in env else weights[each]
 
             args, kwargs = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
-            env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            try:
+                env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            except (IndexError, RuntimeError, ValueError) as error:
+                raise CalibrationError(f"an input of `calibrate` fails in {node.target}: {error}") from error
 
 
 def _check(name: str, expected: torch.Tensor, leaf: Any) -> None:

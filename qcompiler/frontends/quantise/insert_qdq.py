@@ -266,7 +266,7 @@ class _Rewriter:
         """Chooses the codes of linears by the inputs of `calibrate`."""
         assert self.calibration is not None
         linears = [weight for weight in weights if weight.format is not None and "linear" in weight.kinds]
-        whys = {weight.targets[0]: _why_nearest(weight) for weight in linears}
+        whys = {weight.targets[0]: _why_nearest(weight) for weight in weights if weight.format is not None}
         solver = Solver([self._matrix(w) for w in linears if not whys[w.targets[0]]], self.calibration.folder)
         if not solver.matrices or not self.source.valued:
             why = "the weights have no values" if solver.matrices else "no linear has codes that it could choose"
@@ -275,15 +275,28 @@ class _Rewriter:
         def value(weight: GraphWeight) -> torch.Tensor:
             packed = solver.packed.get(weight.targets[0])
             if packed is None:
-                return self._value(weight)
+                return self._nearest(weight) if whys.get(weight.targets[0]) else self._value(weight)
             decoded = torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype)
             return decoded.t() if weight.transposed else decoded
 
         values = {node.name: functools.partial(value, weight) for weight in weights for node in weight.nodes}
         solver.run(self.program, self.calibration.held(), values, lambda: self._identities(weights))
         self.solved = solver.packed
-        for path, why in whys.items():
-            self.decisions.append(("codes", path, solver.found.get(path, f"nearest codes: {why}")))
+        for weight in linears:
+            path = weight.targets[0]
+            self.decisions.append(("codes", path, solver.found.get(path, f"nearest codes: {whys[path]}")))
+
+    def _nearest(self, weight: GraphWeight) -> torch.Tensor:
+        """A weight that keeps its nearest codes, decoded, in the model's order."""
+        values = self._value(weight)
+        if weight.codes is not None or (weight.conv is not None and weight.conv.transposed):
+            return values  # what its codes mean; a flipped kernel, which has no view
+        fmt = resolve_format(weight.format or "")
+        matrix = to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
+        decoded = torch.empty_like(values, memory_format=torch.contiguous_format)
+        place = weight.arranged(decoded)
+        place.copy_(torch.from_numpy(fmt.decode(encode(fmt, matrix))).reshape(place.shape))
+        return decoded
 
     def _matrix(self, weight: GraphWeight) -> Matrix:
         def values() -> npt.NDArray[np.float32]:
@@ -329,7 +342,10 @@ class _Rewriter:
         return self.source.read(weight.targets, weight.tensor) if weight.is_parameter else weight.tensor
 
     def _identities(self, weights: Sequence[GraphWeight]) -> list[Any]:
-        return [self.source.identity(weight.targets, weight.tensor) for weight in weights if weight.is_parameter]
+        return [
+            self.source.identity(weight.targets, weight.tensor) if weight.is_parameter else _digest(weight.tensor)
+            for weight in weights
+        ]
 
     # --- decisions and rewriting ---
 
@@ -541,8 +557,16 @@ class _Rewriter:
         ]
 
 
+def _digest(tensor: torch.Tensor) -> str:
+    """Identifies the values of a buffer or a constant."""
+    data = to_numpy(tensor.detach().cpu().contiguous())
+    return f"{data.dtype}{data.shape}{hashlib.sha256(data.reshape(-1).view(np.uint8).data).hexdigest()}"
+
+
 def _why_nearest(weight: GraphWeight) -> str:
     """Why the codes of a linear are not chosen by data: "" if they are."""
+    if "linear" not in weight.kinds:
+        return "it is no linear"
     if weight.codes is not None:
         return "the source has its codes"
     if weight.experts is not None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from qcompiler.calibrate import gptq
 from qcompiler.calibrate.levels import Float64
 from qcompiler.errors import CalibrationError, WorkdirError
 from qcompiler.formats import Format, PackedTensor
-from qcompiler.frontends.quantise.calibrate import chained_digest
+from qcompiler.frontends.quantise.calibrate import UNREADABLE, chained_digest
 from qcompiler.frontends.quantise.graph_run import GraphRun, Watched
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import write_private
@@ -190,7 +189,7 @@ class _Journal:
                 data, remark = np.array(file["data"]), str(file["remark"])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             note(f"{self._path(number)} cannot be read ({error}): its codes are chosen again")
             return None
         rows, cols = matrix.rows, matrix.watched.cols

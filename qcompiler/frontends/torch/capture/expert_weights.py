@@ -52,7 +52,7 @@ _SAME_MEANING = (None, "eager", "grouped_mm", "deepgemm", "sonicmoe")
 def as_pairs(model: nn.Module) -> Iterator[None]:
     """Inside, a transformers model computes its experts pair by pair; its own function is restored afterwards."""
     name = "_experts_implementation_internal"  # the field behind a config's property `_experts_implementation`
-    dense = [each for each in model.modules() if type(each).__name__ == "Llama4TextMoe"]
+    dense = [each for each in model.modules() if _is_dense_mixture(each)]
     held = (getattr(each, "config", None) for each in model.modules() if hasattr(type(each), "_apply_gate"))
     configs = {id(config): config for config in held if hasattr(config, name)}
     chosen = [(config, getattr(config, name)) for config in configs.values()]
@@ -68,6 +68,17 @@ def as_pairs(model: nn.Module) -> Iterator[None]:
             setattr(config, name, choice)
         for each in dense:
             vars(each).pop("forward", None)
+
+
+def _is_dense_mixture(module: nn.Module) -> bool:
+    """Whether a module is Llama 4's mixture. One whose `forward` was replaced on the instance is left alone."""
+    experts = getattr(module, "experts", None)
+    fused = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
+    return (
+        type(module).__name__ == "Llama4TextMoe"
+        and "forward" not in vars(module)
+        and all(isinstance(each, nn.Parameter) and each.ndim == 3 for each in fused)
+    )
 
 
 def _chosen_experts(module: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,9 +194,10 @@ def _whole(node: fx.Node, weight: fx.Node, *, transposed: bool) -> _Product | No
     if node.target not in _BATCHED or len(node.args) != 2 or node.kwargs or node.args[1] is not weight:
         return None
     x = node.args[0]
-    if not isinstance(x, fx.Node) or x.meta["val"].ndim != 3 or x.meta["val"].dtype != weight.meta["val"].dtype:
-        return None
-    return _Product(node, x, None, None, transposed, axis=None, dense=True)
+    given, held = x.meta["val"] if isinstance(x, fx.Node) else None, weight.meta["val"]
+    if given is None or given.ndim != 3 or given.dtype != held.dtype or given.shape[0] != held.shape[0]:
+        return None  # `matmul` would repeat one of them
+    return _Product(node, x, None, None, transposed, axis=None, dense=True)  # type: ignore[arg-type]
 
 
 def _is_grouped(node: fx.Node, weight: fx.Node) -> bool:
