@@ -41,7 +41,7 @@ def folds(*names: str) -> Callable[[Fold], Fold]:
 def fold(node: Node, ranges: Mapping[str, Range]) -> Known | None:
     """The value of the node's only result, if it is an integer or a truth value that can be computed now."""
     rule = _FOLDS.get(node.op)
-    if rule is None or len(node.results) != 1 or node.result.floating:
+    if rule is None or len(node.results) != 1 or node.result.floating or node.result.type not in NUMPY:
         return None
     known = [value.known for value in node.operands]
     if any(each is None for each in known) or not all(isinstance(size, int) for size in node.result.shape):
