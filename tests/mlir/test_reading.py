@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mlir_models import DIALECTS, example, model, text
 from mlir_texts import NF4, answers, formats, function, read
 
 import qcompiler as qc
-from qcompiler.errors import QCompilerError
+from qcompiler.errors import IndexOutOfRangeError, QCompilerError, UnsupportedOperatorError
 from qcompiler.frontends.mlir.torch_dialect import torch_program
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext
@@ -285,6 +286,156 @@ def test_an_argmax_is_found_in_a_generic_with_two_results() -> None:
     assert np.array_equal(answers(read(text(Picks(), x, "linalg")), [x.numpy()])[0], [1, 0])
 
 
+# --- starts, truth values, types and indices --------------------------------------------------------------------------
+
+
+def typed(kinds: str, ins: Sequence[str], start: str, body: str) -> str:
+    """One loop over operands of 4 such elements; the result has 4, or is one number for a fold ("r")."""
+    one, whole = "affine_map<(d0) -> ()>", "affine_map<(d0) -> (d0)>"
+    kind = start.rpartition(" : ")[2]
+    result = f"tensor<{'' if kinds == 'r' else '4x'}{kind}>"
+    maps = ", ".join([*[whole] * len(ins), one if kinds == "r" else whole])
+    types = ", ".join(f"tensor<4x{each}>" for each in ins)
+    given = ", ".join(f"%x{i}" for i in range(len(ins)))
+    block = "^bb0(" + "".join(f"%{name}: {each}, " for name, each in zip("ab", ins, strict=False)) + f"%o: {kind}):\n"
+    made = (
+        f"%s = arith.constant {start}\n%e = tensor.splat %s : {result}\n%0 = "
+        + generic(maps, kinds, f"{given} : {types}", f"%e : {result}", f"{block} {body}\n linalg.yield %r : {kind}")
+        + f" -> {result}"
+    )
+    return function(made, ", ".join(f"%x{i}: tensor<4x{each}>" for i, each in enumerate(ins)), result)
+
+
+def argmax(value: str, index: str, op: str = "ogt", best: str = "arith.maximumf %a, %v : f32") -> str:
+    body = (
+        f"^bb0(%a: f32, %v: f32, %p: i64):\n %i = linalg.index 0 : index\n %j = arith.index_cast %i : index to i64\n"
+        f" %g = arith.cmpf {op}, %a, %v : f32\n %m = {best}\n %n = arith.select %g, %j, %p : i64\n"
+        " linalg.yield %m, %n : f32, i64"
+    )
+    maps = "affine_map<(d0) -> (d0)>, affine_map<(d0) -> ()>, affine_map<(d0) -> ()>"
+    loop = generic(maps, "r", "%x : tensor<4xf32>", "%s, %t : tensor<f32>, tensor<i64>", body)
+    made = f"%s = arith.constant dense<{value}> : tensor<f32>\n%t = arith.constant dense<{index}> : tensor<i64>\n"
+    made += f"%q:2 = {loop} -> (tensor<f32>, tensor<i64>)"
+    return function(made, "%x: tensor<4xf32>", "tensor<i64>").replace("return %0", "return %q#1")
+
+
+LEAST, LARGEST = "0xFF800000", "0x7F800000"
+
+
+def test_an_argmax_is_read_from_the_start_that_its_op_has() -> None:
+    x = np.array([-5, -2, -3, -4], np.float32)
+    assert answers(read(argmax(LEAST, "0")), [x])[0] == mlir_jit(argmax(LEAST, "0"), [x])[0] == 1
+    argmin = argmax(LARGEST, "0", "olt", "arith.select %g, %a, %v : f32")
+    assert answers(read(argmin), [x])[0] == mlir_jit(argmin, [x])[0] == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        argmax("0.0", "7"), argmax("0.0", "0"), argmax(LEAST, "7"), argmax(LARGEST, "0"),
+        argmax(LEAST, "0", best="arith.minimumf %a, %v : f32"), argmax(LEAST, "0", best="arith.addf %a, %v : f32"),
+    ],
+)  # fmt: skip
+def test_an_argmax_from_another_start_or_of_another_value_is_refused(source: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"linalg\.generic \(<mlir>:"):
+        read(source)
+
+
+@pytest.mark.parametrize(
+    ("op", "start"), [("muli", "true"), ("maxsi", "true"), ("minsi", "false"), ("maxui", "false"), ("minui", "true")]
+)
+def test_a_fold_of_truth_values_is_one_of_numbers_of_one_bit(op: str, start: str) -> None:
+    source = typed("r", ["i1"], f"{start} : i1", f"%r = arith.{op} %a, %o : i1").replace(f"{start} : i1", start, 1)
+    for bits in ([0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]):
+        x = np.array(bits, bool)
+        assert np.array_equal(answers(read(source), [x])[0], mlir_jit(source, [x])[0])
+
+
+PAIRS = [np.array([0, 0, 1, 1], bool), np.array([0, 1, 0, 1], bool)]
+
+
+@pytest.mark.parametrize("op", ["addi", "subi", "muli", "maxsi", "minsi", "maxui", "minui", "cmpi slt,", "cmpi uge,"])
+def test_an_op_on_truth_values_is_one_of_numbers_of_one_bit(op: str) -> None:
+    inside = typed("p", ["i1", "i1"], "false : i1", f"%r = arith.{op} %a, %b : i1").replace("false : i1", "false", 1)
+    wanted = mlir_jit(inside, PAIRS)[0]
+    assert np.array_equal(answers(read(inside), PAIRS)[0], wanted)
+    assert np.array_equal(qc.qcompile(qc.from_mlir(inside))(*PAIRS), wanted)
+    if op in ("addi", "subi", "muli", "maxsi", "minsi"):  # the ops that are read outside of loops
+        bits = "%x: tensor<4xi1>, %y: tensor<4xi1>"
+        outside = function(f"%0 = arith.{op} %x, %y : tensor<4xi1>", bits, "tensor<4xi1>")
+        assert np.array_equal(answers(read(outside), PAIRS)[0], wanted)
+
+
+@pytest.mark.parametrize("kind", ["i1", "i8"])
+@pytest.mark.parametrize("cast", ["sitofp", "uitofp"])
+def test_a_factor_of_a_sum_of_products_is_converted_as_arith_does(cast: str, kind: str) -> None:
+    body = f"%f = arith.{cast} %a : {kind} to f32\n %t = arith.mulf %f, %b : f32\n %r = arith.addf %o, %t : f32"
+    source = typed("r", [kind, "f32"], "0.0 : f32", body)
+    given = [np.array([1, 0, 1, 1]).astype({"i1": bool, "i8": np.int8}[kind]), np.array([1, 2, 4, 8], np.float32)]
+    assert answers(read(source), given)[0] == mlir_jit(source, given)[0]
+
+
+def test_a_window_is_folded_in_the_type_of_the_result() -> None:
+    source = function(
+        "%e = arith.constant dense<0.0> : tensor<1x1x1x1xf32>\n%w = tensor.empty() : tensor<2x2xf32>\n"
+        "%0 = linalg.pooling_nhwc_sum ins(%x, %w : tensor<1x2x2x1xf16>, tensor<2x2xf32>) "
+        "outs(%e : tensor<1x1x1x1xf32>) -> tensor<1x1x1x1xf32>",
+        "%x: tensor<1x2x2x1xf16>",
+        "tensor<1x1x1x1xf32>",
+    )
+    assert answers(read(source), [np.full((1, 2, 2, 1), 20000, np.float16)])[0].item() == 4 * 20000
+
+
+def picked(table: str, places: int) -> str:
+    """Elements `t[x0[i], x1[i]]` for each of two i, or the rows `t[x0[i], :]`."""
+    rows, names = places == 1, ["%a", "%b"][:places]
+    width = table.rpartition("x")[2]
+    loops, result = ("d0, d1", f"tensor<2x{width}xf32>") if rows else ("d0", "tensor<2xf32>")
+    maps = ", ".join([*[f"affine_map<({loops}) -> (d0)>"] * places, f"affine_map<({loops}) -> ({loops})>"])
+    given = ", ".join(f"%x{i}" for i in range(places)) + " : " + ", ".join(["tensor<2xi64>"] * places)
+    body = "^bb0(" + "".join(f"{name}: i64, " for name in names) + "%o: f32):\n"
+    body += "".join(f" %i{i} = arith.index_cast {name} : i64 to index\n" for i, name in enumerate(names))
+    body += " %i1 = linalg.index 1 : index\n" if rows else ""
+    body += f" %r = tensor.extract %t[%i0, %i1] : tensor<{table}xf32>\n linalg.yield %r : f32"
+    loop = generic(maps, "pp" if rows else "p", given, f"%e : {result}", body)
+    arguments = [f'%t: tensor<{table}xf32> loc("t")', *(f"%x{i}: tensor<2xi64>" for i in range(places))]
+    return function(f"%e = tensor.empty() : {result}\n%0 = {loop} -> {result}", ", ".join(arguments), result)
+
+
+@pytest.mark.parametrize("quant", [None, NF4, "argument"])
+def test_an_id_out_of_range_of_a_table_is_an_error(quant: Any) -> None:
+    table = np.random.default_rng(5).standard_normal((15, 64)).astype(np.float32)
+    given = [table] if quant == "argument" else []
+    model = qc.from_mlir(picked("15x64", 1), None if given else {"t": table})
+    program = qc.qcompile(model, quant=None if given else quant)
+    good = program(*given, np.array([0, 14]))
+    assert np.array_equal(good, program.oracle(*given, np.array([0, 14])))
+    assert quant is NF4 or np.array_equal(good, table[[0, 14]])
+    for wrong in (15, 10**9, -1, -15, -(2**63)):
+        with pytest.raises(IndexOutOfRangeError):
+            program(*given, np.array([0, wrong]))
+
+
+TABLE = np.arange(15, dtype=np.float32).reshape(5, 3)
+
+
+def test_each_index_of_an_element_is_checked() -> None:
+    """Also where the linear index of a wrong pair is in range."""
+    program = qc.qcompile(qc.from_mlir(picked("5x3", 2)))
+    assert np.array_equal(program(TABLE, np.array([0, 4]), np.array([2, 1])), [2, 13])
+    for i, j in ((1, 3), (1, -1), (-1, 0), (5, -1), (5, 0), (2**62, 0), (0, 2**62), (-(2**63), 0)):
+        with pytest.raises(IndexOutOfRangeError):
+            program(TABLE, np.array([0, i]), np.array([0, j]))
+
+
+def test_each_index_of_a_table_of_any_size_is_checked() -> None:
+    program = qc.qcompile(qc.from_mlir(picked("?x3", 2)), dynamic_shapes={"t": {0: ("n", 1, 8)}})
+    assert np.array_equal(program(TABLE[:4], np.array([0, 3]), np.array([2, 1])), [2, 10])
+    for i, j in ((4, 0), (-1, 0), (1, 3)):
+        with pytest.raises(IndexOutOfRangeError):
+            program(TABLE[:4], np.array([0, i]), np.array([0, j]))
+
+
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
@@ -346,6 +497,26 @@ BAD = {
                  "%x: tensor<3x4xf32>", "tensor<3xf32>"), "another function than add"),
     "a signed truth value": (
         function("%0 = arith.sitofp %x : tensor<4x4xi1> to tensor<4x4xf32>", "%x: tensor<4x4xi1>"), "which is -1"),
+    "a product of unsigned numbers": (
+        function("%e = arith.constant dense<0> : tensor<1x1xi32>\n%0 = linalg.matmul {cast = "
+                 "#linalg.type_fn<cast_unsigned>} ins(%x, %y : tensor<1x3xi8>, tensor<3x1xi8>) outs(%e : "
+                 "tensor<1x1xi32>) -> tensor<1x1xi32>", "%x: tensor<1x3xi8>, %y: tensor<3x1xi8>",
+                 "tensor<1x1xi32>"), r"linalg\.matmul \(<mlir>:4\): a cast of unsigned"),
+    "a copy of unsigned numbers": (
+        function("%e = tensor.empty() : tensor<4xi32>\n%0 = linalg.copy {cast = #linalg.type_fn<cast_unsigned>} "
+                 "ins(%x : tensor<4xi8>) outs(%e : tensor<4xi32>) -> tensor<4xi32>", "%x: tensor<4xi8>",
+                 "tensor<4xi32>"), r"linalg\.copy \(<mlir>:4\): a cast of unsigned"),
+    "a copy of truth values": (
+        function("%e = tensor.empty() : tensor<4xi32>\n%0 = linalg.copy ins(%x : tensor<4xi1>) outs(%e : "
+                 "tensor<4xi32>) -> tensor<4xi32>", "%x: tensor<4xi1>", "tensor<4xi32>"),
+        r"linalg\.copy \(<mlir>:4\): .*which is -1"),
+    "unsigned 64-bit numbers": (
+        typed("p", ["i64"], "0.0 : f32", "%r = arith.uitofp %a : i64 to f32"), r"arith\.uitofp \(<mlir>:.*64 bits"),
+    "an exclusive or": (typed("r", ["i1"], "false : i1", "%r = arith.addi %a, %o : i1").replace("false : i1", "false"),
+                        "another function than add"),
+    "an order of truth values": (
+        function("%0 = arith.cmpi slt, %x, %y : tensor<4xi1>", "%x: tensor<4xi1>, %y: tensor<4xi1>", "tensor<4xi1>"),
+        r"slt on truth values.*<mlir>:3"),
     "another fold": (function(folded("arith.subf %o, %a : "
                                      "f32", "0.0"), "%x: tensor<3x4xf32>", "tensor<3xf32>"), "another function "
                                                                                              "than add"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from qcompiler.errors import (
     WeightsError,
 )
 from qcompiler.frontends.mlir.frontend import import_mlir
-from qcompiler.frontends.mlir.text import MAX_DEPTH
+from qcompiler.frontends.mlir.text import MAX_DEPTH, read_text
 
 ADD = "    %0 = stablehlo.add %x, %x : tensor<4x4xf32>"
 SLICE = "    %0 = stablehlo.slice %w [0:4, 0:4] : (tensor<{n}x{n}xf32>) -> tensor<4x4xf32>"
@@ -118,6 +120,23 @@ def test_a_bad_text_is_refused_with_the_reason(name: str) -> None:
     with pytest.raises(QCompilerError, match=message):
         read(text)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10, "more than 500 MB were allocated"
+
+
+@pytest.mark.parametrize("unit", ["{-#", '"\\', "a", 'a:"0x', "//"])
+@pytest.mark.parametrize("frame", ["{}", "func.func {{-# {} #-}}"])
+def test_a_hostile_text_is_looked_at_in_time_proportional_to_its_size(unit: str, frame: str) -> None:
+    """16 times the text: at most 48 times as long, where a scan from each character takes 256 times as long."""
+
+    def seconds(count: int) -> float:
+        text, found = frame.format(unit * count), []
+        for _ in range(3):
+            began = time.process_time()
+            with contextlib.suppress(ExportError):
+                read_text(text, "f")
+            found.append(time.process_time() - began)
+        return min(found)
+
+    assert seconds(24_000) <= 48 * max(seconds(1_500), 1e-3)
 
 
 def test_names_of_a_text_are_cleaned() -> None:

@@ -114,7 +114,7 @@ def _gather(s: Scope, node: Node) -> Result:
         return s.full(0, node.result.shape, node.result.dtype)
     x = s.value(operand)
     if is_row_gather(node):
-        return s.take(x, row_index(s, node), 0)
+        return s.take(x, _from_start(s, node) if node.attrs.get("checked") else row_index(s, node), 0)
     starts, batch = _starts(s, indices, numbers["index_vector_dim"], numbers["start_index_map"])
     where = [i for i in range(indices.rank) if i != numbers["index_vector_dim"]]
     pairs = zip(numbers["operand_batching_dims"], numbers["start_indices_batching_dims"], strict=True)
@@ -162,13 +162,25 @@ def _cut_at_known(s: Scope, x: V, indices: Value, picked: Picked, node: Node) ->
 
 
 def row_index(s: Scope, node: Node) -> V:
-    """The ids of a gather of rows, clamped, in the shape of the result's leading dims."""
+    """The ids of a gather of rows in the shape of the result's leading dims: clamped, or as they are if checked."""
     table, indices = node.operands[:2]
     ids = s.reshape(s.value(indices), node.result.shape[:-1])
+    if node.attrs.get("checked"):
+        return s.cast(ids, "i64")
     last = s.extent((dim(table.shape[0]) - 1).to_dim())
     return s.pointwise(
         [s.cast(ids, "i64"), last], lambda m, i, n: m.minimum(m.maximum(i, m.const(0)), n), compute="i64", result="i64"
     )
+
+
+def _from_start(s: Scope, node: Node) -> V:
+    """Ids of rows that must be in range: a negative one is out of it also for an op that counts from the end."""
+    size = s.extent(node.operands[0].shape[0])
+
+    def body(m: Scalars, i: V, n: V) -> V:
+        return m.select(m.compare("lt", i, m.const(0)), m.sub(i, n), i)
+
+    return s.pointwise([row_index(s, node), size], body, compute="i64", result="i64")
 
 
 def _placed(s: Scope, node: Node, out: V, picked: Picked, sizes: Sequence[Dim]) -> V:

@@ -41,6 +41,13 @@ _FOLDS: dict[str, build.Reduction] = {
     "arith.maxnumf": "max", "arith.maxsi": "max", "arith.minimumf": "min", "arith.minnumf": "min",
     "arith.minsi": "min", "arith.andi": "and", "arith.ori": "or",
 }  # fmt: skip
+_BITS = {
+    "arith.addi": "arith.xori", "arith.subi": "arith.xori", "arith.muli": "arith.andi", "arith.maxsi": "arith.andi",
+    "arith.minsi": "arith.ori", "arith.maxui": "arith.ori", "arith.minui": "arith.andi",
+}  # fmt: skip
+"""Ops on i1, a number of one bit of which the set one is -1."""
+_NOWHERE = -(1 << 62)
+"""An index that is out of range of every tensor, from its start and from its end."""
 _GREATER, _LESS = ("ogt", "oge", "sgt", "sge"), ("olt", "ole", "slt", "sle")
 """Comparisons that NaN fails, so that it never wins."""
 
@@ -89,12 +96,22 @@ class _Loops:
     def _taken(self, value: Value, indices: Sequence[Index]) -> tuple[Value, set[int]]:
         """Any other access: an index of the flat operand for each iteration."""
         places = [index_of(index, self.body) for index in indices]
-        return self.take(value, places)
+        return self.take(value, places, [self._inside(i, n) for i, n in zip(indices, value.shape, strict=True)])
+
+    def _inside(self, index: Index, size: Dim) -> bool:
+        """Whether an index is in range for every iteration, whatever the symbolic sizes are."""
+        low = high = dim(index.offset)
+        for d, factor in index.factors.items():
+            reach = (dim(self.shape[d]) - 1) * factor
+            low, high = (low, high + reach) if factor > 0 else (low + reach, high)
+        ranges = self.r.graph.ranges
+        return low.tight_bounds(ranges)[0] >= 0 and (dim(size) - 1 - high).tight_bounds(ranges)[0] >= 0
 
     # --- extracts ---
 
-    def take(self, value: Value, places: Sequence[int]) -> tuple[Value, set[int]]:
-        """`value[places]`, where places of the body are computed for each iteration."""
+    def take(self, value: Value, places: Sequence[int], inside: Sequence[bool] = ()) -> tuple[Value, set[int]]:
+        """`value[places]`, where places of the body are computed for each iteration. Each is checked unless it is known
+        to be `inside` of its axis: a linear index may be in range where they are not."""
         plain = [self._dim_at(place) for place in places]
         if value.rank == 2 and plain[1] is not None and value.shape[1] == self.shape[plain[1]]:
             follows = self.follows(places[0])
@@ -109,10 +126,25 @@ class _Loops:
             size = self.body.add(Scalar("arith.constant", (), "i64", self._number(value.shape[axis])))
             total = self.body.add(Scalar("arith.muli", (total, size), "i64"))
             total = self.body.add(Scalar("arith.addi", (total, places[axis]), "i64"))
+        for axis, d in enumerate(plain):
+            loop = d is not None and value.shape[axis] == self.shape[d]
+            if not loop and not (inside and inside[axis]):
+                total = self._checked(total, places[axis], value.shape[axis])
         follows = self.follows(total)
         index = self.pointwise(total, [n if d in follows else 1 for d, n in enumerate(self.shape)])
         flat = self.r.reshape(value, [product(list(value.shape)).to_dim()], self.op)
         return self.r.node("mlir.take", [flat, index], index.shape, value.type, self.op), follows
+
+    def _checked(self, total: int, place: int, size: Dim) -> int:
+        """`total`, or nowhere where the place is not in [0, size)."""
+        add = self.body.add
+        if isinstance(size, int):
+            end = add(Scalar("arith.constant", (), "i64", size))
+        else:
+            end = _input(self, self.r.known(size), set())
+        outside = add(Scalar("arith.cmpi", (place, end), "i1", "uge"))  # a negative one is a large one without sign
+        nowhere = add(Scalar("arith.constant", (), "i64", _NOWHERE))
+        return add(Scalar("arith.select", (outside, nowhere, total), "i64"))
 
     def _number(self, size: Dim) -> int:
         if not isinstance(size, int):
@@ -131,7 +163,7 @@ class _Loops:
         }  # fmt: skip
         rows = self.r.node(
             "stablehlo.gather", [table, index], [*rest, table.shape[1]], table.type, self.op,
-            dimension_numbers=numbers, slice_sizes=[1, table.shape[1]],
+            dimension_numbers=numbers, slice_sizes=[1, table.shape[1]], checked=True,
         )  # fmt: skip
         order = list(range(len(rest)))
         order.insert(axis, len(rest))
@@ -144,7 +176,7 @@ class _Loops:
             return None
         if op.op == "linalg.index":
             return int(op.number)
-        if op.op in ("arith.index_cast", "arith.extsi", "arith.trunci"):
+        if op.op in ("arith.index_cast", "arith.extsi", "arith.trunci") and op.element in ("i32", "i64"):
             return self._dim_at(op.operands[0])
         if op.op != "arith.select":
             return None
@@ -290,7 +322,7 @@ def _one(
         if plain and _is_product(dims, axes):  # type: ignore[arg-type]
             x, y = (r.convert(operands[f], start.type, op) for f in (0, 1)) if factors else operands[:2]
             return _product(r, op, x, y, start, dims)  # type: ignore[arg-type]
-    if (axis := _argmax_axis(loops, place, yields, mine, ins, axes)) is not None:
+    if (axis := _argmax_axis(loops, place, yields, operands, mine, axes)) is not None:
         _align_all(loops, operands, maps, {0})
         x = loops.pointwise(0, loops.shape)
         kept = [n for d, n in enumerate(loops.shape) if d != axis[0]]
@@ -378,7 +410,10 @@ def _read_body(
         if name in ("linalg.yield", "tensor.yield"):
             return [place_of(value) for value in op.operands]
         if name == "cf.assert":
-            r.note("assertions inside of loops are not checked", "programs check indices where kernels read by index")
+            r.note(
+                "assertions inside of loops are not checked",
+                "an index that a loop reads by is: out of range it is an error on a CPU, and gives NaN on a GPU",
+            )
             continue
         if name == "tensor.extract":
             where = [place_of(value) for value in list(op.operands)[1:]]
@@ -391,7 +426,7 @@ def _read_body(
         if name not in OPS:
             raise r.unsupported(op, "it has no lowering inside of a linalg.generic")
         operands = tuple(place_of(value) for value in op.operands)
-        number: Any = None
+        name, number = _exact(r, op, name), None
         if name == "arith.constant":
             number = scalar_number(str(op.attributes["value"]))
         elif name == "linalg.index":
@@ -400,6 +435,14 @@ def _read_body(
             number = predicate(name, int(op.attributes["predicate"].value))
         places[op.results[0]] = body.add(Scalar(name, operands, _element(str(op.results[0].type)), number))
     raise r.unsupported(loops.op, "its body has no terminator")
+
+
+def _exact(r: LinalgReader, op: Any, name: str) -> str:
+    """The op's name, or that of the one that it is on truth values. UnsupportedOperatorError where bodies differ."""
+    kinds = [str(value.type) for value in op.operands]
+    if name == "arith.uitofp" and kinds == ["i64"]:
+        raise r.unsupported(op, "unsigned numbers of 64 bits; use arith.sitofp, if none is negative")
+    return _BITS.get(name, name) if "i1" in kinds else name
 
 
 def _captured(loops: _Loops, value: Value) -> int:
@@ -445,6 +488,8 @@ def _factors(loops: _Loops, place: int, accumulator: int) -> bool | None:
     for operand in times.operands:
         op = body.op_at(operand)
         if op is not None and op.op in ("arith.extf", "arith.extsi", "arith.sitofp"):
+            if body.element(op.operands[0]) == "i1":
+                return None  # -1, and conversions of tensors make it 1
             converted, operand = True, op.operands[0]  # noqa: PLW2901
         reads.append(operand)
     return converted if sorted(reads) == [0, 1] else None
@@ -497,7 +542,8 @@ def _fold_of(loops: _Loops, place: int, accumulator: int) -> tuple[build.Reducti
             return kind, _without_nan(body, term, kind) if op.op in ("arith.maxnumf", "arith.minnumf") else term
     if op is not None and op.op == "arith.select":
         compared, (_, term, other) = body.op_at(op.operands[0]), op.operands
-        if compared is not None and other == accumulator and accumulator not in body.reads(term):
+        signed = body.element(term) != "i1"
+        if compared is not None and signed and other == accumulator and accumulator not in body.reads(term):
             first = compared.operands == (term, accumulator)
             if first or compared.operands == (accumulator, term):
                 larger = compared.number in (_GREATER if first else _LESS)
@@ -516,19 +562,37 @@ def _without_nan(body: ScalarBody, term: int, kind: build.Reduction) -> int:
 
 
 def _argmax_axis(
-    loops: _Loops, place: int, yields: list[int], mine: int, ins: int, axes: list[int]
+    loops: _Loops, place: int, yields: list[int], operands: list[Value], mine: int, axes: list[int]
 ) -> tuple[int, bool] | None:
-    """The axis and the direction if a result is the place of the extreme that another result is."""
+    """The axis and the direction if a result is the place of the extreme that another result is, from no start."""
     body, op = loops.body, loops.body.op_at(place)
-    if len(yields) != 2 or mine != ins + 1 or len(axes) != 1 or op is None or op.op != "arith.select":
+    if len(yields) != 2 or mine != 2 or len(axes) != 1 or op is None or op.op != "arith.select":
         return None
     compared = body.op_at(op.operands[0])
     if compared is None or op.operands[2] != mine or loops._dim_at(op.operands[1]) != axes[0]:
         return None
-    if compared.operands != (0, ins) or ins != 1:
-        return None
     strict = {"ogt": True, "sgt": True, "olt": False, "slt": False}
-    return (axes[0], strict[str(compared.number)]) if compared.number in strict else None
+    if compared.operands != (0, 1) or compared.number not in strict or body.element(0) == "i1":
+        return None
+    largest, (_, best, start) = strict[str(compared.number)], operands
+    kind: build.Reduction = "max" if largest else "min"
+    if not _is_extreme(body, yields[0], op.operands[0], kind):
+        return None
+    if splat(best) != build.reduction_identity(kind, best.dtype) or splat(start) != 0:
+        raise loops.r.unsupported(
+            loops.op, f"an arg{kind} from another start than {'the least' if largest else 'the largest'} value at 0"
+        )
+    return axes[0], largest
+
+
+def _is_extreme(body: ScalarBody, place: int, condition: int, kind: build.Reduction) -> bool:
+    """Whether a value is the better one of the input 0 and the accumulator 1, by this comparison or by an op."""
+    op = body.op_at(place)
+    if op is None:
+        return False
+    if op.op == "arith.select":
+        return op.operands == (condition, 0, 1)
+    return _FOLDS.get(op.op) == kind and sorted(op.operands) == [0, 1]
 
 
 __all__ = ["PRODUCTS", "generate", "read_generic", "read_map", "read_product", "read_reduce"]

@@ -33,6 +33,7 @@ Values = dict[Any, Value]
 Shape = Sequence[Dim]
 MAX_NODES = 100_000
 """Texts with more operators are refused, as functions of JAX are: each becomes code."""
+_NO_CASTS = ("linalg.generic", "linalg.map", "linalg.reduce", "linalg.select")
 DYNAMIC = -(1 << 63)
 """MLIR's mark of a size that is an operand."""
 
@@ -63,6 +64,7 @@ class LinalgReader:
         for result in op.results:
             if str(result.type).startswith(("tensor", "memref", "vector")):
                 parse_type(str(result.type), f"the result of {op.name} ({self.line(op)})")
+        self._check_cast(op, operands)
         rule = self.rules.get(op.name)
         if rule is not None:
             return rule(self, op, operands, values)
@@ -72,6 +74,14 @@ class LinalgReader:
             op, "it has no lowering. Write it with linalg.generic and tensor ops (mlir-opt "
             "--linalg-generalize-named-ops), or compute it outside of the program"
         )  # fmt: skip
+
+    def _check_cast(self, op: Any, operands: Sequence[Value]) -> None:
+        """Named ops of linalg cast their inputs to the type of the result. Casts of signed numbers are what is read."""
+        if "cast" in op.attributes and "unsigned" in str(op.attributes["cast"]):
+            raise self.unsupported(op, "a cast of unsigned numbers; write it as linalg.generic with arith.extui")
+        named = op.name.startswith("linalg.") and op.name not in _NO_CASTS
+        if named and operands[-1].type != "i1" and any(value.type == "i1" for value in operands):
+            raise self.unsupported(op, "a cast of a signed truth value, which is -1; write it as linalg.generic")
 
     def counted(self) -> None:
         """Counts an op. UnsupportedOperatorError for too many: calls of calls multiply."""
@@ -127,7 +137,10 @@ class LinalgReader:
         """An op of arith on sizes or numbers of rank 0, or on tensors."""
         if op.name == "arith.select" and scalar_of(operands[0]) is not None:
             return operands[1] if scalar_of(operands[0]) else operands[2]
-        node = SCALARS[op.name](op, operands)
+        try:
+            node = SCALARS[op.name](op, operands)
+        except UnsupportedOperatorError as error:
+            raise UnsupportedOperatorError(f"{error} ({self.line(op)})") from None
         kind = element_of(str(op.results[0].type))
         return self.node(node.op, operands, operands[-1].shape, kind, op, **node.attrs)
 

@@ -362,6 +362,7 @@ def _pooling(r: LinalgReader, op: Any, operands: list[Value], values: Values) ->
     del values
     _, layout, kind = op.name.removeprefix("linalg.").split("_", 2)
     letters, (x, window, start) = _POOLINGS[layout], operands
+    x = r.convert(x, start.type, op)  # the op casts each entry before it folds
     spatial = [i for i, c in enumerate(letters) if c.isdigit()]
     ones = [1] * x.rank
     sizes, steps, gaps = list(ones), list(ones), list(ones)

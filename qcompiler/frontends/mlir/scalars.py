@@ -24,10 +24,20 @@ PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge"
 """Predicates of arith.cmpi, by number."""
 
 
+_BITS = {
+    "add": "xor", "subtract": "xor", "multiply": "and", "maximum": "and", "minimum": "or", "and": "and", "or": "or",
+    "xor": "xor", "select": "select",
+}  # fmt: skip
+"""What an op of numbers is on truth values of arith: numbers of one bit, of which the set one is -1."""
+
+
 def _named(name: str) -> Make:
     def make(op: Any, operands: list[Value]) -> Node:
-        del op
-        return Node(f"stablehlo.{name}", operands, {})
+        if operands[-1].type != "i1":
+            return Node(f"stablehlo.{name}", operands, {})
+        if name not in _BITS:
+            raise Node(str(op.name), operands, {}).unsupported("truth values as numbers of one bit")
+        return Node(f"stablehlo.{_BITS[name]}", operands, {})
 
     return make
 
@@ -62,6 +72,8 @@ def _compare(op: Any, operands: list[Value]) -> Node:
     if predicate not in _SIGNED:
         node = Node("arith.cmpi", operands, {})
         raise node.unsupported(f"the predicate {predicate} on sizes")
+    if operands[0].type == "i1" and predicate not in ("eq", "ne"):
+        raise Node("arith.cmpi", operands, {}).unsupported(f"the predicate {predicate} on truth values")
     return Node("stablehlo.compare", operands, {"comparison_direction": _SIGNED[predicate]})
 
 

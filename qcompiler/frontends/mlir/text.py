@@ -23,10 +23,11 @@ Dialect = Literal["stablehlo", "torch", "linalg"]
 MAX_DEPTH = 200
 """Nested brackets in a text. MLIR's parser calls itself for each, on a stack of fixed size; exporters need about 10."""
 
-_STRINGS = re.compile(r'"(?:[^"\\\n]|\\.)*"')
-_COMMENTS = re.compile(r"//[^\n]*")
-_RESOURCES = re.compile(r"\{-#(.*)#-\}\s*\Z", re.DOTALL)
-_ENTRY = re.compile(r'(?P<name>[\w.$-]+|"(?:[^"\\\n]|\\.)*")\s*:\s*"0x(?P<hex>[0-9A-Fa-f]*)"')
+_STRING = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?'
+"""A string, or what begins as one: a match eats all that it looked at, so that a scan is linear in any text."""
+_UNREAD = re.compile(rf"{_STRING}|//[^\n]*")
+_ENTRY = re.compile(rf'(?P<name>[\w.$-]+|{_STRING})(?:\s*:\s*"0x(?P<hex>[0-9A-Fa-f]*)")?')
+"""A word or a string of the section of resources; with `hex` if it is the name of a resource."""
 _OPERATION = re.compile(r"(?<![\w.!#%@^$])\"?(stablehlo|chlo|torch|linalg|tensor|arith|math)\.[a-z]")
 _MINUSES = re.compile(r"-(?:\s*-){20}")
 
@@ -46,19 +47,30 @@ def read_text(text: str, file: str) -> ModuleText:
     """Looks at a text. ExportError for one that is no MLIR, or that no parser should be given."""
     if text.startswith("ML\ufffdR") or "\0" in text:
         raise ExportError(f"{file} is MLIR bytecode, or no text at all: write the module as text, str(module)")
-    found = _RESOURCES.search(text)
-    body, resources = text, {}
-    if found is not None:
-        body, resources = text[: found.start()], _resources(found[1], file)
-    plain = _COMMENTS.sub("", _STRINGS.sub('""', body))
+    body, section = _parts(text)
+    resources = _resources(section, file)
+    plain = _UNREAD.sub(lambda found: '""' if found[0].startswith('"') else "", body)
     _check_depth(plain, file)
-    dialect, mixed = _dialect(_COMMENTS.sub("", body), plain, file)
+    dialect, mixed = _dialect(
+        _UNREAD.sub(lambda found: found[0] if found[0].startswith('"') else "", body), plain, file
+    )
     return ModuleText(body, dialect, mixed, resources)
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """The text before its section of resources, and what is in the section."""
+    whole = text.rstrip()
+    start = whole.rfind("{-#", 0, -3)
+    if start < 0 or not whole.endswith("#-}"):
+        return text, ""
+    return text[:start], whole[start + 3 : -3]
 
 
 def _resources(section: str, file: str) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for entry in _ENTRY.finditer(section):
+        if entry["hex"] is None:
+            continue
         name, digits = entry["name"].strip('"'), entry["hex"]
         if len(digits) % 2 or len(digits) < 8:
             raise ExportError(f"the resource '{name}' of {file} is cut off: {len(digits)} hexadecimal digits")
