@@ -91,8 +91,8 @@ def qcompile(
     compile can continue.  docs/large-models.md gives the memory that each way takes.
 
     `donate_argnums` are the numbers of arguments of a function of JAX that it returns with the same shapes and types (a
-    cache): they become states of the program, which is called without them.  None takes those that a jitted function
-    donates; () leaves them arguments and results.
+    cache): they become states of the program, which is called without them.  What a jitted function donates itself
+    stays an argument unless it is named here; the report has a note.
 
     `calibrate` is an iterable of inputs (each a tensor, a tuple of arguments, or a dict of keywords).  The float model
     runs over them, one at a time, and the statistics of linears' inputs weight the errors when weights are encoded in

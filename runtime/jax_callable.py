@@ -61,7 +61,7 @@ def _check(program: LoadedProgram) -> None:
         raise ArgumentError(
             f"the program has states ({', '.join(states[:3])}{', …' if len(states) > 3 else ''}), and a function for "
             "jax.jit remembers nothing between calls: call the program outside of jax.jit, or compile it with the "
-            "cache as an argument and a result (for functions of JAX: donate_argnums=())"
+            "cache as an argument and a result (for functions of JAX: without donate_argnums)"
         )
     if any(calls_torch(entry) for entry in program.plan.entries):
         raise ArgumentError(

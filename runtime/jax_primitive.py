@@ -71,7 +71,7 @@ class _Call:
 
     def __init__(self, binding: Binding, results: Sequence[tuple[str, str]]) -> None:
         self.entry = binding.entry
-        self.symbols = tuple(binding.array)
+        self.symbols = tuple(binding.array)[: len(binding.symbols)]  # the array is never empty
         self.results = tuple(
             (shape, NUMPY_DTYPES[dtype]) for shape, (_, dtype) in zip(binding.outputs, results, strict=True)
         )

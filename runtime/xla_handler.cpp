@@ -3,15 +3,21 @@
 // A program is registered under the digest of what it computes, which is an attribute of the custom call: an executable
 // that JAX has written to disk then finds the same program in another process, or gets an error. A call takes a free
 // frame (activations and scratch: what a session has besides states), sets the addresses of XLA's buffers and calls the
-// compiled entry point. No Python runs, and nothing is allocated once as many frames exist as calls have overlapped.
+// compiled entry point. No Python runs. A call allocates only when more calls overlap than ever before.
+//
+// A call is text that anyone can write (`jax.ffi.ffi_call`), so it is checked: the number of symbols, their ranges, and
+// the sizes of all buffers, which the program computes from the symbols.
 #include "abi.h"
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 #include <string>
 #include <string_view>
@@ -32,8 +38,25 @@ struct qx_entry {
     const int64_t* activations;  // offset in the frame's activations, or -1
     const int32_t* inputs;       // positions of arguments and results among the arenas
     const int32_t* outputs;
+    const int64_t* ranges;  // the least and the greatest value of each symbol
+    const int64_t* sizes;   // the bytes of each argument and then of each result: pairs of a qx_operation and a number
     int32_t input_count;
     int32_t output_count;
+    int32_t symbol_count;
+    int32_t operation_count;
+};
+
+// A size in postfix order: QX_NUMBER and QX_SYMBOL push, the others replace two values by one, QX_END takes the size.
+enum qx_operation : int64_t {
+    QX_NUMBER,
+    QX_SYMBOL,
+    QX_ADD,
+    QX_MULTIPLY,
+    QX_FLOORDIV,
+    QX_MOD,
+    QX_MAX,
+    QX_MIN,
+    QX_END,
 };
 
 struct qx_program {
@@ -79,13 +102,15 @@ struct Entry {
     std::vector<char*> arenas;
     std::vector<int64_t> activations;
     std::vector<int32_t> inputs, outputs;
+    std::vector<int64_t> ranges, sizes;
 };
 
-// What one call has for itself. `arenas` has a list for each entry point.
+// What one call has for itself. `arenas` has a list for each entry point; `stack` is for sizes.
 struct Frame {
     Pages activations, scratch;
     qc_ctx context;
     std::vector<std::vector<char*>> arenas;
+    std::vector<int64_t> stack;
 };
 
 struct Program {
@@ -100,6 +125,7 @@ struct Program {
     std::condition_variable idle;
     int running = 0;
     std::vector<std::unique_ptr<Frame>> free;
+    size_t made = 0;  // `free` has room for as many
 
     // A free frame, or a new one; null if the system has no memory for it.
     std::unique_ptr<Frame> take() {
@@ -111,7 +137,8 @@ struct Program {
                 return frame;
             }
         }
-        std::unique_ptr<Frame> frame(new Frame{Pages(activation_nbytes), Pages(scratch_stride * num_threads), {}, {}});
+        std::unique_ptr<Frame> frame(
+            new Frame{Pages(activation_nbytes), Pages(scratch_stride * num_threads), {}, {}, {}});
         if (!frame->activations.base() || !frame->scratch.base()) return nullptr;
         frame->context.parallel = parallel;
         frame->context.scratch = frame->scratch.base();
@@ -122,14 +149,35 @@ struct Program {
             for (size_t i = 0; i < arenas.size(); ++i)
                 if (entry.activations[i] >= 0) arenas[i] = frame->activations.base() + entry.activations[i];
             frame->arenas.push_back(std::move(arenas));
+            frame->stack.resize(std::max(frame->stack.size(), entry.sizes.size() / 2));
         }
+        std::lock_guard<std::mutex> held(lock);
+        free.reserve(made + 1);
+        ++made;
         return frame;
     }
 
+    // Allocates nothing.
     void give_back(std::unique_ptr<Frame> frame) {
         std::lock_guard<std::mutex> held(lock);
         free.push_back(std::move(frame));
     }
+};
+
+// A frame for the length of a call.
+class Lease {
+   public:
+    explicit Lease(Program& program) : program_(program), frame_(program.take()) {}
+    ~Lease() {
+        if (frame_) program_.give_back(std::move(frame_));
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    Frame* get() const { return frame_.get(); }
+
+   private:
+    Program& program_;
+    std::unique_ptr<Frame> frame_;
 };
 
 std::shared_mutex registry_lock;
@@ -176,8 +224,69 @@ ffi::Error kernel_error(const Program& program, const qc_ctx& context) {
     return ffi::Error::Internal(where + " failed with code " + std::to_string(context.error_code));
 }
 
-ffi::Error run(std::string_view key, int64_t number, ffi::Span<const int64_t> symbols, ffi::RemainingArgs arguments,
-               ffi::RemainingRets results) {
+// An error if the symbols are not as many as the entry point has, or one is out of its range.
+ffi::Error check_symbols(const Entry& entry, ffi::Span<const int64_t> symbols) {
+    if (symbols.size() * 2 != entry.ranges.size())
+        return ffi::Error::InvalidArgument("the call gives " + std::to_string(symbols.size()) +
+                                           " sizes to an entry point that has " +
+                                           std::to_string(entry.ranges.size() / 2));
+    for (size_t i = 0; i < symbols.size(); ++i) {
+        const int64_t least = entry.ranges[2 * i], greatest = entry.ranges[2 * i + 1];
+        if (symbols[i] < least || symbols[i] > greatest)
+            return ffi::Error::InvalidArgument("size " + std::to_string(i) + " of the call is " +
+                                               std::to_string(symbols[i]) + ", and must lie in " +
+                                               std::to_string(least) + "…" + std::to_string(greatest));
+    }
+    return ffi::Error::Success();
+}
+
+int64_t floor_divide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+
+int64_t combined(int64_t operation, int64_t a, int64_t b) {
+    switch (operation) {
+        case QX_ADD: return a + b;
+        case QX_MULTIPLY: return a * b;
+        case QX_FLOORDIV: return b ? floor_divide(a, b) : -1;
+        case QX_MOD: return b ? a - floor_divide(a, b) * b : -1;
+        case QX_MAX: return std::max(a, b);
+        default: return std::min(a, b);
+    }
+}
+
+// An error that names the first buffer of another size than the entry point takes for these symbols.
+ffi::Error check_sizes(const Entry& entry, ffi::Span<const int64_t> symbols, ffi::RemainingArgs arguments,
+                       ffi::RemainingRets results, std::vector<int64_t>& stack) {
+    size_t top = 0, buffer = 0;
+    for (size_t i = 0; i < entry.sizes.size(); i += 2) {
+        const int64_t operation = entry.sizes[i], number = entry.sizes[i + 1];
+        if (operation == QX_NUMBER || operation == QX_SYMBOL) {
+            stack[top++] = operation == QX_NUMBER ? number : symbols[size_t(number)];
+        } else if (operation != QX_END) {
+            --top;
+            stack[top - 1] = combined(operation, stack[top - 1], stack[top]);
+        } else {
+            const bool is_argument = buffer < arguments.size();
+            const size_t place = is_argument ? buffer : buffer - arguments.size();
+            const size_t given = is_argument ? arguments.get<ffi::AnyBuffer>(place)->size_bytes()
+                                             : (*results.get<ffi::AnyBuffer>(place))->size_bytes();
+            const int64_t wanted = stack[--top];
+            if (wanted < 0 || given != size_t(wanted))
+                return ffi::Error::InvalidArgument((is_argument ? "argument " : "result ") + std::to_string(place) +
+                                                   " of the call has " + std::to_string(given) +
+                                                   " bytes, and its program takes " + std::to_string(wanted) +
+                                                   " at these sizes");
+            ++buffer;
+        }
+    }
+    return ffi::Error::Success();
+}
+
+ffi::Error no_memory() {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "the system gives no memory for the program's activations");
+}
+
+ffi::Error checked(std::string_view key, int64_t number, ffi::Span<const int64_t> symbols,
+                   ffi::RemainingArgs arguments, ffi::RemainingRets results) {
     const Running running(key);
     Program* const program = running.get();
     if (!program)
@@ -188,11 +297,15 @@ ffi::Error run(std::string_view key, int64_t number, ffi::Span<const int64_t> sy
         return ffi::Error::InvalidArgument("the program has no entry point " + std::to_string(number));
     const Entry& entry = program->entries[size_t(number)];
     if (arguments.size() != entry.inputs.size() || results.size() != entry.outputs.size())
-        return ffi::Error::InvalidArgument("the call has other arguments or results than its program");
-    std::unique_ptr<Frame> frame = program->take();
-    if (!frame)
-        return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                          "the system gives no memory for the program's activations");
+        return ffi::Error::InvalidArgument(
+            "the call has " + std::to_string(arguments.size()) + " arguments and " + std::to_string(results.size()) +
+            " results, its program " + std::to_string(entry.inputs.size()) + " and " +
+            std::to_string(entry.outputs.size()));
+    if (ffi::Error error = check_symbols(entry, symbols); error.failure()) return error;
+    const Lease lease(*program);
+    Frame* const frame = lease.get();
+    if (!frame) return no_memory();
+    if (ffi::Error error = check_sizes(entry, symbols, arguments, results, frame->stack); error.failure()) return error;
     std::vector<char*>& arenas = frame->arenas[size_t(number)];
     for (size_t i = 0; i < entry.inputs.size(); ++i)
         arenas[size_t(entry.inputs[i])] = static_cast<char*>(arguments.get<ffi::AnyBuffer>(i)->untyped_data());
@@ -201,9 +314,19 @@ ffi::Error run(std::string_view key, int64_t number, ffi::Span<const int64_t> sy
     frame->context.error_code = QC_OK;
     frame->context.error_kernel = -1;
     const int32_t failed = program->call(entry.function, &frame->context, arenas.data(), symbols.begin());
-    const ffi::Error error = failed ? kernel_error(*program, frame->context) : ffi::Error::Success();
-    program->give_back(std::move(frame));
-    return error;
+    return failed ? kernel_error(*program, frame->context) : ffi::Error::Success();
+}
+
+// No exception leaves the handler: XLA calls it as C.
+ffi::Error run(std::string_view key, int64_t number, ffi::Span<const int64_t> symbols, ffi::RemainingArgs arguments,
+               ffi::RemainingRets results) {
+    try {
+        return checked(key, number, symbols, arguments, results);
+    } catch (const std::bad_alloc&) {
+        return no_memory();
+    } catch (const std::exception& error) {
+        return ffi::Error::Internal(error.what());
+    }
 }
 
 }  // namespace
@@ -216,10 +339,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(qx_run, run,
                                   .RemainingArgs()
                                   .RemainingRets());
 
-extern "C" {
+namespace {
 
-// A handle for `qx_unregister`. Copies what `given` points to, but the memory of arenas and functions.
-void* qx_register(const char* key, const qx_program* given) {
+void* added(const char* key, const qx_program* given) {
     auto program = std::make_shared<Program>();
     program->call = given->call;
     program->parallel = given->parallel;
@@ -233,12 +355,28 @@ void* qx_register(const char* key, const qx_program* given) {
                                     {each.arenas, each.arenas + arenas},
                                     {each.activations, each.activations + arenas},
                                     {each.inputs, each.inputs + each.input_count},
-                                    {each.outputs, each.outputs + each.output_count}});
+                                    {each.outputs, each.outputs + each.output_count},
+                                    {each.ranges, each.ranges + 2 * each.symbol_count},
+                                    {each.sizes, each.sizes + 2 * each.operation_count}});
     }
     program->kernels.assign(given->kernels, given->kernels + given->kernel_count);
     std::unique_lock<std::shared_mutex> held(registry_lock);
     registry()[key].push_back(program);
     return program.get();
+}
+
+}  // namespace
+
+extern "C" {
+
+// A handle for `qx_unregister`; null if there is no memory. Copies what `given` points to, but the memory of arenas and
+// functions.
+void* qx_register(const char* key, const qx_program* given) {
+    try {
+        return added(key, given);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
 }
 
 // Removes a registration and returns when no call of it runs any more. The caller holds no lock that a call needs.

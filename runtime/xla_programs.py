@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from qcompiler.plan.dims import Expr, dim
+from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import EntryPoint, to_json
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir
@@ -39,8 +41,12 @@ class _Entry(ctypes.Structure):
         ("activations", ctypes.c_void_p),
         ("inputs", ctypes.c_void_p),
         ("outputs", ctypes.c_void_p),
+        ("ranges", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
         ("input_count", ctypes.c_int32),
         ("output_count", ctypes.c_int32),
+        ("symbol_count", ctypes.c_int32),
+        ("operation_count", ctypes.c_int32),
     )
 
 
@@ -100,6 +106,8 @@ class Registered:
         self.key = program_key(program)
         self._library = library
         self._handle: int = library.qx_register(self.key.encode(), ctypes.byref(_described(program)))
+        if not self._handle:
+            raise MemoryError("the system gives no memory to register the program with XLA")
         # The finaliser holds the program, so that its memory outlives the last call. At exit nothing is freed: XLA's
         # threads may still run.
         weakref.finalize(self, _unregister, library, self.key, self._handle, program).atexit = False
@@ -154,7 +162,45 @@ def _entry(program: LoadedProgram, entry: EntryPoint, offsets: Mapping[str, int]
     arenas: Any = (ctypes.c_void_p * max(count, 1))(*frame.arenas)
     activations = (ctypes.c_int64 * max(count, 1))(*[offsets.get(arena.name, -1) for arena in plan.arenas])
     inputs, outputs = ((ctypes.c_int32 * max(len(each), 1))(*each) for each in (frame.inputs, frame.outputs))
-    held = (arenas, activations, inputs, outputs)
-    made = _Entry(library.entry(plan, entry), *map(ctypes.addressof, held), len(frame.inputs), len(frame.outputs))
+    bounds = [bound for symbol in entry.symbols for bound in (symbol.min, symbol.max)]
+    code = _sizes(entry)
+    ranges, sizes = ((ctypes.c_int64 * max(len(each), 1))(*each) for each in (bounds, code))
+    held = (arenas, activations, inputs, outputs, ranges, sizes)
+    made = _Entry(
+        library.entry(plan, entry), *map(ctypes.addressof, held),
+        len(frame.inputs), len(frame.outputs), len(entry.symbols), len(code) // 2,
+    )  # fmt: skip
     made.held = held
     return made
+
+
+# --- sizes of buffers, as the handler computes them ------------------------------------------------------------------
+
+_NUMBER, _SYMBOL, _ADD, _MULTIPLY, _END = 0, 1, 2, 3, 8  # `qx_operation` of xla_handler.cpp
+_CALLS = {"//": 4, "%": 5, "max": 6, "min": 7}
+
+
+def _sizes(entry: EntryPoint) -> list[int]:
+    """The bytes of each argument and then of each result, in the handler's postfix code: pairs of numbers, flat."""
+    places = {symbol.name: place for place, symbol in enumerate(entry.symbols)}
+    code: list[int] = []
+    for sig in (*entry.inputs, *entry.outputs):
+        code += (_NUMBER, ITEMSIZE[sig.dtype])
+        for extent in sig.shape:
+            code += (*_postfix(dim(extent), places), _MULTIPLY, 0)
+        code += (_END, 0)
+    return code
+
+
+def _postfix(size: Expr, places: Mapping[str, int]) -> list[int]:
+    code = [_NUMBER, 0]
+    for monomial, coefficient in size.terms.items():
+        code += (_NUMBER, coefficient)
+        for atom in monomial:
+            if isinstance(atom, str):
+                code += (_SYMBOL, places[atom], _MULTIPLY, 0)
+                continue
+            lhs, rhs = (_postfix(dim(part), places) for part in (atom.lhs, atom.rhs))
+            code += (*lhs, *rhs, _CALLS[atom.kind], 0, _MULTIPLY, 0)
+        code += (_ADD, 0)
+    return code

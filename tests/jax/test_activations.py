@@ -15,8 +15,9 @@ import qcompiler as qc
 from qcompiler.config import Activations
 from qcompiler.errors import FrontendError, RecipeError
 from qcompiler.formats import int8_rows
+from qcompiler.frontends.jax.exported import Arithmetic
 from qcompiler.frontends.jax.frontend import import_jax
-from qcompiler.frontends.jax.oracle import codes_of
+from qcompiler.frontends.jax.oracle import codes_of, in_arithmetic
 
 ROWS = np.random.default_rng(1).standard_normal((33, models.H)).astype(np.float32)
 STEP = (models.tokens(2, 1), models.cache(2, 8), np.array(3, np.int32))
@@ -100,6 +101,26 @@ def test_bf16_arithmetic_is_in_the_oracle(relative: Callable[[Any, Any], float])
     # Without bf16 instructions kernels keep elements of weights in fp32: each differs by up to 2^-9 of itself.
     assert relative(program(*args), jax.jit(program.oracle)(*args)) < 2**-8
     assert "bf16" in program.ir("import")
+
+
+def _calls(w: Any, x: Any) -> list[Any]:
+    """Products inside of each kind of call, and reducers, whose jaxpr is no call."""
+    custom = jax.custom_vjp(lambda w, x: x @ w + 1)
+    custom.defvjp(lambda w, x: (x @ w, None), lambda _, g: (g, g))
+    named = jax.lax.composite(lambda w, x: x @ w, "a.product")
+    y = jax.jit(lambda x: x @ w)(x)
+    return [
+        jax.checkpoint(lambda x: jax.nn.silu(x @ w))(x), custom(w, x), named(w, x),
+        jax.lax.reduce(y, -jnp.inf, jnp.maximum, (1,)), jax.lax.reduce(y, np.float32(0), lambda a, b: a + b, (0, 1)),
+        jax.lax.reduce_window(y, -jnp.inf, lambda a, b: jnp.maximum(a, b) + 0, (1, 4), (1, 4), "VALID"),
+    ]  # fmt: skip
+
+
+def test_the_oracle_goes_into_calls_and_not_into_reducers(relative: Callable[[Any, Any], float]) -> None:
+    w, x, codes = ROWS[:24, :24], ROWS[:5, :24], Activations.of("int8")
+    run = in_arithmetic(lambda leaves, args, kwargs: _calls(leaves[0], *args), {0: Arithmetic(codes, bf16=False)})
+    wanted, found = jax.jit(lambda w, x: (_calls(w, codes_of(x, codes, (1,), ())), run([w], (x,), {})))(w, x)
+    assert max(relative(f, w) for f, w in zip(found, wanted, strict=True)) < 1e-6
 
 
 def test_recipes_without_a_meaning_are_refused() -> None:

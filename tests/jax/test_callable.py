@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,7 @@ from qcompiler.errors import (
     DeviceUnavailableError,
     MissingDependencyError,
 )
+from qcompiler.plan.dims import dim
 
 R = np.random.default_rng(0)
 W = R.standard_normal((16, 8)).astype(np.float32)
@@ -199,6 +202,89 @@ def test_symbolic_sizes_of_jax_are_refused(f: Any) -> None:
     shape = jax.export.symbolic_shape("n, 16")
     with pytest.raises(ArgumentShapeError, match="'x' has the symbolic shape"):
         jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def _by_hand(key: str, rows: int = 3, columns: int = 8, entry: int = 0, symbols: tuple[int, ...] = (3,)) -> Any:
+    """A call of the handler as anyone may write it: 3 rows in, `rows` by `columns` out."""
+    result = jax.ShapeDtypeStruct((rows, columns), jnp.float32)
+    call = jax.ffi.ffi_call("qcompiler_call", result)
+    return call(jnp.asarray(ROWS[:3]), program=key, entry=entry, symbols=np.array(symbols, np.int64))
+
+
+BY_HAND: list[tuple[dict[str, Any], str]] = [
+    ({"symbols": (1 << 19,)}, "size 0 of the call is 524288, and must lie in 1…32"),
+    ({"symbols": (-1,)}, "size 0 of the call is -1, and must lie in 1…32"),
+    ({"symbols": ()}, "gives 0 sizes to an entry point that has 1"),
+    ({"symbols": (3, 3)}, "gives 2 sizes to an entry point that has 1"),
+    ({"symbols": (4,)}, "argument 0 of the call has 192 bytes, and its program takes 256"),
+    ({"rows": 2}, "result 0 of the call has 64 bytes, and its program takes 96"),
+    ({"entry": 1}, "no entry point 1"),
+    ({"entry": -1}, "no entry point -1"),
+]
+
+
+@pytest.mark.parametrize(("what", "message"), BY_HAND, ids=range(len(BY_HAND)))
+def test_a_call_that_was_written_by_hand_is_checked_when_it_runs(f: Any, what: dict[str, Any], message: str) -> None:
+    assert np.array_equal(_by_hand(f.registered.key), f(ROWS[:3]))
+    frames = f.registered.free_frames
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: .*{message}"):
+        _by_hand(f.registered.key, **what)
+    assert f.registered.free_frames == frames  # what was taken for the call is given back
+
+
+def test_no_memory_for_a_call_is_an_error_of_xla(program: qc.Program, f: Any) -> None:
+    from qcompiler.runtime import xla_programs
+
+    described, library = xla_programs._described(program.run), f.registered._library
+    described.scratch_stride = 1 << 60  # no address space is as large
+    handle = library.qx_register(b"huge", ctypes.byref(described))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED: the system gives no memory"):
+        _by_hand("huge")
+    library.qx_unregister(b"huge", handle)
+
+
+SIZES = ("b", "max(b, 2)", "min(5, b)", "(2*b - 9) // 2 + 5", "(b - 8) % 4", "b*b - 2*b", "b*(b // 2)*(7 % b)")
+
+
+def test_the_handler_computes_sizes_as_the_plan_does(program: qc.Program, f: Any) -> None:
+    from qcompiler.runtime import xla_programs
+
+    described, library, plan = xla_programs._described(program.run), f.registered._library, program.run.plan
+    for place, (text, more) in enumerate((text, more) for text in SIZES for more in (0, 1)):
+        assert dim(text).evaluate({"b": 3}) == 3
+        shape = (f"{text} + {more}", 16)
+        entry = msgspec.structs.replace(
+            plan.entries[0], inputs=(msgspec.structs.replace(plan.entries[0].inputs[0], shape=shape),)
+        )
+        code = xla_programs._sizes(entry)
+        held = (ctypes.c_int64 * len(code))(*code)
+        table = described.held[1]
+        table[0].sizes, table[0].operation_count = ctypes.addressof(held), len(code) // 2
+        key = f"sizes {place}"
+        handle = library.qx_register(key.encode(), ctypes.byref(described))
+        if more:
+            with pytest.raises(jax.errors.JaxRuntimeError, match=r"argument 0 .* has 192 bytes, .* takes 256"):
+                _by_hand(key)
+        else:
+            assert np.array_equal(_by_hand(key), f(ROWS[:3]))
+        library.qx_unregister(key.encode(), handle)
+
+
+@pytest.mark.slow
+def test_results_of_sizes_that_are_computed_and_programs_without_symbols() -> None:
+    f = qc.jax_callable(qc.qcompile(Halves().eval(), (torch.ones(6, 4),), dynamic_shapes={"x": {0: ("a", 3, 32)}}))
+    for rows in (3, 4, 6):
+        half, twice = jax.jit(f)(ROWS[:rows, :4])
+        assert np.array_equal(half, ROWS[:rows:2, :4] * 2) and twice.shape == (2 * rows - 1, 4)
+    static = qc.jax_callable(qc.qcompile(lambda x: x + 1, (ROWS,)))
+    assert np.array_equal(jax.jit(static)(ROWS), ROWS + 1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="gives 1 sizes to an entry point that has 0"):
+        _by_hand(static.registered.key)
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[::2] * 2, torch.cat([x, x[1:]])
 
 
 @pytest.mark.slow

@@ -88,12 +88,32 @@ def test_arguments_of_one_kind_are_paired_in_order() -> None:
     assert len([what for what, _ in result.notes if "is a state" in what]) == 2
 
 
-def test_a_jitted_functions_own_donation_is_found_and_can_be_left() -> None:
+def test_a_jitted_functions_own_donation_changes_no_call() -> None:
     jitted = jax.jit(step, donate_argnums=2)
-    assert list(import_jax(jitted, EXAMPLE).states) == ["cache.k"]
+    plain = import_jax(jitted, EXAMPLE)
+    assert plain.states == {} and plain.signature.inputs["names"] == ["x", "cache", "n"]
+    ((what, way),) = plain.notes
+    assert what == "the donated argument 'cache' stays an input" and "donate_argnums=2" in way
+    assert list(import_jax(jitted, EXAMPLE, donated=2).states) == ["cache.k"]  # the number of the note
     left = import_jax(jitted, EXAMPLE, donated=())
-    assert left.states == {} and left.signature.inputs["names"] == ["x", "cache", "n"]
-    assert import_jax(step, EXAMPLE).states == {}
+    assert left.states == {} and left.notes == []
+
+
+@pytest.mark.slow
+def test_a_donated_argument_that_is_no_cache_is_passed_as_ever() -> None:
+    def moved(w: Any, x: Any, t: Any) -> Any:
+        return x @ w * t
+
+    t = np.float32(2)
+    program = qc.qcompile(jax.jit(moved, donate_argnums=1), (W, X[0], t))
+    assert np.allclose(program(X[0], t), moved(W, X[0], t), rtol=1e-5, atol=1e-5)
+    assert "donate_argnums=1" in str(program.report())
+
+
+def test_a_donated_keyword_is_noted() -> None:
+    jitted = jax.jit(lambda p, x, *, c: (x @ p, c + 1), donate_argnames="c")
+    result = import_jax(jitted, (W, X[0]), {"c": X[1]})
+    assert result.states == {} and [what for what, _ in result.notes] == ["a donated keyword argument stays an input"]
 
 
 @pytest.mark.parametrize(("donated", "message"), [

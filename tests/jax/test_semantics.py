@@ -152,6 +152,9 @@ def test_a_constant_of_both_zeros_keeps_them(interpreted: Any) -> None:
     x = np.ones(2, np.float32)
     (found,) = interpreted(import_jax(lambda x: x / jnp.array([0.0, -0.0]), (x,)), x)
     assert found.tolist() == [np.inf, -np.inf]
+    signs = np.array([[0.0, -0.0] * 2] * 2, np.float32)  # rows repeat, and columns only look as if they did
+    (found,) = interpreted(import_jax(lambda x: jnp.copysign(x, signs), (np.ones((2, 4), np.float32),)), signs + 1)
+    assert found.tolist() == [[1, -1, 1, -1]] * 2
 
 
 def test_padding_spreads_nothing_in_an_empty_dimension(check: Any) -> None:

@@ -1,10 +1,11 @@
-"""Donated arguments as states: `donate_argnums`, of `qcompile` or of a jitted function.
+"""Donated arguments as states: `donate_argnums` of `qcompile`.
 
     step(params, token, cache) -> (logits, cache)        donate_argnums=2
     prog(token) -> (logits, None)                        the cache is a state of the program
 
 An argument is paired with the result, or the element of a tuple, list, dict or namedtuple of results, that has its
-structure, shapes and types.  Several of one kind are paired in order, as JAX pairs donated buffers.
+structure, shapes and types.  Several of one kind are paired in order, as JAX pairs donated buffers.  What a jitted
+function donates itself stays an input, with a note: to JAX a donation is about memory, and changes no call.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class Leaf:
     struct: jax.ShapeDtypeStruct
 
 
-def numbers(donated: int | Sequence[int] | None, count: int, has_weights: bool) -> tuple[int, ...] | None:
+def numbers(donated: int | Sequence[int] | None, count: int, has_weights: bool) -> tuple[int, ...]:
     """The arguments behind the one with the weights, counted from 0. ArgumentError for one that is not there."""
     if donated is None:
-        return None
+        return ()
     given = (donated,) if isinstance(donated, int) else tuple(donated)
     for number in given:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
@@ -56,27 +57,37 @@ def donated_by_function(jaxpr: Any, weights: int) -> set[int]:
     return found
 
 
+def note(
+    found: Collection[int], names: Sequence[str], leaves: Sequence[Leaf], has_weights: bool,
+    notes: list[tuple[str, str]],
+) -> None:  # fmt: skip
+    """Notes for the report about arguments of which the function itself donates an array."""
+    donated = [leaf.argument for leaf in leaves if leaf.number in found]
+    for number in dict.fromkeys(donated):
+        if number is None:
+            notes.append(("a donated keyword argument stays an input", "only positional arguments can become states"))
+            continue
+        notes.append((
+            f"the donated argument '{names[number]}' stays an input",
+            f"if the function returns its new value, qcompile(…, donate_argnums={number + has_weights}) makes it a "
+            "state of the program",
+        ))  # fmt: skip
+
+
 def pair(
     args: Sequence[Any],
     names: Sequence[str],
     leaves: Sequence[Leaf],
-    wanted: tuple[int, ...] | None,
-    found: Collection[int] | None,
+    chosen: Sequence[int],
     results: Any,
     avals: Sequence[Any],
     notes: list[tuple[str, str]],
 ) -> dict[int, int]:
     """The number of the new value among the results, for each array of a state.
 
-    `wanted` are arguments, `found` arrays that the function itself donates; notes for the report are appended.
-    ArgumentError for a wanted argument without such a result, or with several.
+    `chosen` are arguments; notes for the report are appended.  ArgumentError for one without such a result, or with
+    several.
     """
-    if wanted is None:
-        whole = {leaf.argument for leaf in leaves if leaf.argument is not None}
-        whole = {a for a in whole if all(leaf.number in (found or ()) for leaf in leaves if leaf.argument == a)}
-        chosen: tuple[int, ...] = tuple(sorted(a for a in whole if a is not None))
-    else:
-        chosen = wanted
     parts = _parts(results, avals)
     states: dict[int, int] = {}
     arrays = {number: [leaf for leaf in leaves if leaf.argument == number] for number in chosen}
@@ -86,25 +97,21 @@ def pair(
         fitting = [part for part in parts if part[0] == kinds[number]]
         own = arrays[number]
         if len(fitting) != len(same) or not own:
-            if wanted is None:
-                continue
             raise ArgumentError(
                 f"the donated argument '{names[number]}' becomes a state if one result has its "
                 f"structure, shapes and types; of {len(same)} such arguments there are {len(fitting)} results. Return "
-                "its new value, alone or as an element of a tuple or dict; or leave it an argument, donate_argnums=()"
+                "its new value, alone or as an element of a tuple or dict; or leave it out of donate_argnums"
             )
         begin = fitting[same.index(number)][1]
         if any(not isinstance(size, int) for leaf in own for size in leaf.struct.shape):
             raise ArgumentError(
                 f"the donated argument '{names[number]}' has a dynamic size, which a state cannot "
-                "have: fix it, or leave it an argument, donate_argnums=()"
+                "have: fix it, or leave it out of donate_argnums"
             )
         states.update({leaf.number: begin + i for i, leaf in enumerate(own)})
         notes.append(
             (f"the donated argument '{names[number]}' is a state", f"its new value is result {begin} in flat order")
         )
-    if found and not set(found) <= set(states):
-        notes.append(("a donated argument is not reused", "no result has its structure, shapes and types"))
     return states
 
 

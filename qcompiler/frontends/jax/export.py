@@ -130,15 +130,15 @@ def export_function(
 ) -> Exported:
     """Exports a function for these example arguments; a `jax.ShapeDtypeStruct` has no values, and may have symbols.
 
-    `donated` are the numbers of arguments that become states (donation.py); None for those that a jitted function
-    donates and returns.
+    `donated` are the numbers of arguments that become states (donation.py).
 
     ExportError and its subclasses for what cannot be traced, ArgumentStructureError for pytrees that a program cannot
     rebuild, UnsupportedOperatorError for calls into libraries and for loops without a fixed number of trips.
     """
     call = _Call(function, args, kwargs or {})
     call.tree()  # refuses what a program cannot rebuild
-    wanted = donation.numbers(donated, len(args), call.has_weights and not call.is_module)
+    first_is_weights = call.has_weights and not call.is_module
+    chosen = donation.numbers(donated, len(args), first_is_weights)
     weights = [shape_struct(call.first[i], name) for name, i in call.weights.items()]
     structs = [shape_struct(call.rest[i], call.input_names[i]) for i in call.inputs]
     names = [call.input_names[i] for i in call.inputs]
@@ -164,10 +164,10 @@ def export_function(
         donation.Leaf(i, call.argument_of[position], struct)
         for i, (position, struct) in enumerate(zip(call.inputs, structs, strict=True))
     ]
-    found = donation.donated_by_function(jaxpr, len(weights)) if wanted is None else None
-    states = donation.pair(
-        call.args, call.argument_names, given, wanted, found, results[0], exported.out_avals, graph.notes
-    )
+    if donated is None:
+        found = donation.donated_by_function(jaxpr, len(weights))
+        donation.note(found, call.argument_names, given, first_is_weights, graph.notes)
+    states = donation.pair(call.args, call.argument_names, given, chosen, results[0], exported.out_avals, graph.notes)
     graph.states = {graph.arguments[i]: result for i, result in states.items()}
     outputs = donation.outputs(results[0], states.values())
     samples = [symbolic.sample(call.rest[i], struct, ranges) for i, struct in zip(call.inputs, structs, strict=True)]

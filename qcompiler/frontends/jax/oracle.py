@@ -88,10 +88,10 @@ class Evaluation:
 
     def equation(self, eqn: Any, operands: list[_Traced]) -> list[_Traced]:
         name, params = eqn.primitive.name, eqn.params
-        inner = next((params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params), None)
         if name in ("scan", "while", "cond"):
             return {"scan": self._scan, "while": self._while, "cond": self._cond}[name](params, operands)
-        if inner is not None and len(_open(inner)[0].invars) == len(operands):  # jit, custom_jvp, checkpoint, …
+        if name in _CALLS:
+            inner = next(params[key] for key in ("jaxpr", "call_jaxpr") if key in params)
             return self.jaxpr(*_open(inner), operands)
         if name == "dot_general":
             weights = [position for position in (0, 1) if operands[position].weight in self.arithmetic]
@@ -165,6 +165,11 @@ class Evaluation:
         )  # fmt: skip
         return made.astype(wanted)
 
+
+_CALLS = frozenset({
+    "jit", "call", "closed_call", "remat2", "custom_jvp_call", "custom_vjp_call", "composite", "compute_on",
+})  # fmt: skip
+"""Primitives that apply their jaxpr to their operands. Others with a jaxpr do not: `reduce` folds by its own."""
 
 _VIEWS = frozenset({
     "slice", "dynamic_slice", "gather", "reshape", "squeeze", "transpose", "expand_dims", "broadcast_in_dim",

@@ -116,18 +116,23 @@ def _size(entry: object) -> Dim:
 
 
 def _without_repeats(stored: np.ndarray) -> np.ndarray:
-    """The array with size 1 along each axis on which all its entries repeat."""
+    """The array with size 1 along each axis on which the bytes of its entries repeat: 0.0 and -0.0 are two values."""
     for axis, size in enumerate(stored.shape):
         first = stored.take([0], axis)
-        if size > 1 and bool((stored == first).all()):
+        if size > 1 and bool((_bytes(stored) == _bytes(first)).all()):
             stored = first
     return stored
 
 
 def _uniform(flat: np.ndarray) -> bool:
     """Whether all entries have the same bytes: 0.0 and -0.0 are two values."""
-    whole = np.ascontiguousarray(flat).view(np.uint8).reshape(flat.size, flat.itemsize)
+    whole = _bytes(flat)
     return bool((whole == whole[0]).all())
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of each entry, in a last axis of their own."""
+    return np.ascontiguousarray(array)[..., None].view(np.uint8)
 
 
 def splat(value: Value) -> Number | None:
