@@ -426,7 +426,8 @@ def _read_body(
         if name not in OPS:
             raise r.unsupported(op, "it has no lowering inside of a linalg.generic")
         operands = tuple(place_of(value) for value in op.operands)
-        name, number = _exact(r, op, name), None
+        name = _exact(r, op, name)
+        number: Any = None
         if name == "arith.constant":
             number = scalar_number(str(op.attributes["value"]))
         elif name == "linalg.index":
