@@ -103,8 +103,10 @@ def compile_causal_lm(
     if kv_cache not in CACHE_TYPES:
         raise ArgumentError(f"kv_cache={kv_cache!r}: choose from {', '.join(CACHE_TYPES)}")
     rows = length if max_batch == 1 else length + chunk
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    inputs = None if calibrate is None else list(_calibration(calibrate, text, chunk, vocabulary))
+    words: Any = model.get_input_embeddings()
+    inputs = None
+    if calibrate is not None:
+        inputs = list(_calibration(calibrate, text, chunk, vocabulary=int(words.weight.shape[0])))
     with (
         adapted(model, weights, adapter, merge) as source,
         prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length, chunk) as step,
