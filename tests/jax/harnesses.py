@@ -33,6 +33,12 @@ from qcompiler.ir.interpreter import run
 
 TOLERANCES = {"float64": (1e-9, 1e-10), "float32": (1e-4, 1e-5), "float16": (4e-3, 2e-3), "bfloat16": (2e-2, 1e-2)}
 """By type: relative to each number, and to the largest of the result, since sums that cancel are as good as terms."""
+DIFFERS = {
+    "top_k_sort_inf_nan_inshape_float32_5_k_5": (
+        "XLA puts a NaN whose sign is set behind -inf; programs take every NaN as the largest number"
+    ),
+}
+"""Cases whose results differ by a choice of the project, with the reason. They are not counted."""
 ANY_BITS = ("rng_bit_generator",)
 """Primitives whose results JAX leaves to the backend: shapes and types are compared."""
 
@@ -82,7 +88,12 @@ def judge(harness: Any) -> Judged:
         except Exception as error:
             done.outcome, done.detail = "error", f"{type(error).__name__}: {error}"[:400]
             return done
+    if harness.group_name == "sort" and not harness.params.get("is_stable", True):
+        wanted, found = _in_one_order(wanted), _in_one_order(found)
     bad = [i for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if not same(harness.group_name, a, b)]
+    if harness.fullname in DIFFERS:
+        assert bad, f"{harness.fullname} is equal now: take it out of DIFFERS"
+        return done
     done.outcome = "wrong" if bad else "equal"
     if bad:
         done.detail = f"result {bad[0]}: {np.asarray(wanted[bad[0]])!s:.150} but {np.asarray(found[bad[0]])!s:.150}"
@@ -108,6 +119,14 @@ def _viewed(leaf: Any, kind: Any) -> Any:
     return lax.bitcast_convert_type(leaf, kind) if unsigned else leaf
 
 
+def _in_one_order(results: Sequence[Any]) -> list[Any]:
+    """Vectors that were sorted together, with rows of equal keys in an order of their own: a sort may leave it open."""
+    if any(np.asarray(each).ndim != 1 for each in results):
+        return list(results)
+    order = np.lexsort([np.asarray(each) for each in reversed(results)])
+    return [np.asarray(each)[order] for each in results]
+
+
 def same(group: str, wanted: Any, found: Any) -> bool:
     """Equal in shape, type and value; floats within a few roundings of their type."""
     wanted, found = np.asarray(wanted), np.asarray(found)
@@ -128,8 +147,7 @@ def same(group: str, wanted: Any, found: Any) -> bool:
 def reason(detail: str) -> str:
     """What is refused, without the place and the sizes of the case."""
     line = detail.partition("\n")[0].partition(": ")[2]
-    line = re.sub(r" \([^()]*\.py[^()]*(\([^()]*\))?[^()]*\)", "", line)
-    line = re.sub(r" at [^ ]*\.py:\d+", "", line)
+    line = re.sub(r" \([^ ]*\.py:.*", "", line)  # the line of this module, which is no user's
     return re.sub(r"\d+(\.\d+)?", "…", line)[:150]
 
 
@@ -158,7 +176,8 @@ types, shapes and parameters. Each goes through `jax.export` and the [door for J
 defines the meaning of the IR, runs it, and the results are compared with those of `jax.jit`. *Equal*: floats within a
 few roundings of their type, everything else exactly. *Refused*: an error that says why. *Wrong* and *error* (Python
 exceptions that do not help a user) must be 0. `tests/jax/test_harnesses.py` runs all of them in the full run, and a few
-in every run. Cases that `jax.jit` itself refuses on a CPU are not counted.
+in every run. Cases that `jax.jit` itself refuses on a CPU are not counted, nor is one that differs by a choice: in
+`top_k` XLA puts a NaN whose sign is set behind -inf, and programs take every NaN as the largest number.
 
 {summary}
 
