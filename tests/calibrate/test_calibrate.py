@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from turned_linear import Conv1D
 
 import qcompiler as qc
 from qcompiler.errors import (
@@ -28,17 +29,6 @@ from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.torch.frontend import import_torch
 
 K = 256
-
-
-class Conv1D(nn.Module):
-    """GPT-2's linear: the weight is (in, out)."""
-
-    def __init__(self, k: int, n: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(k, n) / 16), nn.Parameter(torch.randn(n))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
 
 
 class Model(nn.Module):

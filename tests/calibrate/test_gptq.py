@@ -14,6 +14,7 @@ import pytest
 import torch
 from by_path import load
 from torch import nn
+from turned_linear import Conv1D
 
 import qcompiler as qc
 from qcompiler import formats
@@ -153,17 +154,6 @@ def test_codes_that_no_encoder_writes_are_not_chosen() -> None:
 # --- whole models ----------------------------------------------------------------------------------------------------
 
 
-class Conv1D(nn.Module):
-    """GPT-2's linear: the weight is (in, out)."""
-
-    def __init__(self, k: int, n: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(k, n) / 16), nn.Parameter(torch.randn(n))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
-
-
 class Model(nn.Module):
     """An embedding with a tied head, two linears of the same rows, one that is used twice, and a transposed one."""
 
@@ -230,6 +220,16 @@ def test_what_keeps_its_nearest_codes_is_quantised_too_while_the_rest_is_solved(
     """The embedding in 2 bits changes the codes of the linear that reads it."""
     found = [imported(recipe(embedding=text)).weights["gate.weight"].data for text in ("int8", "int2")]
     assert (np.asarray(found[0]) != np.asarray(found[1])).any()
+
+
+@pytest.mark.slow
+def test_codes_of_a_working_folder_are_not_those_of_another_embedding(tmp_path: Path) -> None:
+    """The embedding keeps its nearest codes, and what it decodes to is what the linears are solved for."""
+    found = [
+        imported(recipe(embedding=text), folder=folder).weights["gate.weight"].data
+        for text, folder in (("int8", tmp_path), ("int2", tmp_path), ("int2", None))
+    ]
+    np.testing.assert_array_equal(found[1], found[2])
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ The result is what the torch frontend makes of the same model; nothing behind it
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +20,17 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Region, SSAValue
 
+from qcompiler.config import QuantConfig
 from qcompiler.errors import DimError, FrontendError, QCompilerError, UnsupportedOperatorError
+from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import Node, Value
 from qcompiler.frontends.jax.indexing import row_index
 from qcompiler.frontends.jax.products import conv_of, product_of
-from qcompiler.frontends.jax.quantise import Quantized
+from qcompiler.frontends.jax.quantise import Quantized, quantise
 from qcompiler.frontends.jax.scope import Scope
 from qcompiler.frontends.jax.table import BUILDERS
 from qcompiler.frontends.jax.weight_views import Matrix, Use
+from qcompiler.frontends.weights.weight_files import WeightFiles
 from qcompiler.ir import qc, types
 from qcompiler.ir.module import set_arg_names, set_path, set_ranges
 from qcompiler.ledger import Ledger
@@ -33,6 +38,7 @@ from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.plan import Signature, initial_weight
 from qcompiler.plan.weights import Bytes, WeightStore
+from qcompiler.runtime.progress import stage
 
 
 @dataclass
@@ -73,6 +79,31 @@ class JaxImport:
     def sample_inputs(self) -> list[npt.NDArray[Any]]:
         """The example inputs as flat arrays, for `verify_each="numerics"`."""
         return [np.asarray(sample) for sample in self.quantized.exported.samples]
+
+
+def import_in_stages(
+    export: Callable[[], Exported], quant: QuantConfig | str | None, *, valued: bool, files: WeightFiles | None
+) -> JaxImport:
+    """Runs the three stages; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
+
+    See `quantise` and `import_graph` for errors.
+    """
+    stage("export")
+    began = time.perf_counter()
+    exported = export()
+    text, export_ended = exported.graph.text(), time.perf_counter()
+    stage("insert-qdq")
+    quantized = quantise(exported, quant, valued=valued, files=files)
+    qdq_text, qdq_ended = quantized.text(), time.perf_counter()
+    stage("import")
+    result = import_graph(quantized)
+    result.texts = {"00-export": text, "01-insert-qdq": qdq_text}
+    result.seconds = {
+        "export": export_ended - began,
+        "insert-qdq": qdq_ended - export_ended,
+        "import": time.perf_counter() - qdq_ended,
+    }
+    return result
 
 
 def import_graph(quantized: Quantized) -> JaxImport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from qcompiler.config import QuantConfig
 from qcompiler.errors import ArgumentStructureError, ExportError
 from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import NUMPY, Graph, Value
-from qcompiler.frontends.jax.importer import JaxImport, import_graph
+from qcompiler.frontends.jax.importer import JaxImport, import_graph, import_in_stages
 from qcompiler.frontends.jax.quantise import quantise
 from qcompiler.frontends.mlir import sizes
 from qcompiler.frontends.mlir.batches import share_matrices
@@ -25,7 +24,6 @@ from qcompiler.frontends.mlir.types import Argument
 from qcompiler.frontends.weights.weight_files import WeightFiles
 from qcompiler.ir.interpreter import run
 from qcompiler.plan.dims import Dim, Range, dim
-from qcompiler.runtime.progress import stage
 
 Array = npt.NDArray[Any]
 
@@ -42,22 +40,7 @@ def import_mlir(
 
     `args` are example inputs, for `verify_each="numerics"`; without them numbers are drawn.
     """
-    stage("export")
-    began = time.perf_counter()
-    exported = _export(model, args, dynamic_shapes)
-    text, export_ended = exported.graph.text(), time.perf_counter()
-    stage("insert-qdq")
-    quantized = quantise(exported, quant, valued=valued, files=files)
-    qdq_text, qdq_ended = quantized.text(), time.perf_counter()
-    stage("import")
-    result = import_graph(quantized)
-    result.texts = {"00-export": text, "01-insert-qdq": qdq_text}
-    result.seconds = {
-        "export": export_ended - began,
-        "insert-qdq": qdq_ended - export_ended,
-        "import": time.perf_counter() - qdq_ended,
-    }
-    return result
+    return import_in_stages(lambda: _export(model, args, dynamic_shapes), quant, valued=valued, files=files)
 
 
 def _export(model: MlirModel, args: Sequence[Any], dynamic_shapes: Mapping[str, Any] | None) -> Exported:

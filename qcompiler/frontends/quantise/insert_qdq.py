@@ -280,7 +280,8 @@ class _Rewriter:
             return decoded.t() if weight.transposed else decoded
 
         values = {node.name: functools.partial(value, weight) for weight in weights for node in weight.nodes}
-        solver.run(self.program, self.calibration.held(), values, lambda: self._identities(weights))
+        nearest = sorted((path, str(weight.format)) for weight in weights if whys.get(path := weight.targets[0]))
+        solver.run(self.program, self.calibration.held(), values, lambda: [*self._identities(weights), nearest])
         self.solved = solver.packed
         for weight in linears:
             path = weight.targets[0]

@@ -1,5 +1,5 @@
 """`QuantConfig(algorithm="gptq")`: chooses the codes of linears one after the other, each for the inputs that it gets
-when all linears before it are quantised.
+when all weights before it are quantised.
 
     run      all inputs together, node by node, in the float graph
     linear   moments += X^T X over the inputs of the linear that comes next; codes = gptq(weight, moments)
@@ -76,8 +76,10 @@ class Solver:
     ) -> None:
         """`values` gives the tensor of each placeholder that is no input, and decodes the weights in `packed`.
 
-        `identity` is JSON that identifies the weights' values.  Errors: ArgumentError for inputs that do not fit the
-        model; CalibrationError for no inputs, for values that are not finite and for too few rows; WorkdirError.
+        `identity` is JSON that identifies the weights' values, and the formats of those that keep nearest codes.
+
+        Errors: ArgumentError for inputs that do not fit the model; CalibrationError for no inputs, for values that are
+        not finite and for too few rows; WorkdirError.
         """
         graph = GraphRun(program, [each.watched for each in self.matrices], values)
         leaves = [graph.leaves(given) for given in inputs]
