@@ -1,18 +1,23 @@
 // Products of rows of int8 (qcompiler/formats/int8_rows.py) with the integer codes of packed weights, to the bit what
 // qcompiler/formats/integer_product.py says: sums of integers are exact, their scaling has one order.
 //
-// A weight's panel holds words of four or eight columns of one row, 16 rows side by side (decode.h): as bytes, that is
-// what `vpdpbusd` multiplies. Codes are taken as unsigned bytes (signed ones with their sign bit flipped), so that a
+// A weight's panel holds words of codes of one row, 16 rows side by side (decode.h). Four columns at a time become
+// unsigned bytes, which is what `vpdpbusd` multiplies (of signed codes of 8 bits, the sign bit is flipped), so that a
 // product is  sum(byte * q) + LOWEST * sum(q)  and the second part, from the sums that a row brings along, is where
 // accumulation begins.
 //
-//     qi_vnni     AVX-512 with VNNI: vpdpbusd, 4 columns at a time; asked for at run time, since x86-64-v4 does not
-//                 promise it
+//     qi_vnni     AVX-512 with VNNI and VBMI: vpdpbusd, 4 columns at a time; asked for at run time, since x86-64-v4
+//                 does not promise them
 //     qi_pairs    pmaddwd on pairs of 16-bit numbers (AVX-512BW, AVX2, SSE2), exact where pmaddubsw would saturate;
 //                 elsewhere plain multiplications
 //
-// W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): CODES bits, FLIP of the
-// sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept().
+// Many rows are multiplied in blocks whose sums fill the registers. Where columns share scales in groups, half of the
+// registers hold integers, which begin anew with each group, and half the scaled totals: a total that goes through
+// memory at the end of each group costs an eighth of the speed.
+//
+// W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): BITS of a code, FLIP of the
+// sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(), NESTED
+// where these are computed from more than one entry; LISTED codes stand for the bytes of a list: bytes().
 #pragma once
 #include "gemm.h"
 
@@ -20,10 +25,12 @@ enum {
     QI_RUN = 32,       // columns of a sum that a row brings along
     QI_WIDEST = 65536,
     QI_CHUNK = 458752,  // bytes of prepared rows of a task, unless one block of rows takes more
-    QI_BLOCKS = 8,     // most blocks of rows of a task
+    QI_BLOCKS = 8,     // most times QI_ROWS rows of a task
+    QI_AHEAD = 4096,
+    QI_SPARE = 4,      // rows of zeros behind them, for blocks that are not full
 };
 #if defined(QC_AVX512)
-enum { QI_ROWS = 14 };
+enum { QI_ROWS = 12 };  // 24 sums, two words of a weight, the sign bits, a word of x: 28 of 32 registers
 #elif defined(QC_AVX2)
 enum { QI_ROWS = 4 };
 #else
@@ -36,15 +43,44 @@ typedef int16_t qi_shorts __attribute__((vector_size(32)));
 
 // --- engines: how four columns are multiplied ------------------------------------------------------------------------
 
-#if defined(QC_AVX512)
-// A row prepared for it: four bytes per step.
-struct qi_vnni {
-    static constexpr int ROWS = 14, STEP = 4;
-    typedef qu operand;
-    static QG_METHOD operand make(qu bytes) { return bytes; }
-    static QG_METHOD void dot(qu& sum, const operand& w, const char* x) {  // unsigned bytes of w times signed ones of x
-        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const qi_word*)x));
+// Bits [8 b + to, 8 b + to + width) of the result: bits [width * column(b), …) of each word, column(b) = first + b * step.
+template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(qu word) {
+    qu bytes = {};
+    QG_UNROLL for (int b = 0; b < 4; b++) {
+        const int from = WIDTH * (FIRST + b * STEP), to = 8 * b + TO;
+        const qu moved = from >= to ? word >> (from >= to ? from - to : 0) : word << (from >= to ? 0 : to - from);
+        bytes = bytes | (moved & (((1u << WIDTH) - 1) << to));
     }
+    return bytes;
+}
+
+#if defined(QC_AVX512)
+// A row prepared for it: four bytes per step. HELD: most rows of a block whose totals stay in registers (14 sums, 14
+// totals, two words of a weight, their mask, a word of x: all 32).
+struct qi_vnni {
+    static constexpr int ROWS = QI_ROWS, HELD = 7, STEP = 4;
+    typedef qu operand;
+    typedef qu factor;
+    static QG_METHOD operand make(qu bytes) { return bytes; }
+    static QG_METHOD factor take(const char* x) { return (qu)q_seti(*(const qi_word*)x); }
+    static QG_METHOD void dot(qu& sum, const operand& w, const factor& x) {  // unsigned bytes of w times signed ones
+        asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+    }
+    // As above, with anything in the other bits.
+    template <int WIDTH, int FIRST, int STEP, int TO> static QG_METHOD qu spread(qu word) {
+        alignas(64) static constexpr places<WIDTH * FIRST - TO, WIDTH * STEP> all{};
+        qu bytes;
+        asm("vpmultishiftqb %2, %1, %0" : "=v"(bytes) : "v"(*(const qu*)all.bit), "v"(word));
+        return bytes;
+    }
+
+private:
+    template <int BEGIN, int BY> struct places {  // the first bit of each byte, in words of 64 bits
+        uint8_t bit[64];
+        constexpr places() : bit() {
+            for (int i = 0; i < 64; i++) bit[i] = (uint8_t)((i % 8 / 4 * 32 + BEGIN + i % 4 * BY) & 63);
+        }
+    };
 };
 #endif
 
@@ -63,38 +99,101 @@ QC_INLINE void qi_multiply_pairs(qu& sum, qu w, int32_t x) {
 
 // A row prepared for it: columns c0, c2, c1, c3 of each step as 16-bit numbers.
 struct qi_pairs {
-    static constexpr int ROWS = QI_ROWS == 14 ? 12 : QI_ROWS, STEP = 8;
+    static constexpr int ROWS = QI_ROWS, HELD = 0, STEP = 8;
     struct operand { qu even, odd; };
+    struct factor { int32_t even, odd; };
     static QG_METHOD operand make(qu bytes) { return {bytes & 0x00ff00ffu, (bytes >> 8) & 0x00ff00ffu}; }
-    static QG_METHOD void dot(qu& sum, const operand& w, const char* x) {
-        qi_multiply_pairs(sum, w.even, ((const qi_word*)x)[0]);
-        qi_multiply_pairs(sum, w.odd, ((const qi_word*)x)[1]);
+    static QG_METHOD factor take(const char* x) { return {((const qi_word*)x)[0], ((const qi_word*)x)[1]}; }
+    static QG_METHOD void dot(qu& sum, const operand& w, const factor& x) {
+        qi_multiply_pairs(sum, w.even, x.even);
+        qi_multiply_pairs(sum, w.odd, x.odd);
+    }
+    template <int WIDTH, int FIRST, int STEP, int TO> static QG_METHOD qu spread(qu word) {
+        return qi_spread_plain<WIDTH, FIRST, STEP, TO>(word);
+    }
+};
+
+// --- words of codes as bytes -----------------------------------------------------------------------------------------
+
+// The planes of W's codes: the widest first. A word of it has PER columns; step S of its PER / 4 takes columns S,
+// S + PER / 4, … , which one shift and one mask make bytes of.
+template <class W> struct qi_planes {
+    static constexpr int LOW = W::BITS & 8 ? 8 : W::BITS & 4 ? 4 : W::BITS & 2 ? 2 : 1;
+    static constexpr int MIDDLE = W::BITS == LOW ? 0 : (W::BITS - LOW) & 2 ? 2 : 1, HIGH = W::BITS - LOW - MIDDLE;
+    static constexpr int PER = 32 / LOW, STEPS = PER / 4;
+};
+
+// The words of one panel, PER columns at a time.
+template <class W> struct qi_walk {
+    typedef qi_planes<W> P;
+    const uint32_t* low;
+    const uint32_t* middle;
+    const uint32_t* high;
+    qu w[1 + (P::MIDDLE != 0) + (P::HIGH != 0)][QC_REGS];
+
+    QG_METHOD void start(const qg_packed& from, int64_t panel) {
+        low = (const uint32_t*)from.part[0] + panel * qg_up(from.k, P::PER) * 16;
+        if constexpr (P::MIDDLE != 0) middle = (const uint32_t*)from.part[1] + panel * up<P::MIDDLE>(from.k);
+        if constexpr (P::HIGH != 0) high = (const uint32_t*)from.part[2] + panel * up<P::HIGH>(from.k);
+    }
+    // Moves to columns k … k + PER.
+    QG_METHOD void at(int64_t k) {
+        QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0][i] = read(low, i);
+        __builtin_prefetch((const char*)low + QI_AHEAD);
+        low += 16;
+        if constexpr (P::MIDDLE != 0) part<P::MIDDLE>(middle, k, w[1]);
+        if constexpr (P::HIGH != 0) part<P::HIGH>(high, k, w[2]);
+    }
+    // Bytes of step S, register i of the lanes.
+    template <class E, int S> QG_METHOD qu bytes(int i) const {
+        constexpr uint32_t ONE = 0x01010101u;
+        if constexpr (P::LOW == 8) return W::FLIP ? w[0][i] ^ 0x80808080u : w[0][i];
+        qu codes = S ? w[0][i] >> (P::LOW * S) : w[0][i];
+        if constexpr (P::MIDDLE != 0)
+            codes = qg_select<ONE * ((1 << P::LOW) - 1)>(
+                codes, E::template spread<P::MIDDLE, S, P::STEPS, P::LOW>(w[1][i]));
+        if constexpr (P::HIGH != 0)
+            codes = qg_select<ONE * ((1 << (P::LOW + P::MIDDLE)) - 1)>(
+                codes, E::template spread<P::HIGH, S, P::STEPS, P::LOW + P::MIDDLE>(w[2][i]));
+        codes = codes & ONE * ((1u << W::BITS) - 1);
+        if constexpr (W::FLIP) codes = codes ^ ONE * (1u << (W::BITS - 1));
+        if constexpr (W::LISTED) return W::bytes(codes);
+        return codes;
+    }
+
+private:
+    template <int WIDTH> static QG_METHOD int64_t up(int64_t k) { return qg_up(k, 32 / WIDTH) * 16; }
+    static QG_METHOD qu read(const uint32_t* from, int i) { return (qu)q_load((const int32_t*)from + QC_W * i); }
+    // Columns k … k + PER of a narrower plane, in the lowest bits.
+    template <int WIDTH> static QG_METHOD void part(const uint32_t* plane, int64_t k, qu (&to)[QC_REGS]) {
+        constexpr int64_t PER = 32 / WIDTH;
+        const uint32_t* const word = plane + (uint64_t)k / PER * 16;
+        const int skip = (int)((uint64_t)k % PER) * WIDTH;
+        QG_UNROLL for (int i = 0; i < QC_REGS; i++) to[i] = read(word, i) >> skip;
     }
 };
 
 // --- rows of x, in the order in which words of codes hold columns ----------------------------------------------------
 
-// Where byte i of a prepared group of 16 columns comes from. A word of 4-bit codes gives the even columns of eight,
-// shifted by four the odd ones.
-template <int CODES, int STEP> constexpr int qi_source(int i) {
+// Where byte i of a prepared group of 16 columns comes from. LOW bits: the widest plane's.
+template <int LOW, int STEP> constexpr int qi_source(int i) {
     const int step = i / 4, j = STEP == 8 ? (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4) : i % 4;
-    return CODES == 8 ? 4 * step + j : step / 2 * 8 + 2 * j + step % 2;
+    const int per = 32 / LOW, steps = per / 4;
+    return step / steps * per + j * steps + step % steps;
 }
 
-template <int CODES, int STEP> static void qi_prepare(const char* row, int64_t columns, char* to) {
+template <int LOW, int STEP> static void qi_prepare(const char* row, int64_t columns, char* to) {
     for (int64_t k = 0; k < columns; k += 16, to += 4 * STEP) {
         qi_bytes x, moved;
         memcpy(&x, row + k, 16);
 #if defined(__clang__)
-        for (int i = 0; i < 16; i++) moved[i] = x[qi_source<CODES, STEP>(i)];
+        for (int i = 0; i < 16; i++) moved[i] = x[qi_source<LOW, STEP>(i)];
 #else
         const qi_bytes from = {
-            qi_source<CODES, STEP>(0), qi_source<CODES, STEP>(1), qi_source<CODES, STEP>(2),
-            qi_source<CODES, STEP>(3), qi_source<CODES, STEP>(4), qi_source<CODES, STEP>(5),
-            qi_source<CODES, STEP>(6), qi_source<CODES, STEP>(7), qi_source<CODES, STEP>(8),
-            qi_source<CODES, STEP>(9), qi_source<CODES, STEP>(10), qi_source<CODES, STEP>(11),
-            qi_source<CODES, STEP>(12), qi_source<CODES, STEP>(13), qi_source<CODES, STEP>(14),
-            qi_source<CODES, STEP>(15)};
+            qi_source<LOW, STEP>(0), qi_source<LOW, STEP>(1), qi_source<LOW, STEP>(2), qi_source<LOW, STEP>(3),
+            qi_source<LOW, STEP>(4), qi_source<LOW, STEP>(5), qi_source<LOW, STEP>(6), qi_source<LOW, STEP>(7),
+            qi_source<LOW, STEP>(8), qi_source<LOW, STEP>(9), qi_source<LOW, STEP>(10), qi_source<LOW, STEP>(11),
+            qi_source<LOW, STEP>(12), qi_source<LOW, STEP>(13), qi_source<LOW, STEP>(14), qi_source<LOW, STEP>(15)};
         moved = __builtin_shuffle(x, from);
 #endif
         if (STEP == 4) {
@@ -107,57 +206,79 @@ template <int CODES, int STEP> static void qi_prepare(const char* row, int64_t c
 }
 
 constexpr int64_t qi_padded(int64_t k) { return (k + 63) / 64 * 64; }
+// Bytes from one prepared row to the next: an odd number of cache lines. Rows a power of two apart would all fall into
+// one set of the L1, and K is a power of two in most models.
+constexpr int64_t qi_stride(int64_t k, int64_t step) { return (qi_padded(k) / 4 * step) | 64; }
 constexpr int64_t qi_span(int64_t k, int64_t shared) {
     return shared ? shared : k < QI_WIDEST ? k : (int64_t)QI_WIDEST;
 }
 
 // A block of prepared rows: `x` rows of `stride` bytes, and for each row and group where its sum begins and the sum of
-// its codes.
+// its codes. `entries`: null, or what `qi_prepare_entries` wrote for the panels at hand.
 struct qi_block {
     const char* x;
     int64_t stride, groups;
     const int32_t* start;
-    const int32_t* total;
+    const float* total;
     const float* scale;
+    const float* entries;
 };
 
 template <class W, class E>
-static void qi_prepare_row(const qg_job* job, int64_t m, char* x, int32_t* start, int32_t* total, float* scale) {
+static void qi_prepare_row(const qg_job* job, int64_t m, char* x, int32_t* start, float* total, float* scale) {
     const char* const row = job->x + m * job->x_row;
     const int64_t padded = qi_padded(job->k), span = qi_span(job->k, W::SHARED);
-    qi_prepare<W::CODES, E::STEP>(row, padded, x);
+    qi_prepare<qi_planes<W>::LOW, E::STEP>(row, padded, x);
     memcpy(scale, row + padded, 4);
     const char* const runs = row + padded + 16;
     int64_t run = 0;
     for (int64_t g = 0, k = 0; k < job->k; g++, k += span) {
         int32_t sum = 0;
-        for (const int64_t end = (qc_min(k + span, job->k) + QI_RUN - 1) / QI_RUN; run < end; run++) {
-            int16_t part;
-            memcpy(&part, runs + 2 * run, 2);
-            sum += part;
+        if constexpr (W::SHARED % QI_RUN != 0) {  // half a run
+            for (int64_t j = k; j < qc_min(k + span, job->k); j++) sum += (int8_t)row[j];
+        } else {
+            for (const int64_t end = (qc_min(k + span, job->k) + QI_RUN - 1) / QI_RUN; run < end; run++) {
+                int16_t part;
+                memcpy(&part, runs + 2 * run, 2);
+                sum += part;
+            }
         }
-        total[g] = sum, start[g] = W::LOWEST * sum;
+        total[g] = (float)sum, start[g] = W::LOWEST * sum;
     }
+}
+
+// Floats that a group of QG_NP panels has: slopes, and intercepts where there are any.
+template <class W> constexpr int64_t qi_entries_of() { return 16 * QG_NP * (1 + W::AFFINE); }
+
+// Slopes and intercepts of QG_NP panels, for several blocks of rows: [group][panel][slope, intercept][16].
+template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t panel, int64_t next, float* to) {
+    W entries[QG_NP];
+    for (int64_t k = 0; k < from.k; k += W::SHARED)
+        QG_UNROLL for (int p = 0; p < QG_NP; p++, to += 16 * (1 + W::AFFINE)) {
+            entries[p].load(from, p ? next : panel, k);
+            vstore(to, entries[p].slope());
+            if (W::AFFINE) vstore(to + 16, entries[p].intercept());
+        }
 }
 
 template <int S> struct qi_number { static constexpr int value = S; };
 
 // --- the microkernel -------------------------------------------------------------------------------------------------
 
-// Bytes number S of a register of words.
-template <class W, int S> QC_INLINE qu qi_bytes_of(qu word) {
-    if (W::CODES == 4) return (S ? word >> 4 : word) & 0x0f0f0f0fu;
-    return W::FLIP ? word ^ 0x80808080u : word;
-}
-
 // tile[i][16 p + lane]: MR rows of x times QG_NP panels of w (`next` repeats the last one), scaled.
 template <class W, class E, int MR>
 static void qi_micro(const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, float* tile) {
-    constexpr int PER = 32 / W::CODES, REGS = QG_NP * QC_REGS;
-    const int64_t span = qi_span(from.k, W::SHARED), of_panel = qg_up(from.k, PER) * 16;
-    const uint32_t* w[QG_NP];
+    typedef qi_planes<W> P;
+    constexpr int REGS = QG_NP * QC_REGS;
+    constexpr bool HELD = MR <= E::HELD && W::SHARED != 0;
+    const int64_t span = qi_span(from.k, W::SHARED);
+    qi_walk<W> walk[QG_NP];
     W entries[QG_NP];
-    QG_UNROLL for (int p = 0; p < QG_NP; p++) w[p] = (const uint32_t*)from.part[0] + (p ? next : panel) * of_panel;
+    vf totals[HELD ? MR : 1][QG_NP];
+    QG_UNROLL for (int p = 0; p < QG_NP; p++) walk[p].start(from, p ? next : panel);
+    if constexpr (HELD)
+        QG_UNROLL for (int i = 0; i < MR; i++)
+            QG_UNROLL for (int p = 0; p < QG_NP; p++) totals[i][p] = vzero();
     const char* x = rows.x;
     for (int64_t g = 0, k = 0; k < from.k; g++, k += span) {
         qu sum[MR][REGS];
@@ -166,43 +287,60 @@ static void qi_micro(const qg_packed& from, const qi_block& rows, int64_t panel,
         auto step = [&](auto number) __attribute__((always_inline)) {
             constexpr int S = decltype(number)::value;
             typename E::operand u[REGS];
-            QG_UNROLL for (int v = 0; v < REGS; v++) {
-                const qu word = (qu)q_load((const int32_t*)w[v / QC_REGS] + QC_W * (v % QC_REGS));
-                u[v] = E::make(qi_bytes_of<W, S>(word));
+            QG_UNROLL for (int v = 0; v < REGS; v++)
+                u[v] = E::make(walk[v / QC_REGS].template bytes<E, S>(v % QC_REGS));
+            QG_UNROLL for (int i = 0; i < MR; i++) {
+                const auto factor = E::take(x + i * rows.stride);
+                QG_UNROLL for (int v = 0; v < REGS; v++) E::dot(sum[i][v], u[v], factor);
             }
-            QG_UNROLL for (int i = 0; i < MR; i++)
-                QG_UNROLL for (int v = 0; v < REGS; v++) E::dot(sum[i][v], u[v], x + i * rows.stride);
             x += E::STEP;
         };
-        for (int64_t words = qg_up(qc_min(span, from.k - k), PER); words > 0; words--) {
+        for (int64_t j = k, end = qc_min(k + span, from.k); j < end; j += P::PER) {
+            QG_UNROLL for (int p = 0; p < QG_NP; p++) walk[p].at(j);
             step(qi_number<0>());
-            if constexpr (W::CODES == 4) step(qi_number<1>());
-            QG_UNROLL for (int p = 0; p < QG_NP; p++) w[p] += 16;
+            if constexpr (P::STEPS > 1) step(qi_number<1>());
+            if constexpr (P::STEPS > 2) step(qi_number<2>()), step(qi_number<3>());
         }
         QG_UNROLL for (int p = 0; p < QG_NP; p++) {
-            entries[p].load(from, p ? next : panel, k);
-            const vf slope = entries[p].slope(), intercept = entries[p].intercept();
+            vf slope, intercept;
+            if (W::NESTED && rows.entries) {
+                const float* const at = rows.entries + g * qi_entries_of<W>() + p * 16 * (1 + W::AFFINE);
+                slope = vload(at), intercept = W::AFFINE ? vload(at + 16) : vzero();
+            } else {
+                entries[p].load(from, p ? next : panel, k);
+                slope = entries[p].slope(), intercept = entries[p].intercept();
+            }
             QG_UNROLL for (int i = 0; i < MR; i++) {
-                float* const to = tile + (i * QG_NP + p) * 16;
                 vf term;
                 QG_UNROLL for (int r = 0; r < QC_REGS; r++) term.r[r] = q_tofloat((qi)sum[i][p * QC_REGS + r]);
                 term = term * slope;
-                if (W::AFFINE) term = term + vset((float)rows.total[i * rows.groups + g]) * intercept;
-                vstore(to, (g ? vload(to) : vzero()) + term);
+                if (W::AFFINE) term = term + vset(rows.total[i * rows.groups + g]) * intercept;
+                if constexpr (HELD) {
+                    totals[i][p] = totals[i][p] + term;
+                } else {
+                    float* const to = tile + (i * QG_NP + p) * 16;
+                    vstore(to, (g ? vload(to) : vzero()) + term);
+                }
             }
         }
     }
     QG_UNROLL for (int i = 0; i < MR; i++)
         QG_UNROLL for (int p = 0; p < QG_NP; p++) {
             float* const to = tile + (i * QG_NP + p) * 16;
-            vstore(to, vload(to) * vset(rows.scale[i]));
+            vstore(to, (HELD ? totals[HELD ? i : 0][p] : vload(to)) * vset(rows.scale[i]));
         }
+}
+
+// Rows of the next block of `left` rows: as many as fill the registers, or halves of that for a remainder.
+template <class W, class E> constexpr int64_t qi_next_rows(int64_t left) {
+    if (W::SHARED == 0 || E::HELD == 0) return left < E::ROWS ? left : (int64_t)E::ROWS;
+    return left >= 11 || left == 7 || left == 6 ? qc_min(left, 7) : left > 4 ? 4 : left;
 }
 
 // `count` rows by the smallest microkernel that takes them; the rows behind are zeros.
 template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
     int64_t count, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, float* tile) {
-    constexpr int SMALLER = MR > 12 ? 8 : MR > 4 ? 4 : MR > 1;
+    constexpr int SMALLER = MR > 8 ? 8 : MR > 4 ? 4 : MR > 1;
     if constexpr (SMALLER > 0)
         if (count <= SMALLER) return qi_micro_rows<W, E, SMALLER>(count, from, rows, panel, next, tile);
     qi_micro<W, E, MR>(from, rows, panel, next, tile);
@@ -212,17 +350,19 @@ template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
 
 struct qi_call {
     const qg_job* job;
-    int64_t blocks, per_chunk, groups;  // blocks of rows, of them in a task; groups of units of QG_NP panels
+    int64_t chunk, groups;  // rows of x in a task; groups of units of QG_NP panels
 };
 
-constexpr int64_t qi_blocks_of(int64_t k, int64_t rows) {
-    const int64_t fit = QI_CHUNK / (rows * qi_padded(k) * 2);
-    return fit < 1 ? 1 : fit < QI_BLOCKS ? fit : (int64_t)QI_BLOCKS;
+constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
+    const int64_t fit = QI_CHUNK / (rows * qi_stride(k, 8));
+    return rows * (fit < 1 ? 1 : fit < QI_BLOCKS ? fit : (int64_t)QI_BLOCKS);
 }
 
-// Bytes of scratch: prepared rows, two integers per row and group, a scale per row, a tile of sums.
-constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows) {
-    return qi_blocks_of(k, rows) * rows * (2 * qi_padded(k) + 8 * groups + 4) + 64 * rows * QG_NP;
+// Bytes of scratch: a tile of sums, prepared entries (`of_group` floats for each group), prepared rows, a scale per row,
+// two numbers per row and group.
+constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows, int64_t of_group) {
+    return 64 * rows * QG_NP + 4 * of_group * groups +
+           (qi_chunk_of(k, rows) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
 }
 
 template <class W, class E> static void qi_task(void* arg, int64_t task, char* scratch) {
@@ -230,26 +370,33 @@ template <class W, class E> static void qi_task(void* arg, int64_t task, char* s
     const qg_job* const job = call->job;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
     const int64_t chunk = task / call->groups, group = task % call->groups;
-    const int64_t stride = qi_padded(job->k) / 4 * E::STEP, groups = qg_up(job->k, qi_span(job->k, W::SHARED));
-    const int64_t m0 = chunk * call->per_chunk * E::ROWS, rows = qc_min(job->m - m0, call->per_chunk * E::ROWS);
-    const int64_t room = call->per_chunk * E::ROWS, whole = qc_min(qg_up(rows, E::ROWS) * E::ROWS, room);
-    char* const x = scratch;
-    float* const tile = (float*)(x + room * stride);
-    float* const scale = tile + E::ROWS * QG_NP * 16;
-    int32_t* const start = (int32_t*)(scale + room);
-    int32_t* const total = start + room * groups;
+    const int64_t stride = qi_stride(job->k, E::STEP), groups = qg_up(job->k, qi_span(job->k, W::SHARED));
+    const int64_t m0 = chunk * call->chunk, rows = qc_min(job->m - m0, call->chunk), room = call->chunk + QI_SPARE;
+    float* const tile = (float*)scratch;
+    float* const entries = tile + E::ROWS * QG_NP * 16;
+    char* const x = (char*)(entries + (W::NESTED ? groups * qi_entries_of<W>() : 0));
+    float* const scale = (float*)(x + room * stride);
+    float* const total = scale + room;
+    int32_t* const start = (int32_t*)(total + room * groups);
     for (int64_t i = 0; i < rows; i++)
         qi_prepare_row<W, E>(job, m0 + i, x + i * stride, start + i * groups, total + i * groups, scale + i);
-    memset(x + rows * stride, 0, (size_t)((whole - rows) * stride));
-    for (int64_t i = rows; i < whole; i++) scale[i] = 0.0f;
-    memset(start + rows * groups, 0, (size_t)((whole - rows) * groups * 4));
-    memset(total + rows * groups, 0, (size_t)((whole - rows) * groups * 4));
+    memset(x + rows * stride, 0, (size_t)(QI_SPARE * stride));
+    for (int64_t i = rows; i < rows + QI_SPARE; i++) scale[i] = 0.0f;
+    memset(start + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
+    memset(total + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
     for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
         const int64_t panel = u * QG_NP, next = qc_min(panel + QG_NP, panels) - 1, n0 = panel * 16;
-        for (int64_t i = 0; i < rows; i += E::ROWS) {
-            const int64_t count = qc_min(rows - i, E::ROWS);
-            const qi_block block = {x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i};
-            qi_micro_rows<W, E, E::ROWS>(count, job->packed, block, panel, next, tile);
+        const bool several = W::NESTED && qi_next_rows<W, E>(rows) < rows;
+        if (several) qi_prepare_entries<W>(job->packed, panel, next, entries);
+        for (int64_t i = 0, count; i < rows; i += count) {
+            count = qi_next_rows<W, E>(rows - i);
+            const qi_block block = {
+                x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i,
+                several ? entries : nullptr};
+            if constexpr (W::SHARED != 0 && E::HELD != 0)
+                qi_micro_rows<W, E, E::HELD>(count, job->packed, block, panel, next, tile);
+            else
+                qi_micro_rows<W, E, E::ROWS>(count, job->packed, block, panel, next, tile);
             job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, QG_NP * 16));
         }
     }
@@ -258,8 +405,8 @@ template <class W, class E> static void qi_task(void* arg, int64_t task, char* s
 template <class W, class E> static void qi_run_with(qc_ctx* ctx, qg_job* job) {
     if (job->m <= 0) return;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    qi_call call = {job, qg_up(job->m, E::ROWS), qi_blocks_of(job->k, E::ROWS), 1};
-    const int64_t chunks = qg_up(call.blocks, call.per_chunk);
+    qi_call call = {job, qi_chunk_of(job->k, E::ROWS), 1};
+    const int64_t chunks = qg_up(job->m, call.chunk);
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
     const int64_t wanted = ctx->num_threads > 1 ? qc_min(worth, 4 * (int64_t)ctx->num_threads) : 1;
     call.groups = qc_max(1, qc_min(units, qg_up(wanted, chunks)));
@@ -270,7 +417,8 @@ template <class W, class E> static void qi_run_with(qc_ctx* ctx, qg_job* job) {
 
 template <class W> static void qi_run(qc_ctx* ctx, qg_job* job) {
 #if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // tests leave it out
-    if (__builtin_cpu_supports("avx512vnni")) return qi_run_with<W, qi_vnni>(ctx, job);
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"))
+        return qi_run_with<W, qi_vnni>(ctx, job);
 #endif
     qi_run_with<W, qi_pairs>(ctx, job);
 }

@@ -26,10 +26,10 @@ from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.linear import LinearKernel
 
-CHUNK, BLOCKS = 458752, 8
-"""int8.h's QI_CHUNK and QI_BLOCKS."""
+CHUNK, BLOCKS, SPARE = 458752, 8, 4
+"""int8.h's QI_CHUNK, QI_BLOCKS and QI_SPARE."""
 
-_ROWS = {"x86-64-v4": 14, "x86-64-v3": 4}
+_ROWS = {"x86-64-v4": 12, "x86-64-v3": 4}
 
 
 def passed_over(isa: str) -> list[tuple[str, str]]:
@@ -50,8 +50,23 @@ def _own_scratch(spec: KernelSpec, isa: str) -> int:
     body, product = _body(spec), _product(spec)
     rows = _ROWS.get(isa, 2)
     groups = -(-body.k // product.columns(body.k))
-    blocks = max(1, min(BLOCKS, CHUNK // (rows * padded(body.k) * 2)))
-    return blocks * rows * (2 * padded(body.k) + 8 * groups + 4) + 64 * rows * tile_of(isa).panels
+    stride = 2 * padded(body.k) | 64
+    chunk = rows * max(1, min(BLOCKS, CHUNK // (rows * stride)))
+    entries = 4 * _entries_of_group(spec, isa) * groups
+    return 64 * rows * tile_of(isa).panels + entries + (chunk + SPARE) * (stride + 8 * groups + 4)
+
+
+def _entries_of_group(spec: KernelSpec, isa: str) -> int:
+    """Floats of a group that are computed once for all rows of x: int8.h's `qi_entries_of`, for formats that nest."""
+    product = _product(spec)
+    return 16 * tile_of(isa).panels * (1 + (product.intercept is not None)) * _nested(spec)
+
+
+def _nested(spec: KernelSpec) -> bool:
+    """Whether the scale of a group is made of several entries, which costs as much as a few rows of products."""
+    w = spec.operands[1]
+    assert w.format is not None
+    return _product(spec).group != 0 and len(packed_format(w.format).declaration.fields) > 3
 
 
 def _body(spec: KernelSpec) -> LinearKernel:
@@ -85,9 +100,10 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"#ifndef {name.upper()}",
         f"#define {name.upper()}",
         f"struct {name} : {made.struct} {{",
-        f"    static constexpr int CODES = {fmt.declaration.codes.bits}, LOWEST = {product.first};",
+        f"    static constexpr int LOWEST = {product.first};",
         f"    static constexpr int64_t SHARED = {product.group};",
         f"    static constexpr bool FLIP = {str(flip).lower()}, AFFINE = {str(product.intercept is not None).lower()};",
+        f"    static constexpr bool LISTED = false, NESTED = {str(_nested(spec)).lower()};",
         f"    QG_METHOD vf slope() const {{ return {product.slope.to_c(parts, style=FLOAT_LANES)}; }}",
         f"    QG_METHOD vf intercept() const {{ return {zero}; }}",
         "};",
@@ -111,7 +127,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"qi_run<{name}>(ctx, &job);",
     ]
     lines = [*used_symbols(spec, lines, "sym"), *lines]
-    lines.insert(0, f'static_assert(qi_scratch_for({body.k}, {groups}, QI_ROWS) <= {scratch}, "scratch");')
+    lines.insert(0, f'static_assert(qi_scratch_for({body.k}, {groups}, QI_ROWS, {_entries_of_group(spec, isa)}) <= {scratch}, "scratch");')
     total = scratch_bytes(spec, isa)
     header = shared.header_comment(
         spec,
