@@ -113,6 +113,23 @@ struct qi_pairs {
     }
 };
 
+// Bytes of a list of 16 at the places that the bytes of `codes` name, all below 16.
+QC_INLINE qu qi_look_up(const uint8_t* list, qu codes) {
+#if defined(QC_AVX512)
+    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)list));
+    return (qu)_mm512_shuffle_epi8(table, (__m512i)codes);
+#elif defined(QC_AVX2)
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)list));
+    return (qu)_mm256_shuffle_epi8(table, (__m256i)codes);
+#else
+    uint8_t bytes[sizeof codes];
+    memcpy(bytes, &codes, sizeof codes);
+    for (uint8_t& byte : bytes) byte = list[byte];
+    memcpy(&codes, bytes, sizeof codes);
+    return codes;
+#endif
+}
+
 // --- words of codes as bytes -----------------------------------------------------------------------------------------
 
 // The planes of W's codes: the widest first. A word of it has PER columns; step S of its PER / 4 takes columns S,

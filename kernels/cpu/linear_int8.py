@@ -66,7 +66,21 @@ def _nested(spec: KernelSpec) -> bool:
     """Whether the scale of a group is made of several entries, which costs as much as a few rows of products."""
     w = spec.operands[1]
     assert w.format is not None
-    return _product(spec).group != 0 and len(packed_format(w.format).declaration.fields) > 3
+    fields = packed_format(w.format).declaration.fields
+    return _product(spec).group != 0 and len({f.covers for f in fields if f.covers != 1}) > 1
+
+
+def _bytes_of_codes(product: IntegerProduct) -> list[str]:
+    """The member function that looks up four codes at once, for a list of integers."""
+    if product.listed is None:
+        return []
+    bytes_ = ", ".join(str(integer - product.first) for integer in product.listed)
+    return [
+        "    static QG_METHOD qu bytes(qu codes) {",
+        f"        alignas(16) static constexpr uint8_t of_code[16] = {{{bytes_}}};",
+        "        return qi_look_up(of_code, codes);",
+        "    }",
+    ]
 
 
 def _body(spec: KernelSpec) -> LinearKernel:
@@ -103,7 +117,9 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"    static constexpr int LOWEST = {product.first};",
         f"    static constexpr int64_t SHARED = {product.group};",
         f"    static constexpr bool FLIP = {str(flip).lower()}, AFFINE = {str(product.intercept is not None).lower()};",
-        f"    static constexpr bool LISTED = false, NESTED = {str(_nested(spec)).lower()};",
+        f"    static constexpr bool LISTED = {str(product.listed is not None).lower()}, "
+        f"NESTED = {str(_nested(spec)).lower()};",
+        *_bytes_of_codes(product),
         f"    QG_METHOD vf slope() const {{ return {product.slope.to_c(parts, style=FLOAT_LANES)}; }}",
         f"    QG_METHOD vf intercept() const {{ return {zero}; }}",
         "};",

@@ -1,8 +1,12 @@
 """Products of int8 rows with a weight's integer codes: which formats have them, and their exact definition.
 
-A format has one if an element is affine in an integer code and entries serve whole runs of 32 columns:
+A format has one if an element is affine in an integer, and entries serve whole runs of 16 columns:
 
     value = slope * code + intercept      int4: slope = scales     q4_K: slope = d * scales, intercept = -(dmin * mins)
+
+The integer is what a code stands for: consecutive ones (int4: -8 … 7), or those of a list (iq4_nl: -127, -104, … 113)
+in steps of a power of two, with which the slope is multiplied (mxfp4: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives in
+steps of 0.5).
 
 With q the codes of a row of x, s its scale (int8_rows.py), and the columns cut into groups that share entries (of at
 most 65,536 columns, so that sums of bytes stay in 32 bits), in fp32, every operation rounded, groups ascending:
@@ -28,23 +32,30 @@ import numpy.typing as npt
 from qcompiler.formats.base import Format, PackedTensor
 from qcompiler.formats.declaration import Declaration
 from qcompiler.formats.equation import Equation, Float32
-from qcompiler.formats.int8_rows import RUN
 
 WIDEST = 65536
 """Maximum of columns in a group: 255 * 127 times as many is below 2**31."""
 
-BITS = (4, 8)
+PIECE = 16
+"""Columns of which a group has a whole number: those of a tile of `mma`, and of the words of 2-bit codes."""
+
+FINEST = 8
+"""The finest step of a list of integers is 2^-FINEST."""
 
 
 @dataclass(frozen=True)
 class IntegerProduct:
-    """`first` is the value of the lowest code (of signed codes: -128), `group` the columns that share entries (0:
-    all of a row); `slope` and `intercept` read the parts of `Declaration.split.per_entry`."""
+    """`first` is the smallest integer, `group` the columns that share entries (0: all of a row); `slope` and
+    `intercept` read the parts of `Declaration.split.per_entry`.
+
+    Integers count up with the codes (signed codes with their sign bit flipped), unless `listed` has that of each code.
+    """
 
     first: int
     group: int
     slope: Equation
     intercept: Equation | None
+    listed: tuple[int, ...] | None = None
 
     def columns(self, cols: int) -> int:
         """Columns of a group in rows of `cols`."""
@@ -66,26 +77,45 @@ def first_of_integers(declaration: Declaration) -> int | None:
     return int(first) if whole and not np.signbit(values[values == 0]).any() else None
 
 
+def listed_integers(declaration: Declaration) -> tuple[tuple[int, ...], float] | None:
+    """(the integer of each code, their step) if values are integers times a power of two, of which 16 codes at most
+    span at most 255; else None. -0 counts as 0, which is what it adds to a sum."""
+    values = declaration.code_values.astype(np.float64)
+    if declaration.codes.kind != "uint" or values.size > 16 or not np.isfinite(values).all():
+        return None
+    for step in (2.0**-n for n in range(FINEST + 1)):
+        integers = values / step
+        if (integers == np.rint(integers)).all():
+            return (tuple(map(int, integers)), step) if np.ptp(integers) <= 255 else None
+    return None
+
+
 @functools.lru_cache(maxsize=256)
 def integer_product(fmt: Format) -> IntegerProduct | str:
     """How codes of `fmt` are multiplied as integers, or the reason why they cannot be."""
     d = fmt.declaration
-    first = first_of_integers(d)
+    first, listed, step = first_of_integers(d), None, 1.0
     if first is None:
-        return f"codes of {fmt.name} stand for values of a table, not for integers"
-    if d.codes.bits not in BITS:
-        return f"codes of {d.codes.bits} bits; integer products take {' and '.join(map(str, BITS))}"
+        found = listed_integers(d)
+        if found is None:
+            return f"codes of {fmt.name} stand for values of a table, not for integers"
+        listed, step = found
+        first = min(listed)
     if d.blocking != "row":
         return "its blocks run across rows"
     covers = [f.covers for f in d.fields if isinstance(f.covers, int) and f.covers > 1]
     group = math.gcd(*covers) if covers else 0
-    if group % RUN or group > WIDEST:
-        return f"groups of {group} columns; integer products take multiples of {RUN}"
+    if group % PIECE or group > WIDEST:
+        return f"groups of {group} columns; integer products take multiples of {PIECE}"
     slope = _slope(ast.parse(d.split.per_element.text, mode="eval").body)
     if slope is None:
         return f"an element, {d.decode.text}, is not affine in its code"
+    if step != 1.0:
+        slope = ast.BinOp(slope, ast.Mult(), ast.Constant(step))
     at_zero = _at_zero(d.split.per_element.text) if _adds(d.split.per_element.text) else None
-    return IntegerProduct(first, group, Equation(ast.unparse(slope)), None if at_zero is None else Equation(at_zero))
+    return IntegerProduct(
+        first, group, Equation(ast.unparse(slope)), None if at_zero is None else Equation(at_zero), listed
+    )
 
 
 def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor) -> Float32:
@@ -99,7 +129,8 @@ def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor)
     d = fmt.declaration
     entries = fmt.entries_of_rows(packed, 0, packed.rows)
     bits = np.ascontiguousarray(entries.pop(d.codes.name)).view(np.uint8)
-    weight = d.code_values[bits].astype(np.float64)  # products and sums of these are exact integers
+    integers = d.code_values if product.listed is None else np.array(product.listed)
+    weight = integers[bits].astype(np.float64)  # products and sums of these are exact integers
     x = codes.astype(np.float64)
     total = np.zeros((len(codes), packed.rows), np.float32)
     step = product.columns(cols)
@@ -186,4 +217,4 @@ def _offset(text: str) -> str:
     return ast.unparse(_WithoutCode().visit(ast.parse(text, mode="eval")))
 
 
-__all__ = ["BITS", "WIDEST", "IntegerProduct", "first_of_integers", "integer_product", "line_of", "multiply"]
+__all__ = ["PIECE", "WIDEST", "IntegerProduct", "first_of_integers", "integer_product", "line_of", "multiply"]
