@@ -226,6 +226,7 @@ constexpr int64_t qi_padded(int64_t k) { return (k + 63) / 64 * 64; }
 // Bytes from one prepared row to the next: an odd number of cache lines. Rows a power of two apart would all fall into
 // one set of the L1, and K is a power of two in most models.
 constexpr int64_t qi_stride(int64_t k, int64_t step) { return (qi_padded(k) / 4 * step) | 64; }
+static_assert(qi_stride(4096, 4) / 64 % 2 == 1 && qi_stride(4096, 8) / 64 % 2 == 1, "rows in one set of the L1");
 constexpr int64_t qi_span(int64_t k, int64_t shared) {
     return shared ? shared : k < QI_WIDEST ? k : (int64_t)QI_WIDEST;
 }

@@ -3,8 +3,9 @@
 The struct of a packed weight (weights.py) is extended by what its integer product needs (formats/integer_product.py):
 
     struct qi_int4_1c0de5 : qw_int4_1c0de5 {
-        static constexpr int CODES = 4, LOWEST = -8, SHARED = 32;
-        static constexpr bool FLIP = false, AFFINE = false;
+        static constexpr int LOWEST = -8;
+        static constexpr int64_t SHARED = 32;
+        static constexpr bool FLIP = false, AFFINE = false, LISTED = false, NESTED = false;
         QG_METHOD vf slope() const { return g0; }
         QG_METHOD vf intercept() const { return vzero(); }
     };
@@ -35,8 +36,9 @@ _ROWS = {"x86-64-v4": 12, "x86-64-v3": 4}
 def passed_over(isa: str) -> list[tuple[str, str]]:
     """The ways to multiply that kernels for `isa` do not use, best first, each with the reason."""
     if isa == "x86-64-v4":
-        return [("pairs", "only where the processor lacks AVX-512 VNNI, which is asked for when the kernel runs")]
-    why = "needs x86-64-v4 and a processor with AVX-512 VNNI"
+        why = "only where the processor lacks AVX-512 VNNI or VBMI, which are asked for when the kernel runs"
+        return [("pairs", why)]
+    why = "needs x86-64-v4 and a processor with AVX-512 VNNI and VBMI"
     return [("vnni", why)] if isa.startswith("x86-64") else [("vnni", why), ("pairs", "needs x86-64")]
 
 

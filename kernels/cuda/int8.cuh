@@ -4,13 +4,15 @@
 //
 // A lane (g, t) has of 16 rows by 32 columns of w: rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9 of both pieces
 // of 16 columns: four registers of bytes, operand A of `mma` m16n8k32. x is staged in shared memory so that eight words
-// per row and 32 columns are operand B in the same order: word 4 * piece + t.
+// per row and 32 columns are operand B in the same order: word 4 * piece + t. Where groups are of 16 columns, the two
+// pieces are multiplied one after the other, with zeros in place of the other.
 //
 //     QI_MMA     qc_mma_16832_s8: sm_75 (as four products of depth 16) and later
 //     QI_DP4A    __dp4a, everywhere else
 //
 // P describes the product: `weight`, the struct of weights.py; group (columns that share entries), offset (what a byte
-// of 0 stands for), affine, slope(parts), intercept(parts).
+// of 0 stands for), affine, slope(parts), intercept(parts); listed codes stand for the signed bytes of list(i), four in
+// a word.
 #pragma once
 #include "linear_fma.cuh"
 
@@ -19,39 +21,73 @@ enum { QI_MMA = 0, QI_DP4A = 1 };
 // --- operand A -------------------------------------------------------------------------------------------------------
 
 // A lane's words of 32 columns (a segment), and as signed bytes: rows g, g + 8 of the first piece, then of the second.
+// Columns of a piece are in the order 2t, 2t + 1, 2t + 8, 2t + 9, those of codes of less than 8 bits 2t, 2t + 8, 2t + 1,
+// 2t + 9: kernels/layouts/cuda.py draws them.
 template <class W> struct qi_codes {
-    static constexpr int count = W::bits == 4 ? 2 : 4;
+    static constexpr bool four = W::bits & 4, two = W::bits & 2, one = W::bits & 1;
+    static constexpr int count = W::bits == 8 ? 4 : 2 * four + two + one;
     uint32_t words[count];
 
     QC_DEVICE void load(const uint8_t* w, int64_t panel, int64_t segment, int lane) {
-        if constexpr (W::bits == 4) {
-            const int64_t share = (panel * W::tiles + segment / 2) * 32 + lane;
-            const uint2 read = ((const uint2*)(w + W::plane(0)))[share * 2 + segment % 2];
-            words[0] = read.x, words[1] = read.y;
-        } else {
+        if constexpr (W::bits == 8) {
             const uint4 read = qc_load_stream_16(w + W::plane(0) + ((panel * W::tiles + segment) * 32 + lane) * 16);
             words[0] = read.x, words[1] = read.y, words[2] = read.z, words[3] = read.w;
+        } else {
+            const int64_t share = (panel * W::tiles + segment / 2) * 32 + lane;
+            if constexpr (four) {
+                const uint2 read = ((const uint2*)(w + W::plane(0)))[share * 2 + segment % 2];
+                words[0] = read.x, words[1] = read.y;
+            }
+            if constexpr (two) words[2 * four] = ((const uint32_t*)(w + W::plane(four)))[share * 2 + segment % 2];
+            if constexpr (one)
+                words[2 * four + two] = ((const uint32_t*)(w + W::plane(four + two)))[share] >> segment % 2 * 8;
         }
     }
     QC_DEVICE void fragment(uint32_t (&a)[4]) const {
         if constexpr (W::bits == 4) {
             a[0] = words[0] & 0x0f0f0f0fu, a[1] = words[0] >> 4 & 0x0f0f0f0fu;
             a[2] = words[1] & 0x0f0f0f0fu, a[3] = words[1] >> 4 & 0x0f0f0f0fu;
-        } else {
+        } else if constexpr (W::bits == 8) {
             constexpr uint32_t flip = W::flips_sign ? 0 : 0x80808080u;
             a[0] = __byte_perm(words[0], words[1], 0x5410) ^ flip;
             a[1] = __byte_perm(words[0], words[1], 0x7632) ^ flip;
             a[2] = __byte_perm(words[2], words[3], 0x5410) ^ flip;
             a[3] = __byte_perm(words[2], words[3], 0x7632) ^ flip;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[i] = pair(i / 2, i % 2) | pair(i / 2, i % 2 + 2) << 8;
         }
     }
+
+private:
+    QC_DEVICE uint32_t pair(int piece, int p) const {  // pair p of a piece, in the halves of a word
+        const uint32_t wide = four ? words[piece * four] : 0, narrow = two ? words[2 * four * two] >> 8 * piece : 0;
+        const uint32_t narrowest = one ? words[(2 * four + two) * one] >> 4 * piece : 0;
+        return qc_code_pair<W::bits>(wide, narrow, narrowest, p, 0);
+    }
 };
+
+// The bytes that P lists for four codes of up to 4 bits.
+template <class P> QC_DEVICE uint32_t qi_listed(uint32_t codes) {
+    const uint32_t low = codes & 0x07070707u, two = (low | low >> 4) & 0x00ff00ffu, places = (two | two >> 8) & 0xffffu;
+    const uint32_t upper = (codes >> 3 & 0x01010101u) * 0xffu;  // bytes of the upper half of the list
+    return (__byte_perm(P::list(0), P::list(1), places) & ~upper) | (__byte_perm(P::list(2), P::list(3), places) & upper);
+}
+
+template <class P> QC_DEVICE void qi_operand(const qi_codes<typename P::weight>& codes, uint32_t (&a)[4]) {
+    codes.fragment(a);
+    if constexpr (P::listed) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[i] = qi_listed<P>(a[i]);
+    }
+}
 
 // --- x in shared memory ----------------------------------------------------------------------------------------------
 
 // SEGMENTS of 32 columns from `first` on, of TOKENS rows of which `live` exist, PITCH words apart; zeros outside. With
-// RUNS also the sums of the codes of each segment, which the rows bring along. There are 16 threads for each segment.
-template <class W, int TOKENS, int SEGMENTS, int PITCH, bool RUNS>
+// RUNS also sums of the codes: 1 of each segment, which the rows bring along, 2 of each piece of 16 columns, token by
+// token. There are 16 threads for each segment.
+template <class W, int TOKENS, int SEGMENTS, int PITCH, int RUNS>
 QC_DEVICE void qi_stage(const int8_t* x, int64_t x_row, int live, int64_t first, uint32_t* staged, int* runs) {
     constexpr int64_t padded = (W::cols + 63) / 64 * 64;
     constexpr int threads = 16 * SEGMENTS;
@@ -60,13 +96,16 @@ QC_DEVICE void qi_stage(const int8_t* x, int64_t x_row, int live, int64_t first,
         const int64_t column = first * 32 + piece * 16;
         uint4 read = make_uint4(0, 0, 0, 0), to;
         if (token < live && column < padded) read = *(const uint4*)(x + token * x_row + column);
-        // Columns 2t, 2t + 1, 2t + 8, 2t + 9, or 2t, 2t + 8, 2t + 1, 2t + 9 as nibbles come.
-        constexpr uint32_t even = W::bits == 4 ? 0x5140 : 0x5410, odd = W::bits == 4 ? 0x7362 : 0x7632;
+        // In the order of the codes.
+        constexpr uint32_t even = W::bits < 8 ? 0x5140 : 0x5410, odd = W::bits < 8 ? 0x7362 : 0x7632;
         to.x = __byte_perm(read.x, read.z, even), to.y = __byte_perm(read.x, read.z, odd);
         to.z = __byte_perm(read.y, read.w, even), to.w = __byte_perm(read.y, read.w, odd);
         *(uint4*)(staged + token * PITCH + piece * 4) = to;
+        if constexpr (RUNS == 2)
+            runs[i] = __dp4a((int)read.x, 0x01010101, __dp4a((int)read.y, 0x01010101, __dp4a((int)read.z, 0x01010101,
+                             __dp4a((int)read.w, 0x01010101, 0))));
     }
-    if constexpr (RUNS) {
+    if constexpr (RUNS == 1) {
         for (int i = threadIdx.x; i < TOKENS * SEGMENTS; i += threads) {
             const int token = i / SEGMENTS;
             const int64_t segment = first + i % SEGMENTS;
@@ -94,21 +133,29 @@ template <int ENGINE, int BLOCKS> struct qi_sums {
 #pragma unroll
             for (int i = 0; i < count; i++) of[b][i] = 0;
     }
-    // `x` is the staged segment of the first token.
-    QC_DEVICE void multiply(const uint32_t (&a)[4], const uint32_t* x, int pitch, int lane) {
+    // `x` is the staged segment of the first token. PIECES: 3 for both, 1 for the first alone, 2 for the second.
+    template <int PIECES> QC_DEVICE void multiply(const uint32_t (&a)[4], const uint32_t* x, int pitch, int lane) {
         const int g = lane / 4, t = lane % 4;
+        constexpr bool first = PIECES & 1, second = PIECES & 2;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
             if constexpr (ENGINE == QI_MMA) {
                 const uint32_t* const from = x + (8 * b + g) * pitch + t;
                 const uint32_t fragment[2] = {from[0], from[4]};
-                qc_mma_16832_s8(of[b], a, fragment);
+                const uint32_t part[4] = {first ? a[0] : 0, first ? a[1] : 0, second ? a[2] : 0, second ? a[3] : 0};
+                qc_mma_16832_s8(of[b], part, fragment);
             } else {
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     const uint32_t* const from = x + (8 * b + j) * pitch + t;
-                    of[b][j] = __dp4a((int)a[2], (int)from[4], __dp4a((int)a[0], (int)from[0], of[b][j]));
-                    of[b][8 + j] = __dp4a((int)a[3], (int)from[4], __dp4a((int)a[1], (int)from[0], of[b][8 + j]));
+                    if (first) {
+                        of[b][j] = __dp4a((int)a[0], (int)from[0], of[b][j]);
+                        of[b][8 + j] = __dp4a((int)a[1], (int)from[0], of[b][8 + j]);
+                    }
+                    if (second) {
+                        of[b][j] = __dp4a((int)a[2], (int)from[4], of[b][j]);
+                        of[b][8 + j] = __dp4a((int)a[3], (int)from[4], of[b][8 + j]);
+                    }
                 }
             }
         }
@@ -145,7 +192,8 @@ template <class P> QC_DEVICE typename P::weight::parts qi_parts(const uint8_t* w
 template <class P> struct qi_shape {
     typedef typename P::weight W;
     static constexpr int64_t segments = (W::cols + 31) / 32;
-    static constexpr bool one = W::cols <= P::group, runs = P::affine || P::offset != 0;
+    static constexpr bool one = W::cols <= P::group, halves = P::group % 32 != 0;
+    static constexpr int runs = P::affine || P::offset != 0 ? 1 + halves : 0;
 };
 
 // --- few rows of x: the warps of a block share the columns of one panel ----------------------------------------------
@@ -156,16 +204,17 @@ struct qi_made_before {
 };
 
 // 8 tokens. Each warp takes two segments of a round; sums go through shared memory to the thread that owns an element,
-// as integers: of all columns at the end where a row is one group, else of each segment (or two, where groups hold
-// them) in every round. There are four warps at least. `make` makes the rows of x, in shared memory, while the first
+// as integers: of all columns at the end where a row is one group, else of UNIT columns (half a segment, one, or two, as
+// groups hold them) in every round. There are four warps at least. `make` makes the rows of x, in shared memory, while the first
 // codes of w are under way.
 template <class P, int ENGINE, int WARPS, class Finish, class Make = qi_made_before>
 QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, int64_t panel,
                              uint32_t* staged, int* runs, int* sums_of, Finish finish, Make make = Make()) {
     typedef typename P::weight W;
     static_assert(WARPS >= 4, "a thread for each of 16 rows of w times 8 tokens");
-    constexpr int SEGMENTS = 2 * WARPS, PITCH = SEGMENTS * 8 + 4, FLUSH = P::group % 64 == 0 ? 2 : 1;
-    constexpr bool ONE = qi_shape<P>::one, RUNS = qi_shape<P>::runs;
+    constexpr int SEGMENTS = 2 * WARPS, PITCH = SEGMENTS * 8 + 4, RUNS = qi_shape<P>::runs;
+    constexpr int UNIT = P::group % 64 == 0 ? 64 : qi_shape<P>::halves ? 16 : 32, UNITS = SEGMENTS * 32 / UNIT;
+    constexpr bool ONE = qi_shape<P>::one;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = threadIdx.x / 8, token = threadIdx.x % 8;
     const int64_t m0 = (int64_t)blockIdx.y * 8;
     const int live = (int)qc_min(8, m - m0);
@@ -193,19 +242,29 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             uint32_t a[4];
-            ahead[s].fragment(a);
+            qi_operand<P>(ahead[s], a);
             const int64_t next = first + SEGMENTS + 2 * warp + s;
             if (next < qi_shape<P>::segments) ahead[s].load(w, panel, next, lane);
-            sums.multiply(a, staged + (2 * warp + s) * 8, PITCH, lane);  // x is zero behind the last column
-            if (!ONE && (s + 1) % FLUSH == 0) hand_over((2 * warp + s) / FLUSH);
+            const uint32_t* const xs = staged + (2 * warp + s) * 8;  // x is zero behind the last column
+            if constexpr (!ONE && UNIT == 16) {
+                sums.template multiply<1>(a, xs, PITCH, lane);
+                hand_over(2 * (2 * warp + s));
+                sums.template multiply<2>(a, xs, PITCH, lane);
+                hand_over(2 * (2 * warp + s) + 1);
+            } else {
+                sums.template multiply<3>(a, xs, PITCH, lane);
+                if (!ONE && (s + 1) * 32 % UNIT == 0) hand_over((2 * warp + s) * 32 / UNIT);
+            }
         }
         if constexpr (!ONE) __syncthreads();
         if (threadIdx.x < 128) {
-            for (int j = 0; j < SEGMENTS / FLUSH; j++) {
-                const int64_t k = (first + j * FLUSH) * 32, end = k + FLUSH * 32;
+            for (int j = 0; j < UNITS; j++) {
+                const int64_t k = first * 32 + j * UNIT, end = k + UNIT;
                 if (k >= W::cols) break;
-                if constexpr (RUNS)
-                    for (int r = 0; r < FLUSH; r++) ones += runs[token * SEGMENTS + j * FLUSH + r];
+                if constexpr (RUNS != 0) {
+                    constexpr int EACH = RUNS == 2 ? UNIT / 16 : UNIT / 32;  // sums of a unit
+                    for (int r = 0; r < EACH; r++) ones += runs[(token * UNITS + j) * EACH + r];
+                }
                 if constexpr (!ONE) {
                     sum += sums_of[j * 128 + threadIdx.x];
                     if (end % P::group == 0 || end >= W::cols) {
@@ -246,8 +305,8 @@ template <class P, int ENGINE, int BLOCKS, int WARPS, class Finish, class Make =
 QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_row, int64_t m, int64_t panels,
                               uint32_t* staged, int* runs, Finish finish, Make make = Make()) {
     typedef typename P::weight W;
-    constexpr int SEGMENTS = 8, PITCH = SEGMENTS * 8 + 4, TOKENS = 8 * BLOCKS;
-    constexpr bool ONE = qi_shape<P>::one, RUNS = qi_shape<P>::runs;
+    constexpr int SEGMENTS = 8, PITCH = SEGMENTS * 8 + 4, TOKENS = 8 * BLOCKS, RUNS = qi_shape<P>::runs;
+    constexpr bool ONE = qi_shape<P>::one;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int64_t mine = (int64_t)blockIdx.y * WARPS + threadIdx.x / 32, panel = qc_min(mine, panels - 1);
     const int64_t m0 = (int64_t)blockIdx.x * TOKENS;
@@ -285,19 +344,32 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_ro
 #pragma unroll 1
         for (int s = 0; s < SEGMENTS && first + s < qi_shape<P>::segments; s++) {
             uint32_t a[4];
-            ahead.fragment(a);
+            qi_operand<P>(ahead, a);
             const int64_t segment = first + s, end = (segment + 1) * 32;
             if (segment + 1 < qi_shape<P>::segments) ahead.load(w, panel, segment + 1, lane);
-            sums.multiply(a, staged + s * 8, PITCH, lane);
-            if constexpr (RUNS) {
+            const auto count = [&](int run, int of_token) {
 #pragma unroll
                 for (int b = 0; b < BLOCKS; b++) {
-                    ones[b][0] += runs[(8 * b + 2 * t) * SEGMENTS + s];
-                    ones[b][1] += runs[(8 * b + 2 * t + 1) * SEGMENTS + s];
+                    ones[b][0] += runs[(8 * b + 2 * t) * of_token + run];
+                    ones[b][1] += runs[(8 * b + 2 * t + 1) * of_token + run];
                 }
+            };
+            if constexpr (!ONE && qi_shape<P>::halves) {
+                sums.template multiply<1>(a, staged + s * 8, PITCH, lane);
+                if constexpr (RUNS != 0) count(2 * s, 2 * SEGMENTS);
+                fold(segment * 32);
+                if (segment * 32 + 16 < W::cols) {
+                    sums.template multiply<2>(a, staged + s * 8, PITCH, lane);
+                    if constexpr (RUNS != 0) count(2 * s + 1, 2 * SEGMENTS);
+                    fold(segment * 32 + 16);
+                }
+            } else {
+                sums.template multiply<3>(a, staged + s * 8, PITCH, lane);
+                if constexpr (RUNS == 1) count(s, SEGMENTS);
+                if constexpr (RUNS == 2) count(2 * s, 2 * SEGMENTS), count(2 * s + 1, 2 * SEGMENTS);
+                if constexpr (!ONE)
+                    if (end % P::group == 0 || end >= W::cols) fold(segment * 32 / P::group * P::group);
             }
-            if constexpr (!ONE)
-                if (end % P::group == 0 || end >= W::cols) fold(segment * 32 / P::group * P::group);
         }
         __syncthreads();
     }

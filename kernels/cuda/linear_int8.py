@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.int8_rows import KINDS, clip_factors, row_bytes
@@ -68,9 +70,9 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     made = _Made.of(spec, warps, weight.panels, many=False)
     if made is not None:
         made.room(shared)
-    slots = warps if product.columns(weight.cols) >= weight.cols else 2 * warps
+    slots = warps if product.columns(weight.cols) >= weight.cols else 2 * warps * _runs_of_segment(product)
     shared.add("sums_of", "int", slots * 128, 4)
-    _add_staged(shared, FEW_ROWS, 2 * warps)
+    _add_staged(shared, FEW_ROWS, 2 * warps, product)
     rows = _rows(spec, "0") if made is None else made.rows_argument
     given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish"
     lines = [
@@ -98,7 +100,7 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     shared, tokens = SharedMemory(), 64 if large else 32
     if made is not None:
         made.room(shared)
-    _add_staged(shared, tokens, SEGMENTS)
+    _add_staged(shared, tokens, SEGMENTS, _product(spec))
     rows = _rows(spec, f"(int64_t)blockIdx.x * {tokens}") if made is None else made.rows_argument
     given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, {weight.panels}, staged, runs, finish"
     lines = [
@@ -123,10 +125,15 @@ def _engine(arch: str) -> str:
     return "mma" if arch_number(arch) >= TENSOR_CORES else "dp4a"
 
 
-def _add_staged(shared: SharedMemory, tokens: int, segments: int) -> None:
+def _runs_of_segment(product: IntegerProduct) -> int:
+    """Sums that 32 columns have: two where groups are of 16."""
+    return 2 if product.group % 32 else 1
+
+
+def _add_staged(shared: SharedMemory, tokens: int, segments: int, product: IntegerProduct) -> None:
     """Adds the room for a round of x."""
     shared.add("staged", "uint32_t", tokens * (segments * 8 + 4), 4)
-    shared.add("runs", "int", tokens * segments, 4)
+    shared.add("runs", "int", tokens * segments * _runs_of_segment(product), 4)
 
 
 def _rows(spec: KernelSpec, first: str) -> str:
@@ -272,12 +279,18 @@ def _product(spec: KernelSpec) -> IntegerProduct:
 
 
 def _struct(name: str, weight: Weight, product: IntegerProduct, spec: KernelSpec) -> str:
-    """What int8.cuh needs to know about a product. Bytes are signed; of unsigned codes they hold the code minus 128."""
+    """What int8.cuh needs to know about a product. Bytes are signed; of unsigned codes of 8 bits they hold the code minus
+    128, and those of a list what the smallest integer of it allows."""
     reference = spec.operands[1].format
     assert reference is not None
     d = formats.get(reference.name, **reference.params).declaration
     parts = {g: f"p.of[{i}]" for i, g in enumerate(d.split.per_entry)}
-    offset = product.first if weight.bits == 4 else product.first + 128
+    offset = product.first if weight.bits < 8 else product.first + 128
+    listed = product.listed or ()
+    if listed:
+        offset = 0 if -128 <= min(listed) and max(listed) < 128 else product.first + 128
+    signed = np.resize(np.array([integer - offset for integer in listed] or [0], np.int8), 16).view("<u4")
+    words = ", ".join(f"{word:#010x}u" for word in signed.tolist())
     slope = product.slope.to_c(parts, style=AS_THEY_ARE)
     zero = "0.0f" if product.intercept is None else product.intercept.to_c(parts, style=AS_THEY_ARE)
     lines = [
@@ -287,11 +300,23 @@ def _struct(name: str, weight: Weight, product: IntegerProduct, spec: KernelSpec
         f"    static constexpr int offset = {offset};",
         f"    static constexpr bool pairs = {str(linear_body(spec).pairs).lower()};",
         f"    static constexpr bool affine = {str(product.intercept is not None).lower()};",
+        f"    static constexpr bool listed = {str(bool(listed)).lower()};",
+        *(_list_member(words) if listed else []),
         f"    static QC_DEVICE float slope(const weight::parts& p) {{ return {slope}; }}",
         f"    static QC_DEVICE float intercept(const weight::parts& p) {{ return {zero}; }}",
         "};",
     ]
     return block(lines)
+
+
+def _list_member(words: str) -> list[str]:
+    """The bytes of the 16 codes, four in a word; the compiler folds the choice."""
+    first, second, third, fourth = words.split(", ")
+    return [
+        "    static QC_DEVICE constexpr uint32_t list(int i) {",
+        f"        return i == 0 ? {first} : i == 1 ? {second} : i == 2 ? {third} : {fourth};",
+        "    }",
+    ]
 
 
 def _blocks(m: Dim, tokens: int) -> Dim:

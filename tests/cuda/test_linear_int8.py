@@ -21,7 +21,7 @@ from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 cases = load("tests/kernels/test_linear_int8.py")
 CLASSES = {"2-8": (1, 2, 7, 8, 33), "large": (1, 33, 65), "9-64": (33,)}
 ENGINES = {"sm_70": "dp4a", "sm_75": "mma", "sm_90a": "mma"}
-FAST = ("int8", "int4_zeros", "q4_K")
+FAST = ("int8", "int4_zeros", "q4_K", "q6_K", "mxfp4")
 
 
 def linear_spec(case: str, m_class: Any) -> KernelSpec:
@@ -77,7 +77,7 @@ def test_rows_have_the_bits_of_their_definition(sim_module: Callable[..., Any]) 
 
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[] if a == "sm_90a" else pytest.mark.slow) for a in ARCHS])
 def test_every_architecture_compiles_them_without_spills(nvrtc: Callable[..., Any], arch: str) -> None:
-    specs = [linear_spec(case, m_class) for case in ("int8", "int4_zeros") for m_class in CLASSES]
+    specs = [linear_spec(case, m_class) for case in ("int8", "int4_zeros", "q6_K", "iq4_xs") for m_class in CLASSES]
     resources = nvrtc([*specs, cases.ROWS[0]], arch)
     for spec in specs:
         assert emit_kernel(spec, arch).engine == ENGINES.get(arch, "mma")
