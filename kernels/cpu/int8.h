@@ -283,20 +283,21 @@ template <int S> struct qi_number { static constexpr int value = S; };
 
 // --- the microkernel -------------------------------------------------------------------------------------------------
 
-// tile[i][16 p + lane]: MR rows of x times QG_NP panels of w (`next` repeats the last one), scaled.
-template <class W, class E, int MR>
-static void qi_micro(const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, float* tile) {
+// tile[i][16 p + lane]: MR rows of x times NP panels of w (`next` is the last of them), scaled. `begin`: their place among
+// the QG_NP panels of a unit.
+template <class W, class E, int MR, int NP> static void qi_micro(
+    const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, int begin, float* tile) {
     typedef qi_planes<W> P;
-    constexpr int REGS = QG_NP * QC_REGS;
+    constexpr int REGS = NP * QC_REGS;
     constexpr bool HELD = MR <= E::HELD && W::SHARED != 0;
     const int64_t span = qi_span(from.k, W::SHARED);
-    qi_walk<W> walk[QG_NP];
-    W entries[QG_NP];
-    vf totals[HELD ? MR : 1][QG_NP];
-    QG_UNROLL for (int p = 0; p < QG_NP; p++) walk[p].start(from, p ? next : panel);
+    qi_walk<W> walk[NP];
+    W entries[NP];
+    vf totals[HELD ? MR : 1][NP];
+    QG_UNROLL for (int p = 0; p < NP; p++) walk[p].start(from, p ? next : panel);
     if constexpr (HELD)
         QG_UNROLL for (int i = 0; i < MR; i++)
-            QG_UNROLL for (int p = 0; p < QG_NP; p++) totals[i][p] = vzero();
+            QG_UNROLL for (int p = 0; p < NP; p++) totals[i][p] = vzero();
     const char* x = rows.x;
     for (int64_t g = 0, k = 0; k < from.k; g++, k += span) {
         qu sum[MR][REGS];
@@ -314,15 +315,15 @@ static void qi_micro(const qg_packed& from, const qi_block& rows, int64_t panel,
             x += E::STEP;
         };
         for (int64_t j = k, end = qc_min(k + span, from.k); j < end; j += P::PER) {
-            QG_UNROLL for (int p = 0; p < QG_NP; p++) walk[p].at(j);
+            QG_UNROLL for (int p = 0; p < NP; p++) walk[p].at(j);
             step(qi_number<0>());
             if constexpr (P::STEPS > 1) step(qi_number<1>());
             if constexpr (P::STEPS > 2) step(qi_number<2>()), step(qi_number<3>());
         }
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+        QG_UNROLL for (int p = 0; p < NP; p++) {
             vf slope, intercept;
             if (W::NESTED && rows.entries) {
-                const float* const at = rows.entries + g * qi_entries_of<W>() + p * 16 * (1 + W::AFFINE);
+                const float* const at = rows.entries + g * qi_entries_of<W>() + (begin + p) * 16 * (1 + W::AFFINE);
                 slope = vload(at), intercept = W::AFFINE ? vload(at + 16) : vzero();
             } else {
                 entries[p].load(from, p ? next : panel, k);
@@ -336,15 +337,15 @@ static void qi_micro(const qg_packed& from, const qi_block& rows, int64_t panel,
                 if constexpr (HELD) {
                     totals[i][p] = totals[i][p] + term;
                 } else {
-                    float* const to = tile + (i * QG_NP + p) * 16;
+                    float* const to = tile + (i * QG_NP + begin + p) * 16;
                     vstore(to, (g ? vload(to) : vzero()) + term);
                 }
             }
         }
     }
     QG_UNROLL for (int i = 0; i < MR; i++)
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
-            float* const to = tile + (i * QG_NP + p) * 16;
+        QG_UNROLL for (int p = 0; p < NP; p++) {
+            float* const to = tile + (i * QG_NP + begin + p) * 16;
             vstore(to, (HELD ? totals[HELD ? i : 0][p] : vload(to)) * vset(rows.scale[i]));
         }
 }
@@ -361,7 +362,11 @@ template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
     constexpr int SMALLER = MR > 8 ? 8 : MR > 4 ? 4 : MR > 1;
     if constexpr (SMALLER > 0)
         if (count <= SMALLER) return qi_micro_rows<W, E, SMALLER>(count, from, rows, panel, next, tile);
-    qi_micro<W, E, MR>(from, rows, panel, next, tile);
+    if constexpr (MR == 1) {  // bound by memory: one panel after the other, in the order in which they lie there
+        for (int p = 0; p < QG_NP; p++) qi_micro<W, E, MR, 1>(from, rows, p ? next : panel, p ? next : panel, p, tile);
+    } else {
+        qi_micro<W, E, MR, QG_NP>(from, rows, panel, next, 0, tile);
+    }
 }
 
 // --- the work --------------------------------------------------------------------------------------------------------
