@@ -40,7 +40,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from linear_cpu import Bench
+from cpubench.probes import Bench
 
 import qcompiler as qc
 from qcompiler.runtime.isa import host_isa
