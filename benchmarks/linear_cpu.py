@@ -33,8 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from cpubench.kernels import SUFFIX, Product, linear_spec, numbers, operands, packed, rows_spec, specs_of
+from cpubench.linears import SUFFIX, Product, linear_spec, numbers, operands, packed, rows_spec, specs_of, weight
 from cpubench.probes import Bench
 
 from qcompiler.formats.int8_rows import row_bytes
@@ -87,12 +86,13 @@ def int_mm_engine(m: int, n: int, k: int, now: Callable[[], float]) -> Engine:
 def make_case(
     bench: Bench, products: Sequence[Product], m: int, n: int, k: int, now: Callable[[], float]
 ) -> list[Engine]:
-    x, w, bias = numbers(m, n, k)
-    engines = [torch_engine((x, w, bias), torch.float32, now)]
+    x, bias, _ = numbers(m, n, k)
+    given = x, weight(n, k), bias
+    engines = [torch_engine(given, torch.float32, now)]
     if any(product.arithmetic == "bf16" for product in products):
-        engines.append(torch_engine((x, w, bias), torch.bfloat16, now))
+        engines.append(torch_engine(given, torch.bfloat16, now))
     for product in products:
-        data = packed(product, w)
+        data = packed(product, n, k)
         call = bench.caller(linear_spec(product, m, n, k), operands(product, x, data, bias), [m])
         engines.append(Engine(product.name, call, data.size))
     if any(product.codes for product in products):

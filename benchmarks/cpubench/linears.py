@@ -110,19 +110,32 @@ def linear_spec(product: Product, m: int, n: int, k: int) -> KernelSpec:
     return KernelSpec(name=name, symbols=("m",), operands=operands, body=body)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=2)
+def weight(n: int, k: int) -> Array:
+    """fp32 (n, k), always the same for a shape."""
+    return np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=2)
 def numbers(m: int, n: int, k: int) -> tuple[Array, Array, Array]:
-    """(x, weight, bias) in fp32, always the same for a shape."""
-    rng = np.random.default_rng(0)
+    """(x, bias, their product with the weight) in fp32."""
+    rng = np.random.default_rng(1)
     x, bias = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal(n).astype(np.float32)
-    return x, rng.standard_normal((n, k)).astype(np.float32), bias
+    return x, bias, x @ weight(n, k).T + bias
 
 
-def packed(product: Product, w: Array) -> Array:
+def packed(product: Product, n: int, k: int) -> Array:
     """The bytes that the kernel reads of a weight."""
-    fmt, layout = product.fmt, layouts.get(product.layout)
-    canonical = w.astype(NUMPY_DTYPES[product.dtype]).view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
-    return aligned(layout.pack(fmt, product.dtype, *w.shape, canonical))
+    return _packed(product.format, tuple(product.params.items()), product.dtype, product.layout, n, k)
+
+
+@functools.lru_cache(maxsize=64)
+def _packed(
+    format: str | None, params: tuple[tuple[str, Any], ...], dtype: DType, layout: str, n: int, k: int
+) -> Array:
+    w, fmt = weight(n, k), None if format is None else formats.get(format, **dict(params))
+    canonical = w.astype(NUMPY_DTYPES[dtype]).view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
+    return aligned(layouts.get(layout).pack(fmt, dtype, n, k, canonical))
 
 
 def operands(product: Product, x: Array, data: Array, bias: Array) -> list[Array]:

@@ -1,0 +1,38 @@
+"""Points that stand out from the trend of their neighbours: time against a size.
+
+The trend at a point is the straight line, in logarithms of both, through the points at its sides; at either end through
+the next two, continued.  A time above it by more than `ALLOWED` times marks a size that a kernel serves badly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALLOWED = 1.3
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A point, and how many times the trend its time is."""
+
+    size: float
+    ratio: float
+
+
+def trend(sizes: Sequence[float], times: Sequence[float], at: int) -> float:
+    """The time that its neighbours give the point at this place."""
+    last = len(sizes) - 1
+    a, b = (1, 2) if at == 0 else (last - 2, last - 1) if at == last else (at - 1, at + 1)
+    x, y = [math.log(sizes[i]) for i in (a, b)], [math.log(times[i]) for i in (a, b)]
+    slope = (y[1] - y[0]) / (x[1] - x[0])
+    return math.exp(y[0] + slope * (math.log(sizes[at]) - x[0]))
+
+
+def outliers(sizes: Sequence[float], times: Sequence[float], allowed: float = ALLOWED) -> list[Outlier]:
+    """The points above `allowed` times their trend. Sizes ascend; of fewer than three nothing can be said."""
+    if len(sizes) < 3:
+        return []
+    ratios = [times[i] / trend(sizes, times, i) for i in range(len(sizes))]
+    return [Outlier(size, ratio) for size, ratio in zip(sizes, ratios, strict=True) if ratio > allowed]
