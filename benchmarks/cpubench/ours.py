@@ -53,8 +53,8 @@ def specs(product: Product, m: int, n: int, k: int) -> list[KernelSpec]:
 
 
 def runner(bench: Bench, product: Product, m: int, n: int, k: int, total: int, most: int = MOST_COPIES) -> Runner:
-    """`total` is the number of bytes of all copies, of which there are at most `most`. Products of codes make their rows
-    of int8 each time."""
+    """`total` is the number of bytes of all copies, of which there are at most `most`. Products of codes make rows of
+    int8 each time."""
     x, bias, expected = numbers(m, n, k)
     data = packed(product, n, k)
     copies = copies_of(data.size, total, most)
