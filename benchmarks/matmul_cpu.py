@@ -22,7 +22,8 @@ whichever is longer; "limit" is its share of the time that was measured, "by" sa
 other processes took more than 3 % of the cores is measured again, `--tries` times at most, and is then marked.
 
 `--growth` measures our products against M, N and K on one thread and on two.  Points above 1.3 times the trend of
-their neighbours are measured again; those that stay there are listed and circled.
+their neighbours are measured again; those that stay there are listed and circled.  A line that others disturbed is
+measured again like a cell.
 
 `--write` puts tables and plots between the markers of a page.  Nobody is pinned to a core; all have `--threads`.
 """
@@ -229,6 +230,21 @@ def grown(measure: Callable[[int], float], sizes: Sequence[int]) -> tuple[list[f
     return times, growth.outliers(sizes, times)
 
 
+def line(measure: Callable[[int], float], sizes: Sequence[int], tries: int) -> dict[str, Any]:
+    """What a plot says of a product, measured again while others take the cores."""
+    watch = quiet.Watch(time.process_time)
+
+    def once() -> tuple[tuple[list[float], list[growth.Outlier]], quiet.Noise]:
+        stop = watch.start()
+        return grown(measure, sizes), stop()
+
+    (times, outliers), noise, count = quiet.until_quiet(once, tries)
+    return {
+        "us": [1e6 * each for each in times], "outliers": [asdict(each) for each in outliers], "tries": count,
+        "others": noise.share, "disturbed": noise.disturbed,
+    }  # fmt: skip
+
+
 def measure_growth(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Each sweep of our products on each number of threads."""
     products = [product_of(name, kind) for name, kind in GROWTH]
@@ -252,10 +268,9 @@ def measure_growth(options: argparse.Namespace) -> list[dict[str, Any]]:
                     runner = ours.runner(bench, product, *places[i], total, most=10_000)
                     return statistics.median(runner.turn(options.least) for _ in range(options.growth_rounds))
 
-                times, outliers = grown(measure, sizes)
-                marks = [asdict(each) for each in outliers]
-                us = [1e6 * each for each in times]
-                made["lines"].append({"product": product.name, "threads": threads, "us": us, "outliers": marks})
+                made["lines"].append(
+                    {"product": product.name, "threads": threads, **line(measure, sizes, options.tries)}
+                )
         found.append(made)
     return found
 

@@ -1,7 +1,8 @@
 """Points that stand out from the trend of their neighbours: time against a size.
 
-The trend at a point is the straight line, in logarithms of both, through the points at its sides; at either end through
-the next two, continued.  A time above it by more than `ALLOWED` times marks a size that a kernel serves badly.
+The trend at a point is the straight line, in logarithms of both, through the points at its sides.  The first point has
+the time of the second, since less work should not take longer; the last one grows from the point before it in
+proportion to the size.  A time of more than `ALLOWED` times the trend marks a size that a kernel serves badly.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ class Outlier:
 
 def trend(sizes: Sequence[float], times: Sequence[float], at: int) -> float:
     """The time that its neighbours give the point at this place."""
-    last = len(sizes) - 1
-    a, b = (1, 2) if at == 0 else (last - 2, last - 1) if at == last else (at - 1, at + 1)
+    if at == 0:
+        return times[1]
+    if at == len(sizes) - 1:
+        return times[at - 1] * sizes[at] / sizes[at - 1]
+    a, b = at - 1, at + 1
     x, y = [math.log(sizes[i]) for i in (a, b)], [math.log(times[i]) for i in (a, b)]
     slope = (y[1] - y[0]) / (x[1] - x[0])
     return math.exp(y[0] + slope * (math.log(sizes[at]) - x[0]))

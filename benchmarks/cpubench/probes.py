@@ -54,15 +54,14 @@ static double rate(qc_ctx* ctx, void (*task)(void*, int64_t, char*), double oper
     ctx->parallel(ctx, ctx->num_threads * SHARES, task, 0);
     return ctx->num_threads * SHARES * operations * CHAINS * STEPS / (seconds() - start);
 }
+// Every loop over the chains is unrolled: one that is not keeps their sums in memory.
+#define EACH_CHAIN(i) _Pragma("GCC unroll 24") for (int i = 0; i < CHAINS; i++)
 static void peak_task(void*, int64_t, char* scratch) {
     vf sum[CHAINS];
-    for (int i = 0; i < CHAINS; i++) sum[i] = vset((float)i);
+    EACH_CHAIN(i) sum[i] = vset((float)i);
     const vf a = vset(0.999f), b = vset(0.5f);
-    for (int64_t k = 0; k < STEPS; k++) {
-#pragma GCC unroll 24
-        for (int i = 0; i < CHAINS; i++) sum[i] = vfma(sum[i], a, b);
-    }
-    for (int i = 1; i < CHAINS; i++) sum[0] = sum[0] + sum[i];
+    for (int64_t k = 0; k < STEPS; k++) EACH_CHAIN(i) sum[i] = vfma(sum[i], a, b);
+    EACH_CHAIN(i) sum[0] = sum[0] + sum[i];
     vstore((float*)scratch, sum[0]);
 }
 extern "C" double qb_fp32(qc_ctx* ctx) { return rate(ctx, peak_task, 2.0 * 16); }
@@ -70,25 +69,19 @@ extern "C" double qb_fp32(qc_ctx* ctx) { return rate(ctx, peak_task, 2.0 * 16); 
 #if defined(QC_AVX512)
 __attribute__((target("avx512bf16"))) static void bf16_task(void*, int64_t task, char* scratch) {
     __m512 sum[CHAINS];
-    for (int i = 0; i < CHAINS; i++) sum[i] = _mm512_set1_ps((float)i);
+    EACH_CHAIN(i) sum[i] = _mm512_set1_ps((float)i);
     const __m512bh a = (__m512bh)_mm512_set1_epi16((short)(0x3f80 + task)), b = (__m512bh)_mm512_set1_epi16(0x3a00);
-    for (int64_t k = 0; k < STEPS; k++) {
-#pragma GCC unroll 24
-        for (int i = 0; i < CHAINS; i++) sum[i] = _mm512_dpbf16_ps(sum[i], a, b);
-    }
-    for (int i = 1; i < CHAINS; i++) sum[0] = _mm512_add_ps(sum[0], sum[i]);
+    for (int64_t k = 0; k < STEPS; k++) EACH_CHAIN(i) sum[i] = _mm512_dpbf16_ps(sum[i], a, b);
+    EACH_CHAIN(i) sum[0] = _mm512_add_ps(sum[0], sum[i]);
     _mm512_storeu_ps(scratch, sum[0]);
 }
-// Written as asm: g++ 12 stores the sums of the intrinsic to memory in each step, which halves the rate.
-static void int8_task(void*, int64_t task, char* scratch) {
+__attribute__((target("avx512vnni"))) static void int8_task(void*, int64_t task, char* scratch) {
     __m512i sum[CHAINS];
-    for (int i = 0; i < CHAINS; i++) sum[i] = _mm512_set1_epi32(i);
+    EACH_CHAIN(i) sum[i] = _mm512_set1_epi32(i);
     const __m512i a = _mm512_set1_epi8((char)(task + 1)), b = _mm512_set1_epi8((char)(task - 3));
-    for (int64_t k = 0; k < STEPS; k++) {
-#pragma GCC unroll 24
-        for (int i = 0; i < CHAINS; i++) asm volatile("vpdpbusd %2, %1, %0" : "+v"(sum[i]) : "v"(a), "v"(b));
-    }
-    for (int i = 1; i < CHAINS; i++) sum[0] = _mm512_add_epi32(sum[0], sum[i]);
+    for (int64_t k = 0; k < STEPS; k++)
+        EACH_CHAIN(i) asm volatile("vpdpbusd %2, %1, %0" : "+v"(sum[i]) : "v"(a), "v"(b));
+    EACH_CHAIN(i) sum[0] = _mm512_add_epi32(sum[0], sum[i]);
     _mm512_storeu_si512(scratch, sum[0]);
 }
 #endif
@@ -200,8 +193,11 @@ class Bench:
         pointer = ctypes.c_void_p(self.memory.ctypes.data)
         return float(self.library.qb_read(ctypes.byref(self.context), pointer, ctypes.c_int64(self.memory.size)))
 
-    def limits(self) -> Limits:
-        """All probes, once."""
+    def limits(self, rounds: int = 3) -> Limits:
+        """The medians of all probes."""
+        return middle([self._limits() for _ in range(rounds)])
+
+    def _limits(self) -> Limits:
         context = ctypes.byref(self.context)
         bf16, int8 = (float(probe(context)) or None for probe in (self.library.qb_bf16, self.library.qb_int8))
         return Limits(self.bandwidth(), self.peak(), bf16, int8)

@@ -131,6 +131,8 @@ def growth_text(run: Run) -> list[str]:
     found = [
         f"{sweep['title']}, {each['product']}, {each['threads']} thread(s): {sweep['axis'].upper()} = "
         f"{point['size']:g} takes {point['ratio']:.2f} times the trend of its neighbours"
+        + " (others disturbed the line)"
+        * each["disturbed"]
         for sweep in run["growth"]
         for each in sweep["lines"]
         for point in each["outliers"]
