@@ -13,8 +13,9 @@ missing, or a product that it cannot compute, is in the table with the reason.
 
 Each product is measured on copies of its weight, four times the largest cache together (at 128 rows and more, where
 reading the weight takes little of the time, one and a quarter), so that every call reads it from memory, as in a model.
-A *cell* is a shape and a number of rows.  In each of its rounds every product has a turn, in a varying order; the table
-has medians.  The error is relative to the product in fp32: it shows that everybody computes the same.
+With all formats these copies take 12 GB where the cache has 32 MiB.  A *cell* is a shape and a number of rows.  In each
+of its rounds every product has a turn, in a varying order; the table has medians.  The error is relative to the product
+in fp32: it shows that everybody computes the same.
 
 Before and after a cell the machine's limits are measured: reading memory, and the rate of each kind of arithmetic
 (cpubench/probes.py).  The time that the limit allows is that of the bytes (weight, x, result) or of the operations,
@@ -163,6 +164,8 @@ class Run:
         return found, missing
 
     def cell(self, m: int, n: int, k: int) -> dict[str, Any]:
+        products = [product.name for product in self.products]
+        products += [engine for peer in self.peers for engine in peer.engines]
         runners, missing = self.runners(m, n, k)
 
         def measure() -> tuple[dict[str, Any], quiet.Noise]:
@@ -178,7 +181,8 @@ class Run:
             if peer.process.poll() is None:
                 peer.ask("drop")
         return {
-            "m": m, "n": n, "k": k, **found, "others": noise.share, "tries": tries, "disturbed": noise.disturbed,
+            "m": m, "n": n, "k": k, "products": products, **found, "others": noise.share, "tries": tries,
+            "disturbed": noise.disturbed,
         }  # fmt: skip
 
     def facts(self) -> dict[str, Any]:

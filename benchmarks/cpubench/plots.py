@@ -10,6 +10,9 @@ from html import escape
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LEGEND = 460, 320, 62, 30, 44, 190
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8f5fb0", "#e08e0b", "#00798c", "#7a5c3d", "#c2478f", "#5b6770", "#9aa21b")
 
+DASHES = {True: ("", "14 3", "14 3 3 3"), False: ("5 3", "2 2", "8 3 2 3")}
+"""Of bold lines and of others; the next one is used when the colours have all been."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -72,10 +75,12 @@ def _grid(x: Axis, y: Axis, sizes: Sequence[float]) -> list[str]:
     return out
 
 
-def _line(x: Axis, y: Axis, line: Line, colour: str, place: float) -> list[str]:
+def _line(x: Axis, y: Axis, line: Line, number: int) -> list[str]:
+    colour, dashes = COLOURS[number % len(COLOURS)], DASHES[line.bold]
+    dash, place = dashes[number // len(COLOURS) % len(dashes)], TOP + 10 + 18 * number
     points = [(x.at(a), y.at(b)) for a, b in line.points]
     width = 2.6 if line.bold else 1.3
-    dash = "" if line.bold else ' stroke-dasharray="5 3"'
+    dash = dash and f' stroke-dasharray="{dash}"'
     path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
     out = [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dash}/>']
     for (size, _), (a, b) in zip(line.points, points, strict=True):
@@ -98,7 +103,7 @@ def lines(title: str, across: str, up: str, drawn: Sequence[Line]) -> str:
     y = Axis(min(values) / 1.2, max(values) * 1.2, rows - BOTTOM, TOP)
     out = _grid(x, y, sizes)
     for i, line in enumerate(drawn):
-        out += _line(x, y, line, COLOURS[i % len(COLOURS)], TOP + 10 + 18 * i)
+        out += _line(x, y, line, i)
     middle = (x.begin + x.end) / 2
     out.append(text(middle, 18, title, 'text-anchor="middle" font-weight="bold"'))
     out.append(text(middle, rows - 8, across, 'text-anchor="middle"'))

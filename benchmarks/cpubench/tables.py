@@ -55,8 +55,7 @@ def cells_of(run: Run, n: int, k: int) -> list[dict[str, Any]]:
 def table(run: Run, n: int, k: int) -> list[str]:
     """Every product against M: its time, its share of the limit, and what the limit is."""
     cells = cells_of(run, n, k)
-    names = dict.fromkeys(row["product"] for cell in cells for row in cell["rows"])
-    names |= dict.fromkeys(name for cell in cells for name in cell["missing"])
+    names = dict.fromkeys(name for cell in cells for name in cell["products"])
     found = [{row["product"]: row for row in cell["rows"]} for cell in cells]
     heads = [f"M = {cell['m']}" + (" (disturbed)" if cell["disturbed"] else "") for cell in cells]
     out = [f"| {n} × {k} | {' | '.join(heads)} | limit | without a figure |", "|---" * (len(cells) + 3) + "|"]
@@ -142,9 +141,9 @@ def growth_text(run: Run) -> list[str]:
 
 def page(run: Run, images: Sequence[str], folder: str) -> str:
     """The part of a page between the markers."""
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    versions = "".join(f", {name} {version}" for name, version in run["versions"].items())
     out = [
-        f"{run['machine']}, {run['threads']} threads for everybody, {run['isa']}, {run['date']}; {versions}. Medians "
+        f"{run['machine']}, threads for everybody: {run['threads']}, {run['isa']}, {run['date']}{versions}. Medians "
         f"of {run['rounds']} rounds in turns.",
     ]
     for n, k in shapes(run):
