@@ -137,7 +137,7 @@ class Run:
 
     def _lost(self, peer: peers.Peer, why: str) -> None:
         self.peers = [each for each in self.peers if each is not peer]
-        self.missing[peer.project] = f"its process ended: {why}"
+        self.missing[peer.project] = why
 
     def total(self, m: int) -> int:
         """Bytes of all copies of a weight."""
@@ -158,9 +158,8 @@ class Run:
                     found.append(peer.runner(engine, m, n, k, self.total(m)))
                 except peers.PeerError as error:
                     missing[engine] = str(error)
-                    if peer.process.poll() is not None:
-                        self._lost(peer, str(error))
-                        break
+            if peer.process.poll() is not None:
+                self._lost(peer, peer.ended or f"its process ended with {peer.process.returncode}")
         return found, missing
 
     def cell(self, m: int, n: int, k: int) -> dict[str, Any]:
@@ -178,8 +177,10 @@ class Run:
 
         found, noise, tries = quiet.until_quiet(measure, self.options.tries)
         for peer in self.peers:
-            if peer.process.poll() is None:
+            try:
                 peer.ask("drop")
+            except peers.PeerError as error:
+                self._lost(peer, str(error))
         return {
             "m": m, "n": n, "k": k, "products": products, **found, "others": noise.share, "tries": tries,
             "disturbed": noise.disturbed,
@@ -199,7 +200,7 @@ class Run:
 
 
 def processor() -> str:
-    """Its name and that of the system."""
+    """Its name, family and model."""
     file = Path("/proc/cpuinfo")
     text = file.read_text() if file.exists() else ""
     named = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))

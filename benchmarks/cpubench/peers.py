@@ -36,7 +36,7 @@ class Peer:
     """The process of a project. PeerError if it does not start."""
 
     def __init__(self, project: str, python: str, threads: int) -> None:
-        self.project = project
+        self.project, self.ended = project, ""
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until `close`
         command = [python, "-P", "-c", START, str(PROCESS), project, "--threads", str(threads)]
         # A library that looks for a GPU finds none, and OpenMP has as many threads as everybody.
@@ -58,8 +58,9 @@ class Peer:
         if not line:
             code = self.process.wait()
             self._said.seek(0)
-            last = (self._said.read().strip().splitlines() or [f"it ended with {code}"])[-1]
-            raise PeerError(last[:300])
+            last = (self._said.read().strip().splitlines() or ["nothing"])[-1]
+            self.ended = f"its process ended with {code}; it said last: {last[:300]}"
+            raise PeerError(self.ended)
         found: dict[str, Any] = json.loads(line)
         if "failed" in found:
             raise PeerError(found["failed"])
@@ -67,11 +68,13 @@ class Peer:
 
     def ask(self, what: str, **given: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
+        if self.ended:
+            raise PeerError(self.ended)
         try:
             self.process.stdin.write(json.dumps({"do": what, **given}) + "\n")
             self.process.stdin.flush()
-        except OSError as error:  # it has ended
-            raise PeerError(f"its process has ended: {error}") from error
+        except BrokenPipeError:  # it has ended; why is read below
+            pass
         return self._answer()
 
     def runner(self, engine: str, m: int, n: int, k: int, total: int) -> Runner:

@@ -85,6 +85,27 @@ def test_a_runner_that_stops_is_named_and_the_others_go_on() -> None:
     assert times == {"a": [0.5] * 3} and stopped == {"b": "its process has ended"}
 
 
+STUB = """
+import json, sys
+print(json.dumps({"version": "1", "engines": {"a": "fp32"}}), flush=True)
+sys.stdin.readline()
+sys.exit("a library crashed")
+"""
+
+
+def test_a_process_that_ends_is_a_missing_peer_with_what_it_said_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.setattr(peers, "PROCESS", tmp_path / "stub.py")
+    (peer,), missing = peers.start(["torch"], sys.executable, 1)
+    assert "torch" not in missing and missing["openvino"] == "left out by --peers"
+    for _ in range(2):
+        with pytest.raises(peers.PeerError, match="ended with 1; it said last: a library crashed"):
+            peer.runner("a", 1, 1, 1, 1)
+    peer.close()
+
+
 def test_the_limit_is_the_longer_of_bytes_and_operations() -> None:
     limits = matmul.Limits(bandwidth=100.0, fp32=10.0, bf16=20.0, int8=None)
     assert limits.seconds("fp32", 10, 50) == (1.0, "fp32")
