@@ -16,7 +16,7 @@ FOLDERS = $(LONG) $(filter-out $(LONG) lint mlir,$(notdir $(patsubst %/,%,$(wild
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
 
-.PHONY: help demo install test test-full lint lint-style lint-types fuzz bench docs site gpu-check gpu-wheels clean
+.PHONY: help demo install test test-full lint lint-style lint-types fuzz bench bench-peers docs site gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo       MiniLM, quantised three ways: accuracy, sizes, speed, dumps, and a run without torch"
@@ -25,7 +25,9 @@ help:
 	@echo "                parts. What has passed for this tree is not run again"
 	@echo "make fuzz       damaged and hostile files for SECONDS=300; TARGETS='qca gguf' runs these, FIRST=10000 others"
 	@echo "make lint       ruff, strict mypy and import-linter on the installed wheel"
-	@echo "make bench      the benchmarks, peers in the same run"
+	@echo "make bench      linears, a language model and whole models on the CPU, peers in the same run (hours);"
+	@echo "                WRITE=1 puts the linears' tables and plots into docs/performance.md"
+	@echo "make bench-peers  installs the peers in .venv-peers; llama.cpp is compiled (10 to 20 minutes)"
 	@echo "make docs       writes the generated pages of docs/"
 	@echo "make site       the pages and the API reference as HTML in build/docs; a warning is an error"
 	@echo "make gpu-check  everything that needs a GPU; WHEELS=folder installs from there, OUT=folder gets the JSON,"
@@ -94,9 +96,26 @@ fuzz: $(STAMP)
 	$(BIN)/python -P tests/fuzz/files.py --seconds $(or $(SECONDS),300) --first $(or $(FIRST),0) \
 		$(addprefix --target ,$(TARGETS))
 
+# Each names the peers that are missing.  Figures stay in build/bench.
+PEERS = .venv-peers
 bench: $(STAMP)
-	$(BIN)/python benchmarks/minilm_cpu.py
-	$(BIN)/python benchmarks/linear_cpu.py
+	mkdir -p build/bench
+	$(BIN)/python benchmarks/matmul_cpu.py --growth --json build/bench/matmul.json \
+		$(if $(WRITE),--write docs/performance.md)
+	$(BIN)/python benchmarks/lm_cpu.py --rounds 15 --json build/bench/lm.json \
+		$(if $(wildcard $(PEERS)/bin/python),--llama-python $(PEERS)/bin/python)
+	$(BIN)/python benchmarks/model_cpu.py --json build/bench/models.json
+
+# Other projects, in an environment of their own.  torch comes first, as constrained: see constraints.txt.
+bench-peers: $(PEERS)/.stamp
+
+$(PEERS)/.stamp: benchmarks/peers.txt constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77" wheel
+	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt torch
+	CMAKE_ARGS=-DGGML_NATIVE=ON $(PEERS)/bin/python -m pip install --quiet -c constraints.txt \
+		--no-binary llama-cpp-python -r benchmarks/peers.txt
+	@touch $@
 
 docs: $(STAMP)
 	$(BIN)/python -m qcompiler.formats.doc docs

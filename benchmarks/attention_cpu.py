@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
-from linear_cpu import Bench
+from cpubench.probes import Bench
 from torch.nn import functional
 
 from qcompiler.formats import cache_rows
@@ -98,7 +98,7 @@ def engines_of(bench: Bench, shape: Shape, keys: int, layers: int) -> list[Engin
         kept = cache_rows.quantise(numbers, cache_rows.kind_of(kind)) if is_rows else numbers.astype(FLOATS[kind][1])
         caches = [_aligned(kept) for _ in range(layers)]
         spec, out = spec_of(kind, shape, keys), np.zeros_like(q)
-        calls = [bench.engine(spec, kind, [q, cache[0], cache[1], out], 0, 0).run for cache in caches]
+        calls = [bench.caller(spec, [q, cache[0], cache[1], out], [0]) for cache in caches]
         engines.append(Engine(kind, lambda layer, calls=calls: calls[layer](1), kept.nbytes))
     for kind, dtype in TORCH.items():
         given = torch.from_numpy(q).to(dtype)

@@ -18,7 +18,8 @@ already: remove them after a change of the compiler.
     first     a new process loads the saved program (its file is in the page cache) and makes one token
 
 The engines take turns; figures are medians over the rounds, and the ratio is the median of the rounds' ratios.  The
-bandwidth is that of reading 256 MiB, measured before and after each cell.
+bandwidth is that of reading 256 MiB, measured before and after each cell.  A cell during which other processes took
+the cores is measured again, as in matmul_cpu.py, and marked if that does not help.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from linear_cpu import Bench
+from cpubench import quiet
+from cpubench.probes import Bench
 
 import qcompiler as qc
 from qcompiler.runtime.isa import host_isa
@@ -204,6 +206,9 @@ class LlamaCpp:
 
     def prompt(self, tokens: int) -> float:
         return float(self._ask("prompt", tokens=tokens)["seconds"])
+
+    def processor_seconds(self) -> float:
+        return float(self._ask("cpu")["seconds"])
 
 
 TORCHAO = "torchao int4"
@@ -388,10 +393,13 @@ def peers(
     engines: list[Any] = []
     missing: dict[str, str] = {}
     if chosen.llama_python == sys.executable and importlib.util.find_spec("llama_cpp") is None:
-        missing["llama.cpp"] = "llama-cpp-python is not installed here (--llama-python names another Python)"
+        missing["llama.cpp"] = "llama-cpp-python is not installed here (`make bench-peers`, --llama-python)"
     else:
-        engines.append(LlamaCpp(chosen.llama_python, file, length, max(chosen.batches), chosen.threads))
-        stack.callback(engines[-1].process.kill)
+        try:
+            engines.append(LlamaCpp(chosen.llama_python, file, length, max(chosen.batches), chosen.threads))
+            stack.callback(engines[-1].process.kill)
+        except (OSError, RuntimeError) as error:
+            missing["llama.cpp"] = f"{error} (`make bench-peers` installs it in .venv-peers)"
     if chosen.no_transformers:
         missing["transformers bf16"] = "left out by --no-transformers"
     else:
@@ -431,7 +439,7 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
             "first": first_token(saved[OURS], chosen.threads, 1 if chosen.small else 3),
         }  # fmt: skip
         for cell in cells(contexts, chosen.batches, prompts):
-            facts["cells"].append(one_cell(cell, engines, probe, shape, weights, rounds, steps))
+            facts["cells"].append(one_cell(cell, engines, probe, shape, weights, rounds, steps, chosen.tries))
             print(row(facts["cells"][-1]), flush=True)
         return facts
 
@@ -451,21 +459,29 @@ def one_cell(
     weights: int,
     rounds: int,
     steps: int,
+    tries: int,
 ) -> dict[str, Any]:
     what, tokens, sequences = cell
-    before = probe.bandwidth()
     if what == "prompt":
-        found = turns(engines, lambda engine: engine.prompt(tokens), rounds)
         made, bound = tokens, None
     else:
         for each in engines:
             each.fill(sequences, tokens)
-        found = turns(engines, lambda engine: engine.decode(steps), rounds)
         made = sequences * steps
         cache = tokens * sequences * shape.layers * 2 * shape.kv_heads * shape.head * 2
         bound = steps * (weights + cache)
-    after = probe.bandwidth()
+    others = [each for each in engines if isinstance(each, LlamaCpp)]
+    watch = quiet.Watch(lambda: time.process_time() + sum(each.processor_seconds() for each in others))
+
+    def measure() -> tuple[tuple[dict[str, Any], float, float], quiet.Noise]:
+        before, stop = probe.bandwidth(), watch.start()
+        found = turns(engines, lambda each: each.prompt(tokens) if what == "prompt" else each.decode(steps), rounds)
+        noise = stop()
+        return (found, before, probe.bandwidth()), noise
+
+    (found, before, after), noise, count = quiet.until_quiet(measure, tries)
     result: dict[str, Any] = {"what": what, "tokens": tokens, "sequences": sequences, **found}
+    result |= {"others": noise.share, "tries": count, "disturbed": noise.disturbed}
     result["tokens_per_second"] = {name: made / seconds for name, seconds in found["seconds"].items()}
     result["bandwidth"] = [before, after]
     if bound is not None:  # the bytes that must be read, by the seconds and the bandwidth
@@ -479,6 +495,7 @@ def row(cell: dict[str, Any]) -> str:
     rates, ratios = cell["tokens_per_second"], cell["ratio"]
     peers = [f"{rates[name]:.1f} ({ratios[name]:.2f})" for name in rates if name != OURS]
     name = f"{cell['what']} {cell['tokens']}" + (f", batch {cell['sequences']}" if cell["what"] == "decode" else "")
+    name += " (disturbed)" * cell["disturbed"]
     return f"| {name} | {rates[OURS]:.1f} | {' | '.join(peers)} | {of} |"
 
 
@@ -490,6 +507,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, nargs="*", default=[128, 512])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--tries", type=int, default=3, help="how often a disturbed cell is measured")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
     parser.add_argument("--no-transformers", action="store_true")

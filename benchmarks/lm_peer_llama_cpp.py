@@ -3,6 +3,7 @@
     {"do": "fill", "sequences": 8, "context": 512}     tokens in the cache of each sequence, read once and copied
     {"do": "decode", "steps": 8}                       seconds of so many steps, one token of each sequence
     {"do": "prompt", "tokens": 128}                    seconds of an empty cache's prompt
+    {"do": "cpu"}                                      seconds of processor time of all threads since the start
 
 It runs in any Python that has llama-cpp-python and NumPy, such as an environment for it alone; it imports nothing else.
 A step takes the most likely token of each sequence from the logits, as lm_cpu.py does.
@@ -112,6 +113,9 @@ class Model:
         self.read(tokens)
         np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, LAST), (self.vocabulary,)).argmax()
         return {"seconds": time.perf_counter() - begin}
+
+    def cpu(self) -> dict[str, Any]:
+        return {"seconds": time.process_time()}
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""benchmarks/lm_cpu.py on a tiny model: every cell has figures, and a peer that is not there is named."""
+"""benchmarks/lm_cpu.py and model_cpu.py on tiny models: cells have figures, and a peer that is not there is named."""
 
 from __future__ import annotations
 
@@ -33,6 +33,23 @@ def test_every_cell_has_figures_and_missing_peers_have_reasons(tmp_path: Path) -
         engines.add("llama.cpp")
     for cell in cells.values():
         assert set(cell["tokens_per_second"]) == set(cell["ratio"]) == engines
-        assert min(cell["tokens_per_second"].values()) > 0
+        assert min(cell["tokens_per_second"].values()) > 0 and 1 <= cell["tries"] <= 3
     assert all(0 < share < 1 for name in ("ours", "ours int8") for share in facts["not_product"][name]["1"].values())
     assert facts["first"]["token"] > 0
+
+
+@pytest.mark.slow
+def test_models_have_a_figure_in_each_arithmetic(tmp_path: Path) -> None:
+    report = tmp_path / "models.json"
+    command = [sys.executable, str(ROOT / "benchmarks/model_cpu.py"), "--small", "--json", str(report), "--tries", "1"]
+    command += ["--models", "vit", "llama", "--formats", "nf4", "int8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    cells = json.loads(report.read_text())["cells"]
+    assert [cell["model"] for cell in cells] == ["vit", "llama", "llama"]
+    ours = {"nf4", "nf4 bf16", "int8", "int8 bf16", "int8 int8"}  # nf4 has no product of integers
+    for cell in cells:
+        rows = {row["runner"]: row for row in cell["rows"]}
+        assert set(rows) == {"torch fp32", "torch bf16"} | ours
+        assert all(row["ms"] > 0 for row in rows.values())
+        assert rows["int8"]["error"] < 0.1 and rows["nf4"]["error"] < 0.3

@@ -1,0 +1,112 @@
+"""Other projects' products beside ours: a process for each project (cpupeers/process.py), which takes turns with us.
+
+What is not installed, or cannot compute a case, is named with the reason, and the command that installs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .ours import MOST_COPIES, Runner
+
+ROOT = Path(__file__).resolve().parents[2]
+PROCESS = ROOT / "benchmarks" / "cpupeers" / "process.py"
+OWN_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+INSTALL = "make bench-peers"
+PROJECTS = ("torch", "onnxruntime", "openvino", "bitsandbytes", "torchao", "llama_cpp")
+
+
+class PeerError(Exception):
+    """A peer cannot do what it is asked; the text says why."""
+
+
+def default_python() -> str:
+    """The environment that `make bench-peers` makes, or this one."""
+    return str(OWN_PYTHON) if OWN_PYTHON.exists() else sys.executable
+
+
+class Peer:
+    """The process of a project. PeerError if it does not start."""
+
+    def __init__(self, project: str, python: str, threads: int) -> None:
+        self.project, self.ended = project, ""
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until `close`
+        command = [python, "-P", "-c", START, str(PROCESS), project, "--threads", str(threads)]
+        # A library that looks for a GPU finds none, and OpenMP has as many threads as everybody.
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+        environment.pop("PYTHONPATH", None)
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, env=environment
+            )
+        except OSError as error:
+            raise PeerError(f"{python} does not run: {error}") from error
+        hello = self._answer()
+        self.version: str = hello["version"]
+        self.engines: dict[str, str] = hello["engines"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            self._said.seek(0)
+            last = (self._said.read().strip().splitlines() or ["nothing"])[-1]
+            self.ended = f"its process ended with {code}; it said last: {last[:300]}"
+            raise PeerError(self.ended)
+        found: dict[str, Any] = json.loads(line)
+        if "failed" in found:
+            raise PeerError(found["failed"])
+        return found
+
+    def ask(self, what: str, **given: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        if self.ended:
+            raise PeerError(self.ended)
+        try:
+            self.process.stdin.write(json.dumps({"do": what, **given}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:  # it has ended; why is read below
+            pass
+        return self._answer()
+
+    def runner(self, engine: str, m: int, n: int, k: int, total: int) -> Runner:
+        made = self.ask("make", engine=engine, m=m, n=n, k=k, bytes=total, most=MOST_COPIES)
+
+        def turn(least: float) -> float:
+            return float(self.ask("run", engine=engine, seconds=least)["seconds"])
+
+        return Runner(engine, self.engines[engine], made["bytes"], made["copies"], made["error"], turn, ours=False)
+
+    def processor_seconds(self) -> float:
+        return float(self.ask("cpu")["seconds"])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._said.close()
+
+
+START = (
+    "import runpy, sys; from pathlib import Path; sys.argv = sys.argv[1:]; "
+    "sys.path.insert(0, str(Path(sys.argv[0]).parent)); runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""Runs a script without the current folder on the path: a folder `kernels` there hides a package of that name."""
+
+
+def start(projects: Sequence[str], python: str, threads: int) -> tuple[list[Peer], dict[str, str]]:
+    """(the processes, why those that are missing are)."""
+    found, missing = [], {project: "left out by --peers" for project in PROJECTS if project not in projects}
+    for project in projects:
+        try:
+            found.append(Peer(project, python, threads))
+        except PeerError as error:
+            missing[project] = f"{error} (`{INSTALL}` installs it)"
+    return found, missing
