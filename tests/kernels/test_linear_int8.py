@@ -49,7 +49,7 @@ WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, 
     "nvfp4": ("nvfp4", {}, 33, 96, "f32"),
 }
 FAST = ("int8", "int4_zeros", "q4_K", "q6_K", "mxfp4")
-MS = (1, 2, 7, 8, 14, 33)
+MS = (1, 2, 7, 8, 14, 33, 109)  # 109: more than the rows of one task
 COLS = (1, 31, 64, 101, 300)
 
 
