@@ -16,13 +16,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from qcompiler.units import human_bytes
+from qcompiler.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -190,6 +190,25 @@ class Progress:
                 return
             self._bar = BARS.add(self._what, self._total)
             BARS.update(self._bar, self._done, self._far)
+
+
+class Runs(Progress):
+    """Counts runs whose work differs. `work` is the work of each; text tells how many are done, and the time left."""
+
+    def __init__(self, what: str, work: Sequence[int]) -> None:
+        super().__init__(what, sum(work))
+        self._runs, self._of, self._began = 0, len(work), time.monotonic()
+
+    def step(self, nbytes: int) -> None:
+        """One more run is done, of so much work."""
+        self._runs += 1
+        super().step(nbytes)
+
+    @property
+    def _far(self) -> str:
+        taken = time.monotonic() - self._began
+        left = taken * (self._total - self._done) / self._done if self._done else 0.0
+        return f"{self._runs} of {self._of} runs" + (f", {human_seconds(left)} left" if self._done else "")
 
 
 # --- a terminal ------------------------------------------------------------------------------------------------------
