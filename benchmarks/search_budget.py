@@ -50,13 +50,12 @@ def everywhere(text: str) -> qc.QuantConfig:
 
 
 RIVALS: dict[str, qc.QuantConfig] = {
-    "int3 everywhere": everywhere("int3"),
-    "q3_K_M (llama.cpp)": qc.QuantConfig("q3_K_M"),
+    "q4_K_M (llama.cpp)": qc.QuantConfig("q4_K_M"),
+    "q4_K everywhere": everywhere("q4_K"),
     "int4 everywhere": everywhere("int4"),
     "nf4 everywhere": everywhere("nf4"),
-    "q4_K everywhere": everywhere("q4_K"),
-    "q4_K, embedding int8": qc.QuantConfig("q4_K"),
-    "q4_K_M (llama.cpp)": qc.QuantConfig("q4_K_M"),
+    "q3_K_M (llama.cpp)": qc.QuantConfig("q3_K_M"),
+    "int3 everywhere": everywhere("int3"),
 }
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from qcompiler.units import human_bytes, human_seconds
 
@@ -142,7 +142,7 @@ class Progress:
         self._timer: threading.Timer | None = None
         self._bar: TaskID | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if sys.stderr.isatty() and not is_quiet():
             self._timer = threading.Timer(BAR_AFTER, self._show)
             self._timer.daemon = True
@@ -192,12 +192,29 @@ class Progress:
             BARS.update(self._bar, self._done, self._far)
 
 
-class Runs(Progress):
-    """Counts runs whose work differs. `work` is the work of each; text tells how many are done, and the time left."""
+class Counted(Progress):
+    """Counts things of equal work, such as tokens; text tells how many are done, and the time left."""
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        super().__init__(what, total)
+        self._unit, self._began = unit, time.monotonic()
+
+    @property
+    def _far(self) -> str:
+        return f"{self._done} of {self._total} {self._unit}{self._left}"
+
+    @property
+    def _left(self) -> str:
+        taken = time.monotonic() - self._began
+        return f", {human_seconds(taken * (self._total - self._done) / self._done)} left" if self._done else ""
+
+
+class Runs(Counted):
+    """Counts runs whose work differs: `work` is the work of each."""
 
     def __init__(self, what: str, work: Sequence[int]) -> None:
-        super().__init__(what, sum(work))
-        self._runs, self._of, self._began = 0, len(work), time.monotonic()
+        super().__init__(what, sum(work), "runs")
+        self._runs, self._of = 0, len(work)
 
     def step(self, nbytes: int) -> None:
         """One more run is done, of so much work."""
@@ -206,9 +223,7 @@ class Runs(Progress):
 
     @property
     def _far(self) -> str:
-        taken = time.monotonic() - self._began
-        left = taken * (self._total - self._done) / self._done if self._done else 0.0
-        return f"{self._runs} of {self._of} runs" + (f", {human_seconds(left)} left" if self._done else "")
+        return f"{self._runs} of {self._of} runs{self._left}"
 
 
 # --- a terminal ------------------------------------------------------------------------------------------------------

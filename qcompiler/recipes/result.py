@@ -146,6 +146,7 @@ class SearchResult:
                 f"weight {self.measure} is {found.measured:.3g} on the data. Add candidates of more bits, such as "
                 "'int8', or 'float'"
             )
+        self.front = [each for each in self.front if each.name != best.name]
         self._keep(replace(best, name=budget.text))
         self.chosen_name = budget.text
 

@@ -40,7 +40,7 @@ def test_the_example_of_a_search_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(part.replace("quant=\"recipe.toml\"", "quant=\"recipe.toml\", weights=\"none\""), {})
+        exec(part.replace('quant="recipe.toml"', 'quant="recipe.toml", weights="none"'), {})
     assert 4 < float(printed.getvalue().splitlines()[-1]) <= 5
     assert {path.name for path in tmp_path.iterdir()} == {"front.svg", "recipe.toml", "smaller.toml"}
 
