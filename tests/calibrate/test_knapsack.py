@@ -31,7 +31,7 @@ def cost(front: Front, nbytes: int) -> float:
     return front.cost(chosen)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(items, st.integers(0, 1700))
 def test_no_combination_within_the_budget_costs_less(given_items: list[list[Option]], nbytes: int) -> None:
     front = solve(given_items)
@@ -40,7 +40,7 @@ def test_no_combination_within_the_budget_costs_less(given_items: list[list[Opti
         assert cost(front, budget) == best(given_items, budget)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(items, st.integers(0, 1700), st.integers(1, 200))
 def test_a_small_table_is_as_good_as_its_slack_says(given_items: list[list[Option]], nbytes: int, cells: int) -> None:
     front = solve(given_items, cells)
@@ -48,7 +48,7 @@ def test_a_small_table_is_as_good_as_its_slack_says(given_items: list[list[Optio
     assert best(given_items, nbytes) <= cost(front, nbytes) <= best(given_items, nbytes - front.slack)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(items, st.integers(0, 160))
 def test_the_fewest_bytes_for_a_cost(given_items: list[list[Option]], eighths: int) -> None:
     front, bound = solve(given_items), eighths / 8

@@ -35,7 +35,7 @@ def test_a_recipe_is_read_back_as_it_was(recipe: qc.QuantConfig, tmp_path: Path)
     assert qc.QuantConfig.of(written(tmp_path, recipe_text(recipe, ["made\nby hand"]))) == recipe
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.text(), st.text())
 def test_any_pattern_and_reason_can_be_written(
     tmp_path_factory: pytest.TempPathFactory, pattern: str, reason: str

@@ -136,6 +136,7 @@ def test_the_true_divergence_is_that_of_all_weights_together() -> None:
     assert point.measured == pytest.approx(point.estimate, rel=0.5)
 
 
+@pytest.mark.slow
 def test_convolutions_and_recurrent_layers_are_stored_as_a_compile_stores_them() -> None:
     """The whole recipe is as far from the float graph as the graph that `insert-qdq` makes."""
     x, model = (torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(2)),), Images().eval()
@@ -224,6 +225,7 @@ def test_an_impossible_size_is_refused_before_anything_is_measured(
 # --- constraints -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_the_passes_make_one_linear_gets_one_format() -> None:
     result = searched(merged=True)
     assert ["q.weight", "k.weight", "v.weight"] in [[each.path for each in item.layers] for item in result.items]
