@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from qcompiler.lm.for_transformers import for_transformers as for_transformers
     from qcompiler.lm.model import CausalLM as CausalLM
     from qcompiler.lm.model import load_causal_lm as load_causal_lm
+    from qcompiler.lm.search import search as search
     from qcompiler.program import Program as Program
+    from qcompiler.recipes.result import SearchResult as SearchResult
     from qcompiler.runtime import load as load
     from qcompiler.runtime.jax_callable import jax_callable as jax_callable
 
@@ -56,6 +58,8 @@ _EXPORTS = {
     "MlirModel": "qcompiler.frontends.mlir.model",
     "write_gguf": "qcompiler.frontends.checkpoints.gguf_files",
     "qcompile": "qcompiler.api",
+    "search": "qcompiler.lm.search",
+    "SearchResult": "qcompiler.recipes.result",
     "Program": "qcompiler.program",
     "QuantConfig": "qcompiler.config",
     "Rule": "qcompiler.config",
@@ -77,6 +81,7 @@ __all__ = [
     "QCompilerError",
     "QuantConfig",
     "Rule",
+    "SearchResult",
     "Shards",
     "compile_causal_lm",
     "convert",
@@ -93,6 +98,7 @@ __all__ = [
     "load_causal_lm",
     "merge_lora",
     "qcompile",
+    "search",
     "write_gguf",
 ]
 

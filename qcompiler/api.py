@@ -68,7 +68,8 @@ def qcompile(
     `qc.from_checkpoint`), which has a module and its weights; or a jittable function of JAX, whose first argument holds
     the weights, `qcompile(f, (params, x))`, called without them, `prog(x)`; or a text of MLIR, `qc.from_mlir`, which
     needs no example inputs (docs/doors.md).  `args` and `kwargs` are example inputs.
-    `quant` is a format's name ("nf4", "int4:group=64"), a `QuantConfig`, or None for float.  `dynamic_shapes` names
+    `quant` is a format's name ("nf4", "int4:group=64"), the name of a file of a recipe ("recipe.toml", as `qc.search`
+    saves it), a `QuantConfig`, or None for float.  `dynamic_shapes` names
     dimensions with their ranges, `{"input_ids": {0: ("b", 1, 64), 1: ("s", 1, 512)}}`, or is an argument of
     torch.export.
     `device` is where the program runs: "cpu", "cuda:0", or "sim:0", the simulated GPU.  The default is the device of
@@ -110,6 +111,7 @@ def qcompile(
     """
     if fallback not in (None, "torch"):
         raise ArgumentError(f"fallback={fallback!r}: choose 'torch', or None to have every operator compiled")
+    quant = QuantConfig.of(quant) if isinstance(quant, str) else quant  # reads a file once
     mlir = model if is_mlir(model) else None
     if mlir is not None and mlir.dialect == "torch":
         from qcompiler.frontends.mlir.torch_dialect import torch_program

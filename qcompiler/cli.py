@@ -1,4 +1,4 @@
-"""`qc compile | run | inspect | opt | bench | convert | doctor | generate | chat | eval`.
+"""`qc compile | run | inspect | opt | bench | convert | doctor | generate | chat | eval | search`.
 
 Data goes to stdout, progress and messages to stderr. Exit status 1 and one message on stderr for every `QCompilerError`
 and for files that cannot be read or written; 2 for a wrong command line, before anything is read or compiled.
@@ -7,7 +7,6 @@ and for files that cannot be read or written; 2 for a wrong command line, before
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import time
@@ -17,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from qcompiler import __version__
+from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.errors import ArgumentError, QCompilerError
 from qcompiler.lm.arguments import add_commands as add_language_models
 from qcompiler.units import human_bytes
@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("-o", "--output", type=Path, help="the file to write; needed unless --weights none")
     command.add_argument(
-        "--quant", default=None, help="a storage format such as nf4, int8, int4 or nf4:block=128; default float"
+        "--quant",
+        default=None,
+        help="a storage format such as nf4, int8, int4 or nf4:block=128, or a file such as recipe.toml; default float",
     )
     command.add_argument(
         "--compute", choices=("exact", "bf16", "int8"), help="the arithmetic of linears with quantised weights"
@@ -222,16 +224,6 @@ def _times(text: str) -> tuple[float, float]:
     return begin, end
 
 
-def _writable(path: Path | None) -> None:
-    """ArgumentError, before any work is done, for an output file that is a folder or whose folder does not exist."""
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise ArgumentError(f"there is no folder '{path.parent}' to write {path.name} to: make it first")
-    if path.is_dir():
-        raise ArgumentError(f"'{path}' is a folder; name a file to write")
-
-
 def _load(options: argparse.Namespace) -> Any:
     from qcompiler import runtime
 
@@ -260,8 +252,8 @@ def _compile(options: argparse.Namespace) -> None:
         raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
     if options.mlir is not None and options.weights == "none":
         raise ArgumentError("--mlir writes the weights, and --weights none has none")
-    _writable(options.output)
-    _writable(options.mlir)
+    check_writable(options.output)
+    check_writable(options.mlir)
     with Stages(1):
         stage(f"load {options.model}")
         from qcompiler.api import qcompile  # torch, which takes seconds to import
@@ -272,7 +264,7 @@ def _compile(options: argparse.Namespace) -> None:
             model, args, kwargs, dynamic_shapes = _mlir(options)
             weights = "none" if weights == "none" else None
         else:
-            model, args, kwargs, dynamic_shapes = _factory(options.model)
+            model, args, kwargs, dynamic_shapes = from_factory(options.model)
     program = qcompile(
         model,
         args,
@@ -314,22 +306,6 @@ def _mlir(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
     return from_mlir(Path(options.model), weights), (), {}, dims or None
 
 
-def _factory(text: str) -> tuple[Any, Any, Any, Any]:
-    """Calls `package.module:function`; missing trailing items of its result are empty."""
-    name, _, attribute = text.partition(":")
-    if not attribute:
-        raise ArgumentError(f"'{text}' must be package.module:function")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function = getattr(importlib.import_module(name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"cannot find '{text}': {error}") from error
-    result = function()
-    parts = list(result) if isinstance(result, tuple) else [result]
-    model, args, kwargs, dims = (parts + [None] * 4)[:4]
-    return model, args or (), kwargs or {}, dims
-
-
 # --- convert ---------------------------------------------------------------------------------------------------------
 
 
@@ -362,7 +338,7 @@ def _may_replace(target: Path) -> bool:
 def _run(options: argparse.Namespace) -> None:
     import numpy as np
 
-    _writable(options.output)
+    check_writable(options.output)
     args, kwargs = _read_inputs(options.inputs)
     run = _load(options)
     given, named = _by_structure(run, args, kwargs)
@@ -511,7 +487,7 @@ def _sizes_text(symbols: Mapping[str, int]) -> str:
 def _inspect(options: argparse.Namespace) -> None:
     from qcompiler.inspect.files import describe, ir_text, plan_json, summary
 
-    _writable(options.perfetto)
+    check_writable(options.perfetto)
     if options.timeline or options.perfetto is not None:
         _timeline(options)
     elif options.entry is not None or options.dim or options.between is not None:
@@ -583,7 +559,7 @@ def _doctor_model(options: argparse.Namespace) -> int:
             raise ArgumentError(f"there is no file {options.model}")
         diagnosis = doctor(torch.export.load(path), device=options.device)
     else:
-        model, args, kwargs, dims = _factory(options.model)
+        model, args, kwargs, dims = from_factory(options.model)
         diagnosis = doctor(model, args, kwargs, dynamic_shapes=dims, device=options.device)
     print(json.dumps(diagnosis.as_dict(), indent=1) if options.json else diagnosis)
     return 0 if diagnosis.ok else 1

@@ -5,6 +5,7 @@
     QuantConfig("nf4", embedding="nf4", promise_bits=4.6)
     QuantConfig("q4_K, else q5_0, else int8")              alternatives where blocks of 256 do not divide K
     QuantConfig("q4_K_M")                                  llama.cpp's mixture: a format per tensor (format_mixtures.py)
+    QuantConfig.of("recipe.toml")                          the recipe of a file (recipe_files.py)
 
 A text may name several formats with `else` between them; the first that can store a matrix is taken.  A recipe of one
 format has a built-in chain of alternatives, which ends in int8 per row and is visible in `linear`; rules have none.
@@ -20,15 +21,17 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from qcompiler import formats
-from qcompiler.errors import RecipeError, UnknownFormatError
+from qcompiler.errors import QCompilerError, RecipeError, UnknownFormatError
 from qcompiler.format_mixtures import ALTERNATIVE_FORMAT, MIXTURES
 from qcompiler.formats import Format
 from qcompiler.plan.kernel import FormatRef
+from qcompiler.recipe_files import SUFFIX, RecipeFile, read_recipe
 
 
 class _Unset(Enum):
@@ -256,9 +259,12 @@ class QuantConfig:
 
     @staticmethod
     def of(quant: QuantConfig | str | None) -> QuantConfig:
-        """A recipe from what `quant=` accepts: None (keep floats), a preset's text, or a QuantConfig."""
+        """A recipe from what `quant=` accepts: None (keep floats), a preset's text, the name of a file of a recipe
+        ("recipe.toml"), or a QuantConfig."""
         if quant is None:
             return QuantConfig("float")
+        if isinstance(quant, str) and quant.endswith(SUFFIX):
+            return _from_file(read_recipe(Path(quant)))
         if isinstance(quant, str):
             return QuantConfig(quant)
         if isinstance(quant, QuantConfig):
@@ -302,7 +308,23 @@ class QuantConfig:
 
 def recipe_of(quant: str | None, compute: str | None) -> str | QuantConfig | None:
     """What a command line says by `--quant` and `--compute`, as `quant=` takes it. RecipeError as for `QuantConfig`."""
-    return quant if compute is None else QuantConfig(quant or "float", compute=compute)
+    return quant if compute is None else replace(QuantConfig.of(quant or "float"), compute=compute)
+
+
+def _from_file(file: RecipeFile) -> QuantConfig:
+    """The recipe of a file. An error in a value names the key and its line."""
+    preset = file.fields["preset"]
+    checks: list[tuple[str, dict[str, Any]]] = [
+        (file.where(key), {key: value}) for key, value in file.fields.items() if key not in ("rules", "preset")
+    ]
+    for number, rule in enumerate(file.fields["rules"]):
+        checks.append((file.where("format", number), {"rules": (rule,)}))
+    for where, fields in ((file.where("preset"), {}), *checks):
+        try:
+            QuantConfig(preset if not fields else "float", **fields)
+        except QCompilerError as error:
+            raise type(error)(f"{where}: {error}") from None
+    return QuantConfig(**file.fields)
 
 
 def _refuse_kinds(config: QuantConfig) -> None:

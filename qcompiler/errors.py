@@ -49,6 +49,10 @@ class RecipeError(QCompilerError):
     """A quantisation recipe is malformed, or names a module that the model does not have."""
 
 
+class BudgetError(QCompilerError):
+    """No recipe of the candidates meets a budget, or the budget cannot be read."""
+
+
 class PromiseError(QCompilerError):
     """The compiled weights take more bits per weight than the recipe promised."""
 

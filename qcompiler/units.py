@@ -17,3 +17,11 @@ def human_bytes(count: int) -> str:
         if round(size, 1) < 1000 or unit == "TB":
             break
     return f"{size:.1f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration as two figures at most: `48 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -16,13 +16,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from qcompiler.units import human_bytes
+from qcompiler.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -142,7 +142,7 @@ class Progress:
         self._timer: threading.Timer | None = None
         self._bar: TaskID | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if sys.stderr.isatty() and not is_quiet():
             self._timer = threading.Timer(BAR_AFTER, self._show)
             self._timer.daemon = True
@@ -190,6 +190,40 @@ class Progress:
                 return
             self._bar = BARS.add(self._what, self._total)
             BARS.update(self._bar, self._done, self._far)
+
+
+class Counted(Progress):
+    """Counts things of equal work, such as tokens; text tells how many are done, and the time left."""
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        super().__init__(what, total)
+        self._unit, self._began = unit, time.monotonic()
+
+    @property
+    def _far(self) -> str:
+        return f"{self._done} of {self._total} {self._unit}{self._left}"
+
+    @property
+    def _left(self) -> str:
+        taken = time.monotonic() - self._began
+        return f", {human_seconds(taken * (self._total - self._done) / self._done)} left" if self._done else ""
+
+
+class Runs(Counted):
+    """Counts runs whose work differs: `work` is the work of each."""
+
+    def __init__(self, what: str, work: Sequence[int]) -> None:
+        super().__init__(what, sum(work), "runs")
+        self._runs, self._of = 0, len(work)
+
+    def step(self, nbytes: int) -> None:
+        """One more run is done, of so much work."""
+        self._runs += 1
+        super().step(nbytes)
+
+    @property
+    def _far(self) -> str:
+        return f"{self._runs} of {self._of} runs{self._left}"
 
 
 # --- a terminal ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The arguments of `qc generate | chat | eval` (commands.py), which are known without loading anything."""
+"""The arguments of `qc generate | chat | eval | search`, which are known without loading anything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def add_commands(commands: Any) -> None:
-    """The three commands as subparsers, each with the function that runs it."""
+    """The four commands as subparsers, each with the function that runs it."""
     command = commands.add_parser("generate", help="continue a text with a language model")
     _add_model(command)
     prompt = command.add_mutually_exclusive_group(required=True)
@@ -39,6 +39,37 @@ def add_commands(commands: Any) -> None:
     )
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=lambda options: _commands().eval(options))
+    _add_search(commands)
+
+
+def _add_search(commands: Any) -> None:
+    command = commands.add_parser("search", help="choose a format for each weight, within a budget")
+    command.add_argument(
+        "model", help="a .gguf file, a folder with config.json, or package.module:function as for qc compile"
+    )
+    command.add_argument(
+        "--data", type=Path, nargs="+", required=True, metavar="FILE",
+        help="text files in UTF-8 for a language model; for a function's model .npy or .npz files, an input each",
+    )  # fmt: skip
+    command.add_argument("--budget", required=True, help="'4.25 bits', '700 MB' or 'kl<0.01'")
+    command.add_argument(
+        "--candidates", nargs="+", metavar="FORMAT", help="formats to choose from; float keeps a weight"
+    )
+    command.add_argument("-o", "--output", type=Path, required=True, help="the recipe to write, a .toml file")
+    command.add_argument("--plot", type=Path, metavar="FILE", help="draw the front as an .svg file")
+    command.add_argument("--report", type=Path, metavar="FILE", help="write what each weight costs as a .json file")
+    command.add_argument("--limit", type=int, help="read only so many bytes of each text")
+    command.add_argument("--max-seq-len", type=int, help="tokens of a piece of text (512)")
+    command.add_argument(
+        "--sensitivity", choices=("kl", "output"), default="kl",
+        help="output: run the model to its end for one candidate of each weight only",
+    )  # fmt: skip
+    command.add_argument(
+        "--measure", choices=("auto", "kl", "error"), default="auto", help="what of the outputs counts"
+    )
+    command.add_argument("--separate", action="store_true", help="q, k and v, or gate and up, may differ in format")
+    command.add_argument("--workdir", type=Path, help="folder in which a killed search can continue")
+    command.set_defaults(run=lambda options: _search_command().search(options))
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
@@ -82,3 +113,9 @@ def _commands() -> Any:
     from qcompiler.lm import commands  # the runtime, which takes longer to import than `qc --help` to print
 
     return commands
+
+
+def _search_command() -> Any:
+    from qcompiler.lm import search_command
+
+    return search_command

@@ -20,6 +20,7 @@ from qcompiler.lm.conversation import Conversation
 from qcompiler.lm.evaluate import Reader, Score, scores
 from qcompiler.lm.llama_cpp_reader import LlamaCpp
 from qcompiler.lm.model import CausalLM, load_causal_lm
+from qcompiler.runtime.progress import Counted
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
@@ -229,11 +230,11 @@ def eval(options: argparse.Namespace) -> None:
     if options.llama_cpp is not None:
         readers["llama.cpp"] = LlamaCpp(options.llama_cpp, lm.max_seq_len, lm.record.chunk, lm.record.vocabulary)
     began = time.perf_counter()
-    found = scores(
-        readers, ids, len(text.encode()), lm.max_seq_len, lm.record.chunk,
-        reference="reference" if options.reference is not None else None,
-        progress=lambda done: _progress(done, len(ids)),
-    )  # fmt: skip
+    with Counted("evaluating", len(ids), "tokens") as progress:
+        found = scores(
+            readers, ids, len(text.encode()), lm.max_seq_len, lm.record.chunk,
+            reference="reference" if options.reference is not None else None, progress=progress.reach,
+        )  # fmt: skip
     seconds = time.perf_counter() - began
     own = found["model"]
     if options.json:
@@ -254,7 +255,13 @@ def _figures(found: Score) -> dict[str, float]:
     values = {"bits_per_byte": found.bits_per_byte, "perplexity": found.perplexity}
     far = found.divergence
     if far is not None:
-        values |= {"kl_mean": far.mean, "kl_99": far.high, "top1_agreement": far.agreement}
+        values |= {
+            "kl_mean": far.mean,
+            "kl_99": far.high,
+            "top1_agreement": far.agreement,
+            "lost": far.lost,
+            "won": far.won,
+        }
     return values
 
 
@@ -263,7 +270,8 @@ def _sentence(found: Score) -> str:
     far = found.divergence
     if far is None:
         return text
-    return f"{text}; KL {far.mean:.3g} nats (99 %: {far.high:.3g}), the same top token {far.agreement:.2%}"
+    text += f"; KL {far.mean:.3g} nats (99 %: {far.high:.3g}), the same top token {far.agreement:.2%}"
+    return f"{text}, {far.lost} right ones became wrong and {far.won} wrong ones right"
 
 
 def _reference(options: argparse.Namespace, lm: CausalLM, text: str, ids: list[int]) -> CausalLM:
@@ -289,8 +297,3 @@ def _reference(options: argparse.Namespace, lm: CausalLM, text: str, ids: list[i
     if found.text is not None and found.text.encode(text, special=options.special) != ids:
         raise ArgumentError(f"--reference {path} has another tokenizer, which makes other tokens of {options.text}")
     return found
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{done} of {total} tokens", end="\n" if done == total else "", file=sys.stderr, flush=True)

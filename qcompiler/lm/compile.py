@@ -93,26 +93,26 @@ def compile_causal_lm(
     from qcompiler.lm.step import prepared
 
     text = text if text is not None else text_of(model)
-    model, weights = _source(model)
+    model, weights = model_and_weights(model)
     if not isinstance(model, PreTrainedModel):
         raise ExportError(
             f"compile_causal_lm takes a model of transformers, a folder or a .gguf file, not {type(model).__name__}; "
             "qc.qcompile compiles any module, and docs/state.md shows how a module keeps a cache"
         )
-    length, chunk = _sizes(model, max_seq_len, max_batch, chunk)
+    length, chunk = sizes_of(model, max_seq_len, max_batch, chunk)
     if kv_cache not in CACHE_TYPES:
         raise ArgumentError(f"kv_cache={kv_cache!r}: choose from {', '.join(CACHE_TYPES)}")
     rows = length if max_batch == 1 else length + chunk
     words: Any = model.get_input_embeddings()
     inputs = None
     if calibrate is not None:
-        inputs = list(_calibration(calibrate, text, chunk, vocabulary=int(words.weight.shape[0])))
+        inputs = list(calibration_inputs(calibrate, text, chunk, vocabulary=int(words.weight.shape[0])))
     with (
         adapted(model, weights, adapter, merge) as source,
         prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length, chunk) as step,
     ):
         program = qcompile(
-            step, (), _example(max_batch, rows, chunk), dynamic_shapes=_dynamic(max_batch, chunk),
+            step, (), example_inputs(max_batch, rows, chunk), dynamic_shapes=ranges_of(max_batch, chunk),
             buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
             dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source, calibrate=inputs,
         )  # fmt: skip
@@ -178,7 +178,7 @@ def text_of(model: Any) -> Text | None:
     return Text.from_folder(path) if (path / "tokenizer.json").is_file() else None
 
 
-def _source(model: Any) -> tuple[Any, Any]:
+def model_and_weights(model: Any) -> tuple[Any, Any]:
     """The module and the source of its weights (None: its own parameters)."""
     if isinstance(model, str | Path):
         path = Path(model)
@@ -190,7 +190,7 @@ def _source(model: Any) -> tuple[Any, Any]:
     return model, None
 
 
-def _sizes(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | None) -> tuple[int, int]:
+def sizes_of(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | None) -> tuple[int, int]:
     """The length of a sequence, and that of a call."""
     trained = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     length = max_seq_len if max_seq_len is not None else min(trained or LENGTH, LENGTH)
@@ -210,7 +210,7 @@ def _sizes(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | Non
     return length, piece
 
 
-def _example(batch: int, rows: int, chunk: int) -> dict[str, torch.Tensor]:
+def example_inputs(batch: int, rows: int, chunk: int) -> dict[str, torch.Tensor]:
     """Arguments to trace with: sizes above 1, and unlike each other where the ranges allow."""
     b, s = (1, min(7, chunk)) if batch == 1 else (min(3, batch), min(7, chunk))
     positions = torch.arange(s).repeat(b, 1)
@@ -223,19 +223,19 @@ def _example(batch: int, rows: int, chunk: int) -> dict[str, torch.Tensor]:
     }
 
 
-def _calibration(
-    given: Iterable[str | Sequence[int]], text: Text | None, chunk: int, vocabulary: int
+def calibration_inputs(
+    given: Iterable[str | Sequence[int]], text: Text | None, chunk: int, vocabulary: int, name: str = "calibrate"
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Arguments for calibration: pieces of at most `chunk` tokens, each at the beginning of the first sequence's rows.
+    """Arguments for the data `name`: pieces of at most `chunk` tokens, each at the beginning of the sequence's rows.
 
     ArgumentError for what is neither text nor ids of the vocabulary, and for text without a tokenizer.
     """
     if isinstance(given, str):
-        raise ArgumentError("calibrate is one text: give a list of texts, or of sequences of token ids")
+        raise ArgumentError(f"{name} is one text: give a list of texts, or of sequences of token ids")
     for number, each in enumerate(given):
-        ids = _ids(each, text, f"calibrate[{number}]")
+        ids = _ids(each, text, f"{name}[{number}]")
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            raise ArgumentError(f"calibrate[{number}] holds {min(ids)} … {max(ids)}; tokens are 0 … {vocabulary - 1}")
+            raise ArgumentError(f"{name}[{number}] holds {min(ids)} … {max(ids)}; tokens are 0 … {vocabulary - 1}")
         for start in range(0, len(ids), chunk):
             piece = torch.tensor([ids[start : start + chunk]], dtype=torch.int64)
             places = torch.arange(piece.shape[1])[None]
@@ -261,7 +261,7 @@ def _ids(given: Any, text: Text | None, what: str) -> list[int]:
         raise ArgumentError(f"{what} is {given!r:.60}: give texts, or sequences of token ids") from None
 
 
-def _dynamic(batch: int, chunk: int) -> dict[str, Any]:
+def ranges_of(batch: int, chunk: int) -> dict[str, Any]:
     tokens: dict[int, Any] = {1: ("s", 1, chunk)}
     if batch > 1:
         tokens[0] = ("b", 1, batch)

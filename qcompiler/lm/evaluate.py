@@ -1,7 +1,8 @@
 """How well language models predict a text, and how far their predictions are from those of a reference.
 
 bits            sum of -log2 p(token), from which bits per byte and perplexity follow
-divergence      KL(reference || model) at every predicted token, in nats; how often both prefer the same token
+divergence      KL(reference || model) at every predicted token, in nats; how often both prefer the same token, and
+                how many right tokens became wrong, or wrong ones right
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Divergence:
     """KL(reference || model) for each predicted token."""
     same: int
     """How many times the most likely token was the reference's."""
+    lost: int
+    """Tokens of the text that are the reference's most likely ones and not the model's: answers that became wrong."""
+    won: int
+    """Tokens of the text that are the model's most likely ones and not the reference's."""
 
     @property
     def mean(self) -> float:
@@ -126,11 +131,11 @@ class _Tally:
     """The sums of one reader."""
 
     def __init__(self) -> None:
-        self.bits, self.same = 0.0, 0
+        self.bits, self.same, self.lost, self.won = 0.0, 0, 0, 0
         self.nats: list[Floats] = []
 
     def score(self, tokens: int, nbytes: int) -> Score:
-        far = Divergence(np.concatenate(self.nats), self.same) if self.nats else None
+        far = Divergence(np.concatenate(self.nats), self.same, self.lost, self.won) if self.nats else None
         return Score(self.bits, tokens, nbytes, far)
 
 
@@ -147,7 +152,10 @@ def _count(
             tally.bits -= float(own[chosen].sum() / math.log(2))
             if base is not None and name != reference:
                 tally.nats.append(divergences(base, own))
-                tally.same += int(np.count_nonzero(base.argmax(1) == own.argmax(1)))
+                first, ours, text = base.argmax(1), own.argmax(1), chosen[1]
+                tally.same += int(np.count_nonzero(first == ours))
+                tally.lost += int(np.count_nonzero((first == text) & (ours != text)))
+                tally.won += int(np.count_nonzero((first != text) & (ours == text)))
 
 
 def log_softmax(logits: Logits) -> Floats:

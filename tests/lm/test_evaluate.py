@@ -79,6 +79,9 @@ def test_divergence_from_a_float_folder_is_torchs(folder: Path, capsys: pytest.C
     assert found["kl_mean"] == pytest.approx(float(nats.mean()), rel=1e-3)
     assert found["kl_99"] == pytest.approx(float(nats.quantile(0.99)), rel=1e-3)
     assert found["top1_agreement"] == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
+    theirs_right, ours_right = (each.argmax(-1) == torch.tensor(ids[1:]) for each in (p, q))
+    assert found["lost"] == int((theirs_right & ~ours_right).sum())
+    assert found["won"] == int((~theirs_right & ours_right).sum())
     assert found["reference"]["bits_per_byte"] == pytest.approx(float(bits) / len(ids), rel=1e-5)
     assert "kl_mean" not in found["reference"]
 
@@ -86,6 +89,7 @@ def test_divergence_from_a_float_folder_is_torchs(folder: Path, capsys: pytest.C
 def test_a_program_is_at_no_distance_from_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = evaluated(folder, capsys, "--reference", str(folder / "model.qca"))
     assert (found["kl_mean"], found["kl_99"], found["top1_agreement"]) == (0.0, 0.0, 1.0)
+    assert (found["lost"], found["won"]) == (0, 0)
     plain = evaluated(folder, capsys)
     assert plain["perplexity"] == found["perplexity"] and set(plain) - set(found) == {"tokens_per_second"}
     path = str(folder / "model.qca")

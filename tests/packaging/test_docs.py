@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -30,6 +32,17 @@ def test_the_quickstart_runs_as_one_program(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "torch.Size([3, 10])" in done.stdout and "(3, 10)" in done.stdout
     assert "rule 'head'" in done.stdout
+
+
+def test_the_example_of_a_search_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "quantisation.md").read_text()
+    (part,) = re.findall(r"<!-- search example -->\n```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(part.replace('quant="recipe.toml"', 'quant="recipe.toml", weights="none"'), {})
+    assert 4 < float(printed.getvalue().splitlines()[-1]) <= 5
+    assert {path.name for path in tmp_path.iterdir()} == {"front.svg", "recipe.toml", "smaller.toml"}
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ DOORS = {
     "qcompiler/lm/arguments.py",  # `qc --help` knows the commands of language models without the runtime
     "qcompiler/lm/commands.py",  # only models that are no .qca file need torch
     "qcompiler/lm/compile.py",  # transformers loads with the first compilation
+    "qcompiler/lm/search.py",  # transformers loads with the first search for a language model
     "qcompiler/lm/text/template.py",  # jinja2 is optional, and all of the sandbox builds on it
     "qcompiler/inspect/doctor.py",  # looks at what is installed
     "runtime/__init__.py",  # the simulated GPU, for who asks for it

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from qcompiler.runtime import progress
-from qcompiler.runtime.progress import Progress, Stages, Step, stage
+from qcompiler.runtime.progress import Counted, Progress, Runs, Stages, Step, stage
 
 
 class Screen(io.StringIO):
@@ -70,6 +70,19 @@ def test_bytes_within_a_stage_share_its_terminal(screen: Callable[..., Screen]) 
             bar.reach(12_000_000)
             assert shown.wait_for("12.0 MB of 90.9 MB")
     assert progress.BARS._bars is None, "the display goes with the last bar"
+
+
+def test_runs_of_unequal_work_tell_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    runs, tokens = Runs("measuring", [30, 10, 60]), Counted("evaluating", 4000, "tokens")
+    assert (runs._far, tokens._far) == ("0 of 3 runs", "0 of 4000 tokens")
+    clock[0] += 20
+    runs.step(30)
+    runs.step(10)
+    assert runs._far == "2 of 3 runs, 30 s left", "40 of 100 in 20 s"
+    tokens.reach(10)
+    assert tokens._far == "10 of 4000 tokens, 2 h 13 min left"
 
 
 def test_short_and_quiet_work_says_nothing(screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch) -> None:

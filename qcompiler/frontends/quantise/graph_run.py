@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,10 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from qcompiler.errors import ArgumentDtypeError, ArgumentShapeError, ArgumentStructureError, CalibrationError
+
+Env = dict[fx.Node, Any]
+"""The values that are alive in the run of one input."""
+Values = Mapping[str, Callable[[], torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,15 @@ class GraphRun:
     """An exported graph that runs over inputs: one after the other (`feed`), or all node by node (`together`)."""
 
     def __init__(
-        self, program: ExportedProgram, watched: Sequence[Watched], values: Mapping[str, Callable[[], torch.Tensor]]
+        self,
+        program: ExportedProgram,
+        watched: Sequence[Watched],
+        values: Values,
+        *,
+        kept: Collection[fx.Node] = (),
     ) -> None:
+        """`values` gives the tensor of each placeholder that is no input. The values of `kept` nodes are not dropped
+        after their last use."""
         self.program, self.watched, self.values = program, watched, values
         self.nodes: list[fx.Node] = list(program.graph.nodes)
         specs = program.graph_signature.input_specs
@@ -45,7 +56,8 @@ class GraphRun:
                 last[used] = node
         self.done: dict[fx.Node, list[fx.Node]] = {}
         for used, node in last.items():
-            self.done.setdefault(node, []).append(used)
+            if used not in kept:
+                self.done.setdefault(node, []).append(used)
 
     def leaves(self, given: Any) -> list[Any]:
         """The flat arguments of one input, in the graph's order."""
@@ -80,34 +92,43 @@ class GraphRun:
 
         A value lives until its last use, once for each input; a weight is read when it is used.
         """
-        envs: list[dict[fx.Node, Any]] = [dict(zip(self.inputs, leaves, strict=True)) for leaves in inputs]
+        envs = [self.begun(leaves) for leaves in inputs]
         with torch.no_grad():
             for node in self.nodes:
-                if node.op == "get_attr":
-                    held = getattr(self.program.graph_module, str(node.target))
-                    for env in envs:
-                        env[node] = held
-                elif node.op == "call_function":
-                    for path, x in self.reads.get(node, ()):
-                        see(path, [env[x] if x in env else self.values[x.name]() for env in envs])
-                    self._call(node, envs)
-                for used in self.done.get(node, ()):
-                    for env in envs:
-                        env.pop(used, None)
+                for path, x in self.reads.get(node, ()):
+                    see(path, [env[x] if x in env else self.values[x.name]() for env in envs])
+                self.step(node, envs)
 
-    def _call(self, node: fx.Node, envs: Sequence[dict[fx.Node, Any]]) -> None:
+    def begun(self, leaves: Sequence[Any]) -> Env:
+        """The values before the first node."""
+        return dict(zip(self.inputs, leaves, strict=True))
+
+    def step(self, node: fx.Node, envs: Sequence[Env], values: Values | None = None) -> None:
+        """Computes one node for each input, and drops what is not read any more. `values` replaces the run's own."""
+        if node.op == "get_attr":
+            held = getattr(self.program.graph_module, str(node.target))
+            for env in envs:
+                env[node] = held
+        elif node.op == "call_function":
+            self._call(node, envs, self.values if values is None else values)
+        for used in self.done.get(node, ()):
+            for env in envs:
+                env.pop(used, None)
+
+    def _call(self, node: fx.Node, envs: Sequence[Env], values: Values) -> None:
         stored = [each for each in node.all_input_nodes if each not in envs[0]]
-        weights = {each: self.values[each.name]() for each in stored}
+        weights = {each: values[each.name]() for each in stored}
         for env in envs:
 
-            def value(each: fx.Node, env: dict[fx.Node, Any] = env) -> Any:
+            def value(each: fx.Node, env: Env = env) -> Any:
                 return env[each] if each in env else weights[each]
 
             args, kwargs = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
             try:
-                env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                with torch.no_grad():
+                    env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
             except (IndexError, RuntimeError, ValueError) as error:
-                raise CalibrationError(f"an input of `calibrate` fails in {node.target}: {error}") from error
+                raise CalibrationError(f"an input for calibration fails in {node.target}: {error}") from error
 
 
 def _check(name: str, expected: torch.Tensor, leaf: Any) -> None:
@@ -123,4 +144,4 @@ def _check(name: str, expected: torch.Tensor, leaf: Any) -> None:
         )
 
 
-__all__ = ["GraphRun", "Watched"]
+__all__ = ["Env", "GraphRun", "Values", "Watched"]

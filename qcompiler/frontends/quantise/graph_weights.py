@@ -85,6 +85,19 @@ class GraphWeight:
             return self.experts.moved(values)
         return values.t() if self.transposed else values
 
+    def restored(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The model's values from the stored ones: the inverse of `arranged`."""
+        if self.conv is not None:
+            for operator, argument in self.conv.steps():
+                matrix = operator(matrix, argument)
+            return matrix
+        if self.experts is not None:
+            experts, first, second = self.experts.shape
+            if self.experts.transposed:
+                return matrix.reshape(experts, second, first).transpose(1, 2)
+            return matrix.reshape(experts, first, second)
+        return matrix.t() if self.transposed else matrix
+
     def entry(self) -> Entry:
         text = format_text(parse_format(self.format)) if self.format is not None else ""
         dtype = dtype_name(self.tensor.dtype)

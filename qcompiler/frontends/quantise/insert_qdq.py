@@ -37,14 +37,13 @@ from qcompiler.frontends.quantise.arithmetic import TYPES, choose_arithmetic
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.choose_formats import FormatChooser, Kind
 from qcompiler.frontends.quantise.conv_weights import restore
-from qcompiler.frontends.quantise.fold_batch_norm import fold_batch_norms
 from qcompiler.frontends.quantise.graph_run import Watched
+from qcompiler.frontends.quantise.graph_tensors import GraphTensors
 from qcompiler.frontends.quantise.graph_weights import (
     FLOATS,
     GraphWeight,
     described,
     is_quantised_linear,
-    kinds_of,
     naming_errors,
     takes_importance,
     why_kept,
@@ -61,7 +60,7 @@ from qcompiler.frontends.torch.common.values import row_major, to_numpy
 from qcompiler.frontends.torch.qc_ops import torch_ops
 from qcompiler.frontends.weights.weight_files import ByNeed, InMemory, Unnamed, WeightFiles
 from qcompiler.frontends.weights.weight_source import ModuleWeights, WeightSource
-from qcompiler.frontends.weights.weight_uses import as_linear, join_transposes, reads, replace_by_linear, storage_key
+from qcompiler.frontends.weights.weight_uses import as_linear, reads, replace_by_linear, storage_key
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
@@ -141,7 +140,7 @@ def _default_files(exported: Exported, source: WeightSource) -> WeightFiles:
     return ByNeed(max((t.numel() * t.element_size() for t in tensors), default=0)) if source.valued else InMemory()
 
 
-class _Rewriter:
+class _Rewriter(GraphTensors):
     def __init__(
         self,
         exported: Exported,
@@ -150,14 +149,8 @@ class _Rewriter:
         files: WeightFiles,
         calibration: Calibration | None = None,
     ) -> None:
-        self.recipe, self.source, self.files, self.calibration = recipe, source, files, calibration
-        exported.program.state_dict.update(source.bind(exported.program))
-        self.exported, self.folded = fold_batch_norms(exported, files.room, source)
-        self.program = self.exported.program
-        self.graph = self.program.graph
-        self.state = dict(self.program.state_dict)
-        self.constants = dict(self.program.constants)
-        self.specs = list(self.program.graph_signature.input_specs)
+        super().__init__(exported, source, files.room)
+        self.recipe, self.files, self.calibration = recipe, files, calibration
         self.weights = WeightStore()
         self.rows: list[LedgerRow] = []
         self.activations = Activations.of(recipe.activations) if recipe.activations is not None else None
@@ -169,13 +162,8 @@ class _Rewriter:
         self.progress = Progress("packing weights", 0)
 
     def run(self) -> Quantized:
-        weights = self._group()
-        for weight in weights:
-            join_transposes(self.graph, weight.tensor, weight.nodes)
-            weight.kinds = kinds_of(weight)
-        weights = [weight for weight in weights if not self._drop(weight)]
-        for weight in weights:
-            weight.codes = self.source.packed(weight.targets, weight.tensor) if weight.is_parameter else None
+        weights = [weight for weight in self.grouped() if not self._drop(weight)]
+        self.find_codes(weights)
         eligible = [t for w in weights if w.kinds for t in w.targets]
         self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
         eligible_weights = [weight for weight in weights if weight.kinds]
@@ -207,25 +195,6 @@ class _Rewriter:
         ledger = ledger.remarked(self.lost)
         return Quantized(exported, self.weights, ledger, self.source.valued, self.files, tuple(self.decisions))
 
-    # --- the tensors of the program ---
-
-    def _group(self) -> list[GraphWeight]:
-        """Parameters, buffers and constants, tied ones grouped, in the order of the signature."""
-        nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
-        groups: dict[Any, GraphWeight] = {}
-        for spec in self.specs:
-            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-                continue
-            assert spec.target is not None
-            tensor = self.state.get(spec.target, self.constants.get(spec.target))
-            assert isinstance(tensor, torch.Tensor)
-            key = storage_key(tensor) if spec.kind == InputKind.PARAMETER else spec.target
-            weight = groups.setdefault(key, GraphWeight([], [], [], tensor))
-            weight.targets.append(spec.target)
-            weight.specs.append(spec)
-            weight.nodes.append(nodes[spec.arg.name])
-        return list(groups.values())
-
     # --- calibration ---
 
     def _calibrate(self, weights: Sequence[GraphWeight]) -> None:
@@ -252,9 +221,9 @@ class _Rewriter:
                 + ("the weights have no values" if chosen else _NO_IMPORTANCE)
             )
         watched = [Watched(weight.targets[0], weight.shape[1], reads(weight.nodes)) for weight in chosen]
-        values = {node.name: functools.partial(self._value, weight) for weight in weights for node in weight.nodes}
+        values = {node.name: functools.partial(self.value, weight) for weight in weights for node in weight.nodes}
         found = self.calibration.measure(
-            self.program, watched, values, lambda: self._identities(weights), magnitudes=static
+            self.program, watched, values, lambda: self.identities(weights), magnitudes=static
         )
         for weight in chosen:
             self.inputs[weight.targets[0]] = found[weight.targets[0]]
@@ -275,13 +244,13 @@ class _Rewriter:
         def value(weight: GraphWeight) -> torch.Tensor:
             packed = solver.packed.get(weight.targets[0])
             if packed is None:
-                return self._nearest(weight) if whys.get(weight.targets[0]) else self._value(weight)
+                return self._nearest(weight) if whys.get(weight.targets[0]) else self.value(weight)
             decoded = torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype)
             return decoded.t() if weight.transposed else decoded
 
         values = {node.name: functools.partial(value, weight) for weight in weights for node in weight.nodes}
         nearest = sorted((path, str(weight.format)) for weight in weights if whys.get(path := weight.targets[0]))
-        solver.run(self.program, self.calibration.held(), values, lambda: [*self._identities(weights), nearest])
+        solver.run(self.program, self.calibration.held(), values, lambda: [*self.identities(weights), nearest])
         self.solved = solver.packed
         for weight in linears:
             path = weight.targets[0]
@@ -289,7 +258,7 @@ class _Rewriter:
 
     def _nearest(self, weight: GraphWeight) -> torch.Tensor:
         """A weight that keeps its nearest codes, decoded, in the model's order."""
-        values = self._value(weight)
+        values = self.value(weight)
         if weight.codes is not None or (weight.conv is not None and weight.conv.transposed):
             return values  # what its codes mean; a flipped kernel, which has no view
         fmt = resolve_format(weight.format or "")
@@ -338,15 +307,6 @@ class _Rewriter:
             )
         done = choose_arithmetic(self.graph, self.recipe.compute, lambda node: self.decoded.get(node, node.name))
         self.decisions += [("compute", path, what) for path, what in done]
-
-    def _value(self, weight: GraphWeight) -> torch.Tensor:
-        return self.source.read(weight.targets, weight.tensor) if weight.is_parameter else weight.tensor
-
-    def _identities(self, weights: Sequence[GraphWeight]) -> list[Any]:
-        return [
-            self.source.identity(weight.targets, weight.tensor) if weight.is_parameter else _digest(weight.tensor)
-            for weight in weights
-        ]
 
     # --- decisions and rewriting ---
 
@@ -556,12 +516,6 @@ class _Rewriter:
             else spec
             for spec, node in zip(specs, returned, strict=True)
         ]
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    """Identifies the values of a buffer or a constant."""
-    data = to_numpy(tensor.detach().cpu().contiguous())
-    return f"{data.dtype}{data.shape}{hashlib.sha256(data.reshape(-1).view(np.uint8).data).hexdigest()}"
 
 
 def _why_nearest(weight: GraphWeight) -> str:

@@ -1,0 +1,117 @@
+"""`qc.search`: the recipe that spends a budget best, for a model of torch or a language model of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qcompiler.errors import ArgumentError, CalibrationError, ExportError
+from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
+from qcompiler.lm.compile import calibration_inputs, example_inputs, model_and_weights, ranges_of, sizes_of, text_of
+from qcompiler.lm.text import Text
+from qcompiler.recipes.result import SearchResult
+from qcompiler.recipes.search import Asked, Options, search_model
+
+WINDOW = 512
+"""Tokens of a piece of text: the default of `max_seq_len`."""
+
+
+def search(
+    model: Any,
+    data: Iterable[Any],
+    budget: str,
+    candidates: Iterable[str] | None = None,
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    weights: Any = None,
+    rules: Any = (),
+    merged: bool = True,
+    sensitivity: str = "kl",
+    measure: str = "auto",
+    workdir: str | Path | None = None,
+    text: Text | None = None,
+    max_seq_len: int | None = None,
+) -> SearchResult:
+    """Chooses a format for each weight of a model, so that its outputs change least within a budget.
+
+    `model` is what `qcompile` takes, except functions of JAX and texts of MLIR, and `data` what `calibrate=` takes:
+    an iterable of inputs.  The first is the example that the model is exported with, unless `args` or `kwargs` are
+    given; sizes that vary are named by `dynamic_shapes`.  For a language model of transformers, or a folder or a .gguf
+    file with one, `data` may be texts or sequences of token ids; they are read in pieces of `max_seq_len` tokens
+    (default 512), and each piece has logits for all its tokens.
+
+    `budget` is "4.25 bits" per weight, "700 MB" of all weights, "kl<0.01" or, for outputs without logits,
+    "error<0.001".  `candidates` are formats; "float" keeps a weight.  `rules` are as for `QuantConfig`: what they match
+    has no choice.  With `merged`, weights that the passes store as one (q, k and v; gate and up) get one format.
+
+    `measure` is "kl", the mean KL of the logits in nats, "error", the relative squared error of all outputs, or
+    "auto": the KL if an output's last dimension is the vocabulary.  `sensitivity` is "kl", which runs the model to its
+    end for each weight and candidate, or "output", which does so once for each weight and takes the other candidates
+    in proportion to the squared error of the layer's output.  With `workdir`, a killed search goes on where it was.
+
+    A bound is met on the data by true runs; for a size the true distance is measured once.
+
+    BudgetError if no recipe meets the budget; CalibrationError for data without rows, for values that are not finite,
+    and for a layer whose inputs are all zero; RecipeError, ArgumentError.
+    """
+    options = Options.of(budget, candidates, rules, merged, sensitivity, measure, workdir)
+    if isinstance(data, str | bytes):
+        raise ArgumentError("data is one text: give a list of texts, or of inputs")
+    inputs = list(data)
+    if not inputs:
+        raise CalibrationError("the data has no inputs; it is an iterable of inputs of the model")
+    if isinstance(model, str | Path) or all(map(_is_tokens, inputs)):
+        return _search_language_model(model, inputs, options, text, max_seq_len)
+    if isinstance(model, Checkpoint):
+        model, weights = model.module, model.weights if weights is None else weights
+    if args is None and kwargs is None:
+        args, kwargs = _example(inputs[0])
+    return search_model(Asked(model, args or (), kwargs or {}, dynamic_shapes, weights), inputs, options)
+
+
+def _is_tokens(given: Any) -> bool:
+    """Whether an input is a text or a sequence of token ids: no tensor, and no tuple of arguments."""
+    return isinstance(given, str) or (
+        isinstance(given, list | tuple | np.ndarray) and all(isinstance(token, int | np.integer) for token in given)
+    )
+
+
+def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+
+
+def _search_language_model(
+    model: Any, data: Sequence[Any], options: Options, text: Text | None, max_seq_len: int | None
+) -> SearchResult:
+    from transformers import PreTrainedModel
+
+    from qcompiler.lm.step import prepared
+
+    text = text if text is not None else text_of(model)
+    module, source = model_and_weights(model)
+    if not isinstance(module, PreTrainedModel):
+        raise ExportError(
+            f"data of texts or token ids is for language models of transformers, not for {type(module).__name__}: give "
+            "inputs of the model, tensors for one argument, tuples for several, or dicts"
+        )
+    positions = getattr(module.config.get_text_config(), "max_position_embeddings", None) or WINDOW
+    length, chunk = sizes_of(module, max_seq_len or min(WINDOW, positions), 1, None)
+    words: Any = module.get_input_embeddings()
+    with prepared(module, 1, length, None, length, chunk) as step:
+        pieces = calibration_inputs(data, text, chunk, vocabulary=int(words.weight.shape[0]), name="data")
+        inputs = [{**each, "wanted": torch.arange(each["ids"].shape[1])} for each in pieces]
+        if not inputs:
+            raise CalibrationError("the data has no tokens")
+        asked = Asked(step, (), example_inputs(1, length, chunk), ranges_of(1, chunk), source)
+        return search_model(asked, inputs, options)
+
+
+__all__ = ["search"]

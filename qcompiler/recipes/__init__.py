@@ -1,0 +1,1 @@
+"""`qc.search`: recipes that spend a budget of bits, bytes or accuracy."""

@@ -1,0 +1,163 @@
+"""`qc.search` for any model that `qcompile` takes: sensitivities, the front, and the recipe for a budget.
+
+search(model, data, "4.25 bits")
+  export               one graph
+  merged_groups        what the passes store as one tensor is stored alike
+  Study.effects        the distance of the outputs for each weight in each candidate
+  knapsack.solve       the best sum of distances for every size
+  Study.whole          the true distance of the chosen recipe
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qcompiler.api import qcompile, weight_source
+from qcompiler.calibrate import knapsack
+from qcompiler.config import QuantConfig
+from qcompiler.errors import BudgetError, RecipeError, WeightsError
+from qcompiler.frontends.quantise.graph_tensors import GraphTensors
+from qcompiler.frontends.quantise.graph_weights import GraphWeight
+from qcompiler.frontends.quantise.judge import Judge
+from qcompiler.frontends.quantise.sensitivity import FLOAT, Effect, Study
+from qcompiler.frontends.torch.capture.export import Exported, export_model
+from qcompiler.frontends.weights.weight_files import Unnamed
+from qcompiler.recipes.budgets import Budget
+from qcompiler.recipes.layers import LAST_RESORT, Item, Kept, Layer, checked_candidates, items_of, layers_of
+from qcompiler.recipes.result import SearchResult
+from qcompiler.runtime.progress import note
+
+SENSITIVITIES = ("kl", "output")
+FEW_ROWS = 1024
+"""Rows of logits below which a note says that the data is little: a mean over few rows depends on which they are."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a search is asked for, apart from the model and its data."""
+
+    budget: Budget
+    candidates: tuple[str, ...]
+    rules: Any = ()
+    merged: bool = True
+    sensitivity: str = "kl"
+    measure: str = "auto"
+    workdir: Path | None = None
+
+    @staticmethod
+    def of(
+        budget: str,
+        candidates: Iterable[str] | None,
+        rules: Any,
+        merged: bool,
+        sensitivity: str,
+        measure: str,
+        workdir: str | Path | None,
+    ) -> Options:
+        """Checks everything that needs no model. BudgetError, RecipeError, UnknownFormatError."""
+        if sensitivity not in SENSITIVITIES:
+            raise RecipeError(f"sensitivity={sensitivity!r}: choose {' or '.join(map(repr, SENSITIVITIES))}")
+        if measure not in ("auto", "kl", "error"):
+            raise RecipeError(f"measure={measure!r}: choose 'kl', 'error', or 'auto'")
+        folder = Path(workdir) if workdir is not None else None
+        found = checked_candidates(candidates)
+        return Options(Budget.of(budget), found, rules, merged, sensitivity, measure, folder)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model as `qcompile` takes it, with everything that its plan depends on."""
+
+    model: Any
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dynamic_shapes: Any = None
+    weights: Any = None
+
+    def exported(self) -> Exported:
+        return export_model(self.model, tuple(self.args), dict(self.kwargs), self.dynamic_shapes)
+
+    def merged_groups(self) -> list[tuple[str, ...]]:
+        """The paths of weights that become one stored tensor when their formats are equal: the passes decide.
+
+        They are taken from the plan of the model in one format, compiled without values.
+        """
+        plan = qcompile(
+            self.model, self.args, self.kwargs, quant=QuantConfig(FLOAT, linear=LAST_RESORT),
+            dynamic_shapes=self.dynamic_shapes, weights="none", device="cpu",
+        ).plan  # fmt: skip
+        parts = ([each for part in entry.parts for each in part.parameters[:1]] for entry in plan.weights)
+        return [tuple(paths) for paths in parts if len(paths) > 1]
+
+
+def search_model(asked: Asked, inputs: Sequence[Any], options: Options) -> SearchResult:
+    """Searches a recipe for a model of torch; see `qc.search`."""
+    source = weight_source(asked.weights)
+    if not source.valued:
+        raise WeightsError("a search runs the model, and weights='none' leaves it without values")
+    groups = asked.merged_groups() if options.merged else []
+    exported = asked.exported()
+    tensors = GraphTensors(exported, source, Unnamed().room)
+    weights = [weight for weight in tensors.grouped() if weight.users]
+    tensors.find_codes(weights)
+    layers, kept = layers_of(weights, exported.config, options.candidates, options.rules)
+    items = items_of(layers, groups)
+    judge = Judge(tensors.program, options.measure, _vocabulary(exported.config, weights))
+    if not options.budget.is_size and options.budget.kind != judge.measure:
+        raise BudgetError(
+            f"{options.budget.text}: this search measures {judge.measure} ({judge.why}); bound that, or choose by "
+            f"measure={options.budget.kind!r}"
+        )
+    study = Study(tensors, weights, judge, inputs, options.workdir)
+    if judge.rows < FEW_ROWS:
+        note(f"the data gives {judge.rows} rows of outputs; {FEW_ROWS} or more make a search worth its time")
+    return _solved(study, layers, items, kept, options)
+
+
+def _solved(study: Study, layers: Sequence[Layer], items: Sequence[Item], kept: Kept, options: Options) -> SearchResult:
+    if options.budget.is_size:  # before anything is measured
+        kept.room(options.budget, sum(min(map(item.nbytes, item.texts)) for item in items))
+    texts = {layer.path: item.texts for item in items for layer in item.layers}
+    wanted = [(layer.weight, texts[layer.path]) for layer in layers]
+    effects = study.effects(wanted, by_output=options.sensitivity == "output")
+    solved = knapsack.solve(_knapsack_items(items, effects))
+    result = SearchResult(
+        items, effects, kept, solved, study.judge.measure, study.judge.why, study.whole, _notes(items, solved)
+    )
+    if options.budget.is_size:
+        result.choose(options.budget)
+    else:
+        result.choose_measured(options.budget)
+    return result
+
+
+def _knapsack_items(items: Sequence[Item], effects: Mapping[tuple[str, str], Effect]) -> list[list[knapsack.Option]]:
+    """The options of each item: a group costs the sum of its weights."""
+    return [
+        [
+            knapsack.Option(item.nbytes(text), sum(effects[layer.path, text].cost or 0.0 for layer in item.layers))
+            for text in item.texts
+        ]
+        for item in items
+    ]
+
+
+def _notes(items: Sequence[Item], solved: knapsack.Front) -> tuple[str, ...]:
+    notes = [f"{layer.path}: {layer.fixed}" for item in items for layer in item.layers if layer.fixed]
+    if solved.slack:
+        notes.append(f"sizes are rounded: a recipe is at least the best of a budget smaller by {solved.slack:,} bytes")
+    return tuple(notes)
+
+
+def _vocabulary(config: Any, weights: Sequence[GraphWeight]) -> int | None:
+    """The number of tokens: the model's `config.vocab_size`, or the rows of its largest table of an embedding."""
+    text = getattr(config, "get_text_config", lambda: config)()
+    known = getattr(text, "vocab_size", None)
+    tables = [int(weight.tensor.shape[0]) for weight in weights if "embedding" in weight.kinds]
+    return known if isinstance(known, int) else max(tables, default=None)
+
+
+__all__ = ["Asked", "Options", "search_model"]
