@@ -16,8 +16,8 @@
 // memory at the end of each group costs an eighth of the speed.
 //
 // W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): BITS of a code, FLIP of the
-// sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(), NESTED
-// where these are computed from more than one entry; LISTED codes stand for the bytes of a list: bytes().
+// sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(),
+// NESTED where these are computed from entries of several levels; LISTED codes stand for the bytes of a list: bytes().
 #pragma once
 #include "gemm.h"
 
@@ -26,7 +26,7 @@ enum {
     QI_WIDEST = 65536,
     QI_CHUNK = 458752,  // bytes of prepared rows of a task, unless one block of rows takes more
     QI_BLOCKS = 8,     // most times QI_ROWS rows of a task
-    QI_AHEAD = 4096,
+    QI_AHEAD = 4096,   // bytes by which codes are asked for before they are read (gemm_bf16.h's QB_AHEAD)
     QI_SPARE = 4,      // rows of zeros behind them, for blocks that are not full
 };
 #if defined(QC_AVX512)
@@ -43,7 +43,7 @@ typedef int16_t qi_shorts __attribute__((vector_size(32)));
 
 // --- engines: how four columns are multiplied ------------------------------------------------------------------------
 
-// Bits [8 b + to, 8 b + to + width) of the result: bits [width * column(b), …) of each word, column(b) = first + b * step.
+// Byte b of the result holds, from bit TO on, the WIDTH bits of column FIRST + b * STEP of a word.
 template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(qu word) {
     qu bytes = {};
     QG_UNROLL for (int b = 0; b < 4; b++) {
@@ -66,7 +66,7 @@ struct qi_vnni {
     static QG_METHOD void dot(qu& sum, const operand& w, const factor& x) {  // unsigned bytes of w times signed ones
         asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     }
-    // As above, with anything in the other bits.
+    // As `qi_spread_plain`, with anything in the other bits.
     template <int WIDTH, int FIRST, int STEP, int TO> static QG_METHOD qu spread(qu word) {
         alignas(64) static constexpr places<WIDTH * FIRST - TO, WIDTH * STEP> all{};
         qu bytes;
@@ -283,8 +283,8 @@ template <int S> struct qi_number { static constexpr int value = S; };
 
 // --- the microkernel -------------------------------------------------------------------------------------------------
 
-// tile[i][16 p + lane]: MR rows of x times NP panels of w (`next` is the last of them), scaled. `begin`: their place among
-// the QG_NP panels of a unit.
+// tile[i][16 p + lane]: MR rows of x times NP panels of w (`next` is the last of them), scaled. `begin`: their place
+// among the QG_NP panels of a unit.
 template <class W, class E, int MR, int NP> static void qi_micro(
     const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, int begin, float* tile) {
     typedef qi_planes<W> P;
@@ -381,8 +381,8 @@ constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
     return rows * (fit < 1 ? 1 : fit < QI_BLOCKS ? fit : (int64_t)QI_BLOCKS);
 }
 
-// Bytes of scratch: a tile of sums, prepared entries (`of_group` floats for each group), prepared rows, a scale per row,
-// two numbers per row and group.
+// Bytes of scratch: a tile of sums, prepared entries (`of_group` floats for each group), prepared rows, a scale per
+// row, two numbers per row and group.
 constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows, int64_t of_group) {
     return 64 * rows * QG_NP + 4 * of_group * groups +
            (qi_chunk_of(k, rows) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);

@@ -21,8 +21,8 @@ enum { QI_MMA = 0, QI_DP4A = 1 };
 // --- operand A -------------------------------------------------------------------------------------------------------
 
 // A lane's words of 32 columns (a segment), and as signed bytes: rows g, g + 8 of the first piece, then of the second.
-// Columns of a piece are in the order 2t, 2t + 1, 2t + 8, 2t + 9, those of codes of less than 8 bits 2t, 2t + 8, 2t + 1,
-// 2t + 9: kernels/layouts/cuda.py draws them.
+// Columns of a piece are in the order 2t, 2t + 1, 2t + 8, 2t + 9, those of codes of less than 8 bits in the order 2t,
+// 2t + 8, 2t + 1, 2t + 9: kernels/layouts/cuda.py draws them.
 template <class W> struct qi_codes {
     static constexpr bool four = W::bits & 4, two = W::bits & 2, one = W::bits & 1;
     static constexpr int count = W::bits == 8 ? 4 : 2 * four + two + one;
@@ -38,7 +38,8 @@ template <class W> struct qi_codes {
                 const uint2 read = ((const uint2*)(w + W::plane(0)))[share * 2 + segment % 2];
                 words[0] = read.x, words[1] = read.y;
             }
-            if constexpr (two) words[2 * four] = ((const uint32_t*)(w + W::plane(four)))[share * 2 + segment % 2];
+            if constexpr (two)
+                words[2 * four] = ((const uint32_t*)(w + W::plane(four)))[share * 2 + segment % 2];
             if constexpr (one)
                 words[2 * four + two] = ((const uint32_t*)(w + W::plane(four + two)))[share] >> segment % 2 * 8;
         }
@@ -69,9 +70,11 @@ private:
 
 // The bytes that P lists for four codes of up to 4 bits.
 template <class P> QC_DEVICE uint32_t qi_listed(uint32_t codes) {
-    const uint32_t low = codes & 0x07070707u, two = (low | low >> 4) & 0x00ff00ffu, places = (two | two >> 8) & 0xffffu;
-    const uint32_t upper = (codes >> 3 & 0x01010101u) * 0xffu;  // bytes of the upper half of the list
-    return (__byte_perm(P::list(0), P::list(1), places) & ~upper) | (__byte_perm(P::list(2), P::list(3), places) & upper);
+    const uint32_t low = codes & 0x07070707u, two = (low | low >> 4) & 0x00ff00ffu;
+    const uint32_t places = (two | two >> 8) & 0xffffu;
+    const uint32_t second = (codes >> 3 & 0x01010101u) * 0xffu;  // bytes of the second half of the list
+    return (__byte_perm(P::list(0), P::list(1), places) & ~second) |
+           (__byte_perm(P::list(2), P::list(3), places) & second);
 }
 
 template <class P> QC_DEVICE void qi_operand(const qi_codes<typename P::weight>& codes, uint32_t (&a)[4]) {
@@ -204,9 +207,9 @@ struct qi_made_before {
 };
 
 // 8 tokens. Each warp takes two segments of a round; sums go through shared memory to the thread that owns an element,
-// as integers: of all columns at the end where a row is one group, else of UNIT columns (half a segment, one, or two, as
-// groups hold them) in every round. There are four warps at least. `make` makes the rows of x, in shared memory, while the first
-// codes of w are under way.
+// as integers: of all columns at the end where a row is one group, else of UNIT columns (half a segment, one, or two,
+// as groups hold them) in every round. There are four warps at least. `make` makes the rows of x, in shared memory,
+// while the first codes of w are under way.
 template <class P, int ENGINE, int WARPS, class Finish, class Make = qi_made_before>
 QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, int64_t panel,
                              uint32_t* staged, int* runs, int* sums_of, Finish finish, Make make = Make()) {

@@ -288,7 +288,7 @@ def _struct(name: str, weight: Weight, product: IntegerProduct, spec: KernelSpec
     offset = product.first if weight.bits < 8 else product.first + 128
     listed = product.listed or ()
     if listed:
-        offset = 0 if -128 <= min(listed) and max(listed) < 128 else product.first + 128
+        offset = 0 if min(listed) >= -128 and max(listed) < 128 else product.first + 128
     signed = np.resize(np.array([integer - offset for integer in listed] or [0], np.int8), 16).view("<u4")
     words = ", ".join(f"{word:#010x}u" for word in signed.tolist())
     slope = product.slope.to_c(parts, style=AS_THEY_ARE)
