@@ -145,7 +145,8 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"qi_run<{name}>(ctx, &job);",
     ]
     lines = [*used_symbols(spec, lines, "sym"), *lines]
-    lines.insert(0, f'static_assert(qi_scratch_for({body.k}, {groups}, QI_ROWS, {_entries_of_group(spec, isa)}) <= {scratch}, "scratch");')
+    needed = f"qi_scratch_for({body.k}, {groups}, QI_ROWS, {_entries_of_group(spec, isa)})"
+    lines.insert(0, f'static_assert({needed} <= {scratch}, "scratch");')
     total = scratch_bytes(spec, isa)
     header = shared.header_comment(
         spec,

@@ -279,8 +279,8 @@ def _product(spec: KernelSpec) -> IntegerProduct:
 
 
 def _struct(name: str, weight: Weight, product: IntegerProduct, spec: KernelSpec) -> str:
-    """What int8.cuh needs to know about a product. Bytes are signed; of unsigned codes of 8 bits they hold the code minus
-    128, and those of a list what the smallest integer of it allows."""
+    """What int8.cuh needs to know about a product. Bytes are signed: of unsigned codes of 8 bits they hold the code
+    minus 128, of listed codes their integers, less an offset where these do not fit into a byte."""
     reference = spec.operands[1].format
     assert reference is not None
     d = formats.get(reference.name, **reference.params).declaration
