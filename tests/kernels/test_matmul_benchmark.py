@@ -26,6 +26,7 @@ def small_run(path: Path, *arguments: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.slow
 def test_every_product_is_in_the_table_and_what_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
