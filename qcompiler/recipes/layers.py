@@ -9,7 +9,7 @@ embed.weight = head.weight                                        one item: one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,9 +110,10 @@ def checked_candidates(candidates: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def layers_of(
-    weights: Sequence[GraphWeight], config: Any, candidates: Sequence[str], rules: Any
+    weights: Sequence[GraphWeight], config: Any, candidates: Sequence[str], rules: Any, states: Collection[str] = ()
 ) -> tuple[list[Layer], Kept]:
-    """The layers that a recipe may name, and what is kept. `rules` fix the format of those that they match.
+    """The layers that a recipe may name, and what is kept. `rules` fix the format of those that they match. Buffers in
+    `states`, which the model writes (a cache), are not counted: their size is not that of the weights.
 
     RecipeError for a rule that matches nothing, and for a model without weights to choose for.
     """
@@ -130,8 +131,8 @@ def layers_of(
     for weight in weights:
         if weight.is_parameter and weight.tensor.ndim >= 2:
             elements += weight.tensor.numel()
-            counted += 0 if weight in open_ else _stored_bytes(weight)
-        else:
+            counted += 0 if weight.kinds and weight.codes is None else _stored_bytes(weight)
+        elif weight.targets[0] not in states:
             others += _stored_bytes(weight)
     return layers, Kept(counted, elements, others)
 

@@ -103,7 +103,8 @@ def search_model(asked: Asked, inputs: Sequence[Any], options: Options) -> Searc
     tensors = GraphTensors(exported, source, Unnamed().room)
     weights = [weight for weight in tensors.grouped() if weight.users]
     tensors.find_codes(weights)
-    layers, kept = layers_of(weights, exported.config, options.candidates, options.rules)
+    states = set(tensors.program.graph_signature.buffers_to_mutate.values())
+    layers, kept = layers_of(weights, exported.config, options.candidates, options.rules, states)
     items = items_of(layers, groups)
     judge = Judge(tensors.program, options.measure, _vocabulary(exported.config, weights))
     if not options.budget.is_size and options.budget.kind != judge.measure:

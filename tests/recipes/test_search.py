@@ -250,7 +250,7 @@ def test_rules_fix_formats_and_candidates_that_do_not_fit_are_left_out() -> None
 @pytest.mark.slow
 def test_what_no_candidate_can_store_takes_int8_and_is_noted() -> None:
     model = nn.Sequential(nn.Linear(60, 64), nn.Linear(64, 32)).eval()
-    result = qc.search(model, [torch.randn(8, 60)], "7 bits", ("q4_0", "q8_0"), merged=False)
+    result = qc.search(model, [torch.randn(8, 60)], "7.5 bits", ("q4_0", "q8_0"), merged=False)
     assert result.chosen.formats == {"0.weight": "int8", "1.weight": "q4_0"}
     assert "0.weight: no candidate can store its 60 columns" in result.table()
     with pytest.raises(RecipeError, match="there is nothing to choose"):
