@@ -93,7 +93,9 @@ def test_weights_are_encoded_for_what_their_linears_read() -> None:
         importance = expected[name].astype(np.float32)
         found = fmt.decode(qc.formats.from_bytes(fmt, *matrix.shape, store[key].data))
         wanted, plain = fmt.decode(fmt.encode(matrix, importance=importance)), fmt.decode(fmt.encode(matrix))
-        assert (found != wanted).mean() < 0.03  # sums in another order move an importance by an ulp
+        # Sums in another order (torch on one thread or two) move an importance by an ulp, which may decide a block's
+        # scale: two of the embedding's 64 blocks here. What they are worth is compared below.
+        assert (found != wanted).mean() < 0.07
         assert (found != plain).mean() > 0.5
         error, best, without = (float(((each - matrix) ** 2 * importance).sum()) for each in (found, wanted, plain))
         assert error == pytest.approx(best, rel=1e-3)
