@@ -492,8 +492,8 @@ struct qg_fp32 {
 // kept for every third row, the two after it are reached by index, so that MR rows need MR / 3 registers.
 template <class E, int MR> static void qg_micro(
     const char* x, int64_t stride, const float* const* panel, int64_t kc, float* tile, int64_t tile_stride, bool add) {
-    // Two steps at a time where registers are left: with 16 of them g++ loads the second step's operands early, keeps a
-    // sum in memory for it, and half of the speed is lost.
+    // Two steps at a time on AVX-512, where registers are left: with 16 of them g++ loads the second step's operands
+    // early, keeps a sum in memory for it, and half of the speed is lost.
     enum { THIRDS = (MR + 2) / 3, STEP = QC_W == 16 ? 2 : 1, REGS = QG_NP * QC_REGS };
     enum { COLUMNS = sizeof(float) / E::WIDTH };
     qf sum[MR][REGS];

@@ -13,7 +13,7 @@
 //
 // Many rows are multiplied in blocks whose sums fill the registers. Where columns share scales in groups, half of the
 // registers hold integers, which begin anew with each group, and half the scaled totals: a total that goes through
-// memory at the end of each group costs an eighth of the speed.
+// memory at the end of each group costs an eighth of the speed or more.
 //
 // W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): BITS of a code, FLIP of the
 // sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(),
@@ -138,6 +138,7 @@ template <class W> struct qi_planes {
     static constexpr int LOW = W::BITS & 8 ? 8 : W::BITS & 4 ? 4 : W::BITS & 2 ? 2 : 1;
     static constexpr int MIDDLE = W::BITS == LOW ? 0 : (W::BITS - LOW) & 2 ? 2 : 1, HIGH = W::BITS - LOW - MIDDLE;
     static constexpr int PER = 32 / LOW, STEPS = PER / 4;
+    static_assert(STEPS <= 4, "codes of one bit have no integer product");
 };
 
 // The words of one panel, PER columns at a time.

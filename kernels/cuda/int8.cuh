@@ -195,7 +195,8 @@ template <class P> QC_DEVICE typename P::weight::parts qi_parts(const uint8_t* w
 template <class P> struct qi_shape {
     typedef typename P::weight W;
     static constexpr int64_t segments = (W::cols + 31) / 32;
-    static constexpr bool one = W::cols <= P::group, halves = P::group % 32 != 0;
+    static constexpr bool one = W::cols <= P::group, halves = !one && P::group % 32 != 0;
+    static_assert(!halves || P::group == 16, "groups are of 16 columns, or of whole segments");
     static constexpr int runs = P::affine || P::offset != 0 ? 1 + halves : 0;
 };
 
@@ -369,7 +370,6 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_ro
             } else {
                 sums.template multiply<3>(a, staged + s * 8, PITCH, lane);
                 if constexpr (RUNS == 1) count(s, SEGMENTS);
-                if constexpr (RUNS == 2) count(2 * s, 2 * SEGMENTS), count(2 * s + 1, 2 * SEGMENTS);
                 if constexpr (!ONE)
                     if (end % P::group == 0 || end >= W::cols) fold(segment * 32 / P::group * P::group);
             }

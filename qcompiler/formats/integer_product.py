@@ -1,6 +1,6 @@
 """Products of int8 rows with a weight's integer codes: which formats have them, and their exact definition.
 
-A format has one if an element is affine in an integer, and entries serve whole runs of 16 columns:
+A format has one if an element is affine in an integer, and entries serve 16 columns or whole runs of 32:
 
     value = slope * code + intercept      int4: slope = scales     q4_K: slope = d * scales, intercept = -(dmin * mins)
 
@@ -32,12 +32,19 @@ import numpy.typing as npt
 from qcompiler.formats.base import Format, PackedTensor
 from qcompiler.formats.declaration import Declaration
 from qcompiler.formats.equation import Equation, Float32
+from qcompiler.formats.int8_rows import RUN
 
 WIDEST = 65536
 """Maximum of columns in a group: 255 * 127 times as many is below 2**31."""
 
 PIECE = 16
-"""Columns of which a group has a whole number: those of a tile of `mma`, and of the words of 2-bit codes."""
+"""Columns of the smallest group: those of a tile of `mma`, and of a word of 2-bit codes."""
+
+LARGEST = 255
+"""The largest magnitude of an integer: 255 * 127 * WIDEST is below 2**31."""
+
+NARROWEST = 2
+"""Bits of a code, at least: four columns of each word of one-bit codes would be eight steps, which no kernel takes."""
 
 FINEST = 8
 """The finest step of a list of integers is 2^-FINEST."""
@@ -105,8 +112,14 @@ def integer_product(fmt: Format) -> IntegerProduct | str:
         return "its blocks run across rows"
     covers = [f.covers for f in d.fields if isinstance(f.covers, int) and f.covers > 1]
     group = math.gcd(*covers) if covers else 0
-    if group % PIECE or group > WIDEST:
-        return f"groups of {group} columns; integer products take multiples of {PIECE}"
+    if (group % RUN and group != PIECE) or group > WIDEST:
+        return f"groups of {group} columns; integer products take {PIECE} and multiples of {RUN}"
+    integers = np.array(listed) if listed is not None else first + np.arange(d.code_values.size)
+    if np.abs(integers).max() > LARGEST or d.codes.bits < NARROWEST:
+        return (
+            f"codes of {d.codes.bits} bits for integers up to {np.abs(integers).max()}; integer products take "
+            f"{NARROWEST} bits or more, and integers up to {LARGEST}"
+        )
     slope = _slope(ast.parse(d.split.per_element.text, mode="eval").body)
     if slope is None:
         return f"an element, {d.decode.text}, is not affine in its code"

@@ -21,7 +21,7 @@ from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 cases = load("tests/kernels/test_linear_int8.py")
 CLASSES = {"2-8": (1, 2, 7, 8, 33), "large": (1, 33, 65), "9-64": (33,)}
 ENGINES = {"sm_70": "dp4a", "sm_75": "mma", "sm_90a": "mma"}
-FAST = ("int8", "int4_zeros", "q4_K", "q6_K", "mxfp4")
+FAST = ("int8", "int8_odd", "int4_zeros", "q4_K", "q6_K", "mxfp4")
 
 
 def linear_spec(case: str, m_class: Any) -> KernelSpec:

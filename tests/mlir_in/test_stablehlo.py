@@ -74,7 +74,8 @@ def test_weights_by_name_have_their_names_in_the_ledger_and_equal_the_oracle() -
     x = R.standard_normal((5, 8)).astype(np.float32)
     assert np.array_equal(answers(result, [x])[0], result.oracle()(x))
     through_jax = import_jax(mlp, (PARAMS, x), quant=NF4)
-    assert np.allclose(result.oracle()(x), through_jax.oracle()(x), rtol=1e-5)  # the same codes by the other door
+    # The same codes by the other door; sums of 16 products of a few units each, in another order.
+    assert np.abs(result.oracle()(x) - through_jax.oracle()(x)).max() < 1e-5
 
 
 def test_constants_are_weights_by_the_names_of_their_resources() -> None:
