@@ -314,16 +314,16 @@ def recipe_of(quant: str | None, compute: str | None) -> str | QuantConfig | Non
 def _from_file(file: RecipeFile) -> QuantConfig:
     """The recipe of a file. An error in a value names the key and its line."""
     preset = file.fields["preset"]
-    checks: list[tuple[str, dict[str, Any]]] = [
-        (file.where(key), {key: value}) for key, value in file.fields.items() if key not in ("rules", "preset")
+    checks: list[tuple[tuple[str, int | None], dict[str, Any]]] = [
+        ((key, None), {key: value}) for key, value in file.fields.items() if key not in ("rules", "preset")
     ]
     for number, rule in enumerate(file.fields["rules"]):
-        checks.append((file.where("format", number), {"rules": (rule,)}))
-    for where, fields in ((file.where("preset"), {}), *checks):
+        checks.append((("format", number), {"rules": (rule,)}))
+    for place, fields in ((("preset", None), {}), *checks):
         try:
             QuantConfig(preset if not fields else "float", **fields)
         except QCompilerError as error:
-            raise type(error)(f"{where}: {error}") from None
+            raise type(error)(f"{file.where(*place)}: {error}") from None
     return QuantConfig(**file.fields)
 
 
@@ -404,9 +404,13 @@ def format_text(ref: FormatRef) -> str:
     return f"{ref.name}:{params}" if params else ref.name
 
 
+DIGITS = 19
+"""More digits than a parameter of a format has."""
+
+
 def _value(text: str) -> int | bool | str:
     if text in ("True", "true"):
         return True
     if text in ("False", "false"):
         return False
-    return int(text) if text.lstrip("-").isdigit() else text
+    return int(text) if text.lstrip("-").isdecimal() and len(text) < DIGITS else text

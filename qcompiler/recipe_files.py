@@ -33,8 +33,11 @@ KEYS = (*TEXTS, "promise_bits", "separate", "rules")
 RULE_KEYS = ("pattern", "format", "reason")
 FLOAT = "float"
 NO_PROMISE = "none"
-LARGEST = 16 << 20
+LARGEST = 1 << 20
 """Bytes of a file that is read: a rule takes about 100."""
+
+MOST_BITS = 64
+"""The most bits per weight that a recipe promises."""
 
 
 class RuleLike(Protocol):
@@ -110,16 +113,20 @@ class RecipeFile:
 def read_recipe(path: Path) -> RecipeFile:
     """Reads a file. RecipeError if it cannot be read or is no TOML, for an unknown key and for a wrong type."""
     try:
-        if path.stat().st_size > LARGEST:
+        if not path.is_file():
+            raise RecipeError(f"cannot read the recipe {path}: there is no such file")
+        with path.open("rb") as file_:
+            held = file_.read(LARGEST + 1)
+        if len(held) > LARGEST:
             raise RecipeError(f"{path} has more than {LARGEST >> 20} MiB: it is no recipe")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = held.decode("utf-8-sig").replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
         raise RecipeError(f"cannot read the recipe {path}: {error}") from error
     try:
         found = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, too
         raise RecipeError(f"{path} is no TOML: {error}") from error
-    file = RecipeFile(path, tuple(text.splitlines()), found)
+    file = RecipeFile(path, tuple(text.split("\n")), found)
     return replace(file, fields=_Reader(file).fields())
 
 
@@ -144,16 +151,18 @@ class _Reader:
         return fields
 
     def _check(self, key: str, value: Any) -> None:
-        where = self.file.where(key)
+        wrong = ""
         if key not in KEYS:
-            raise RecipeError(f"{where} is no key of a recipe; there are: {', '.join(KEYS)}")
-        if key in TEXTS and not isinstance(value, str):
-            raise RecipeError(f"{where} is {value!r}: write a text, such as {key} = {_EXAMPLES[key]}")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+            wrong = f" is no key of a recipe; there are: {', '.join(KEYS)}"
+        elif key in TEXTS and not isinstance(value, str):
+            wrong = f" is {_shown(value)}: write a text, such as {key} = {_EXAMPLES[key]}"
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_BITS
         if key == "promise_bits" and not number and value != NO_PROMISE:
-            raise RecipeError(f'{where} is {value!r}: write bits per weight, such as promise_bits = 6.5, or "none"')
+            wrong = f' is {_shown(value)}: write bits per weight, such as promise_bits = 6.5, or "none"'
         if key == "separate" and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
-            raise RecipeError(f'{where} is {value!r}: write a list of texts, such as separate = ["*.q_proj"]')
+            wrong = f' is {_shown(value)}: write a list of texts, such as separate = ["*.q_proj"]'
+        if wrong:
+            raise RecipeError(self.file.where(key) + wrong)
 
     def _rules(self, given: Any) -> list[tuple[str, str | None, str]]:
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
@@ -162,16 +171,25 @@ class _Reader:
 
     def _rule(self, number: int, given: Mapping[str, Any]) -> tuple[str, str | None, str]:
         for key, value in given.items():
-            where = self.file.where(key, number)
             if key not in RULE_KEYS:
+                where = self.file.where(key, number)
                 raise RecipeError(f"{where} is no key of a rule; there are: {', '.join(RULE_KEYS)}")
             if not isinstance(value, str):
-                raise RecipeError(f"{where} is {value!r}: write a text")
+                raise RecipeError(f"{self.file.where(key, number)} is {_shown(value)}: write a text")
         for key in ("pattern", "format"):
             if key not in given:
                 raise RecipeError(f"{self.file.where('rules', number)} has no {key}; a rule has a pattern and a format")
         text = given["format"]
         return given["pattern"], None if text == FLOAT else text, given.get("reason", "")
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: its beginning."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _line(lines: Sequence[str], key: str, rule: int | None) -> int:

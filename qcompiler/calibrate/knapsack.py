@@ -50,8 +50,16 @@ class Front:
 
     @property
     def most(self) -> int:
-        """Bytes from which on every item has its option of the least cost."""
-        return sum(item[kept[-1]].nbytes for item, kept in zip(self.items, self.kept, strict=True))
+        """The budget from which on every item has its option of the least cost."""
+        return self.budget([kept[-1] for kept in self.kept])
+
+    def budget(self, chosen: Sequence[int]) -> int:
+        """The budget for which `within` finds a choice as good as this one: its bytes, each option's rounded up."""
+        units = sum(
+            _units(item[place].nbytes - item[kept[0]].nbytes, self.unit)
+            for item, kept, place in zip(self.items, self.kept, chosen, strict=True)
+        )
+        return self.least + units * self.unit
 
     def within(self, nbytes: int) -> list[int] | None:
         """The option of each item, of least total cost within so many bytes; None if nothing fits."""

@@ -63,6 +63,8 @@ def search(
     options = Options.of(budget, candidates, rules, merged, sensitivity, measure, workdir)
     if isinstance(data, str | bytes):
         raise ArgumentError("data is one text: give a list of texts, or of inputs")
+    if not isinstance(data, Iterable):
+        raise ArgumentError(f"data={data!r}: give a list of inputs of the model, or of texts for a language model")
     inputs = list(data)
     if not inputs:
         raise CalibrationError("the data has no inputs; it is an iterable of inputs of the model")

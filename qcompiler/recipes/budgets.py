@@ -39,6 +39,12 @@ class Budget:
         return found
 
 
+def _digits(amount: float) -> str:
+    """The number with as many digits as it has: the text of a budget names the same budget."""
+    short = f"{amount:g}"
+    return short if float(short) == amount else repr(amount)
+
+
 def _parsed(text: str) -> Budget | None:
     size = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z]+)\s*", text)
     bound = re.fullmatch(r"\s*(kl|error)\s*<=?\s*([0-9.eE+-]+)\s*", text, re.IGNORECASE)
@@ -46,12 +52,12 @@ def _parsed(text: str) -> Budget | None:
         if size is not None:
             amount, unit = float(size[1]), size[2]
             if unit.lower() in ("bit", "bits"):
-                return Budget("bits", amount, f"{amount:g} bits")
+                return Budget("bits", amount, f"{_digits(amount)} bits")
             if unit.upper() in UNITS:
-                return Budget("bytes", amount * UNITS[unit.upper()], f"{amount:g} {unit}")
+                return Budget("bytes", amount * UNITS[unit.upper()], f"{_digits(amount)} {unit}")
         if bound is not None:
-            amount = float(bound[2])
-            return Budget("kl" if bound[1].lower() == "kl" else "error", amount, f"{bound[1].lower()}<{amount:g}")
+            amount, kind = float(bound[2]), bound[1].lower()
+            return Budget("kl" if kind == "kl" else "error", amount, f"{kind}<{_digits(amount)}")
     except ValueError:  # no number
         return None
     return None

@@ -64,6 +64,10 @@ class Item:
         return sum(layer.options[text] for layer in self.layers)
 
 
+MOST_BITS = 1024.0
+"""More bits than any storage of a weight takes."""
+
+
 @dataclass(frozen=True)
 class Kept:
     """What no recipe changes: bytes of parameters that count as weights and their elements, and all other bytes."""
@@ -83,7 +87,7 @@ class Kept:
     def room(self, budget: Budget, least: int) -> int:
         """The bytes of a size that are left for the items. BudgetError if they take `least` at least."""
         if budget.kind == "bits":
-            found = math.floor(budget.amount * self.elements / 8 + 1e-9) - self.counted
+            found = math.floor(min(budget.amount, MOST_BITS) * self.elements / 8 + 1e-9) - self.counted
         else:
             found = math.floor(budget.amount) - self.counted - self.others
         if found < least:
@@ -99,6 +103,8 @@ def checked_candidates(candidates: Iterable[str] | None) -> tuple[str, ...]:
     """The candidates, each once. RecipeError for none and for a mixture; UnknownFormatError."""
     if isinstance(candidates, str):
         raise RecipeError(f"candidates={candidates!r} is one format; give a list of them")
+    if candidates is not None and not isinstance(candidates, Iterable):
+        raise RecipeError(f"candidates={candidates!r}: give a list of formats, such as ['nf4', 'q4_K', 'int8']")
     found: dict[str, str] = {}
     for text in CANDIDATES if candidates is None else candidates:
         if not isinstance(text, str) or len(choices(text)) > 1:

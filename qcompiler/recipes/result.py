@@ -132,7 +132,7 @@ class SearchResult:
             found = self._measured(at)
             assert found.measured is not None
             if found.measured < budget.amount:
-                best, high = found, self._items_bytes(found)
+                best, high = found, at if self.solved.slack else self._items_bytes(found)
             else:
                 low = at
             if high - low <= close and (best is not None or at == self.solved.most):
@@ -140,6 +140,9 @@ class SearchResult:
             at = self._reaching(found.estimate * budget.amount / found.measured) if found.measured else low + 1
             if not low < at < high:
                 at = (low + high) // 2 if best is not None or high - low > close else self.solved.most
+        if best is None and at != self.solved.most:
+            found = self._measured(self.solved.most)
+            best = found if (found.measured or 0.0) < budget.amount else None
         if best is None:
             raise BudgetError(
                 f"{budget.text}: no recipe of these candidates was found that meets it. With {found.bits:.2f} bits per "
@@ -151,9 +154,9 @@ class SearchResult:
         self.chosen_name = budget.text
 
     def _reaching(self, estimate: float) -> int:
-        """The fewest bytes with this estimate; those of the largest recipe if none has it."""
+        """The smallest budget with this estimate; that of the largest recipe if none has it."""
         chosen = self.solved.reaching(estimate)
-        return self.solved.most if chosen is None else self.solved.nbytes(chosen)
+        return self.solved.most if chosen is None else self.solved.budget(chosen)
 
     def _measured(self, nbytes: int) -> Point:
         """The best point of this size, measured, under the name of its size."""
@@ -161,7 +164,8 @@ class SearchResult:
         assert chosen is not None
         point = self._made("", chosen)
         found = self.run(point.formats)
-        point = replace(point, name=f"{point.bits:.3f} bits", measured=found.mean, error=found.error)
+        name = f"{math.ceil(1000 * point.bits) / 1000:.3f} bits"  # rounded up: a budget that the point meets
+        point = replace(point, name=name, measured=found.mean, error=found.error)
         self._keep(point)
         return point
 

@@ -18,7 +18,7 @@ from typing import Any
 from qcompiler.api import qcompile, weight_source
 from qcompiler.calibrate import knapsack
 from qcompiler.config import QuantConfig
-from qcompiler.errors import BudgetError, RecipeError, WeightsError
+from qcompiler.errors import ArgumentError, BudgetError, RecipeError, WeightsError
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
 from qcompiler.frontends.quantise.graph_weights import GraphWeight
 from qcompiler.frontends.quantise.judge import Judge
@@ -78,6 +78,9 @@ class Asked:
     weights: Any = None
 
     def exported(self) -> Exported:
+        """ArgumentError for a model in training mode, whose dropout would be measured as an error."""
+        if getattr(self.model, "training", False):
+            raise ArgumentError("the model is in training mode: call model.eval() first")
         return export_model(self.model, tuple(self.args), dict(self.kwargs), self.dynamic_shapes)
 
     def merged_groups(self) -> list[tuple[str, ...]]:

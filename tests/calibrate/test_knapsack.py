@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,3 +65,19 @@ def test_the_fewest_bytes_for_a_cost(given_items: list[list[Option]], eighths: i
 def test_what_is_larger_and_no_better_is_never_chosen() -> None:
     front = solve([[Option(10, 1.0), Option(20, 1.0), Option(30, 0.5), Option(40, 0.5)]])
     assert [front.within(nbytes) for nbytes in (9, 10, 29, 30, 100)] == [None, [0], [0], [2], [2]]
+
+
+@pytest.mark.parametrize("cells", [40, 100, 1 << 20])
+def test_the_budget_of_a_choice_finds_one_as_good(cells: int) -> None:
+    """Also where sizes are rounded; the largest budget takes the least cost of every item."""
+    rng = np.random.default_rng(cells)
+    items = [[Option(int(rng.integers(1, 1000)), float(rng.random())) for _ in range(4)] for _ in range(6)]
+    front = solve(items, cells)
+    least = sum(min(each.cost for each in item) for item in items)
+    chosen = front.within(front.most)
+    assert chosen is not None and math.isclose(front.cost(chosen), least)
+    for cost in np.linspace(least, 2 * least, 9)[1:]:
+        reached = front.reaching(float(cost))
+        assert reached is not None
+        found = front.within(front.budget(reached))
+        assert found is not None and front.cost(found) <= cost + 1e-12

@@ -87,3 +87,29 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) ->
     (tmp_path / "bytes.toml").write_bytes(b'preset = "\xff"')
     with pytest.raises(RecipeError, match=r"cannot read the recipe .*bytes\.toml"):
         qc.QuantConfig.of(str(tmp_path / "bytes.toml"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["promise_bits = nan", "promise_bits = -1", "linear = 0x" + "f" * 6000, "linear = " + "9" * 5000,
+     'linear = "int4:group=' + "9" * 5000 + '"'],
+    ids=["nan", "negative", "hex", "digits", "group"],
+)  # fmt: skip
+def test_numbers_that_mean_nothing_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(f'preset = "float"\n{text}\n')
+    with pytest.raises(QCompilerError):
+        qc.QuantConfig.of(str(path))
+
+
+def test_thousands_of_rules_are_read_and_a_mark_in_front_of_the_text(tmp_path: Path) -> None:
+    """Lines are looked up where there is an error only: this took minutes."""
+    path = tmp_path / "r.toml"
+    rules = "".join(f'[[rules]]\npattern = "m.{i}"\nformat = "int8"\n' for i in range(5000))
+    path.write_text("\ufeff" + 'preset = "float"\n' + rules, encoding="utf-8")
+    assert len(qc.QuantConfig.of(str(path)).all_rules) == 5000
+
+
+def test_paths_that_cannot_be_are_named() -> None:
+    with pytest.raises(QCompilerError, match="cannot read"):
+        qc.QuantConfig.of("a\0b.toml")

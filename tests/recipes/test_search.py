@@ -26,6 +26,7 @@ from qcompiler.errors import (
 from qcompiler.frontends.quantise.insert_qdq import insert_qdq
 from qcompiler.frontends.quantise.sensitivity import Study
 from qcompiler.frontends.torch.capture.export import export_model
+from qcompiler.recipes.budgets import Budget
 from qcompiler.recipes.result import SearchResult
 
 K, WORDS = 64, 96
@@ -419,3 +420,28 @@ def test_tables_drawings_and_reports_say_what_was_found(tmp_path: Path) -> None:
 def test_a_point_can_be_measured_later() -> None:
     point = searched().verify("least")
     assert point.measured == pytest.approx(divergence(quantised(Small(), dict(point.formats))), rel=1e-3)
+
+
+def test_a_budget_of_many_digits_is_kept_to_the_byte() -> None:
+    for text in ("1118207 B", "104857599 B", "4.1234567 bits", "123.4567 MB", "kl<0.0123456789"):
+        budget = Budget.of(text)
+        assert Budget.of(budget.text) == budget, text
+    assert Budget.of("4.50 bits").text == "4.5 bits"
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).train()
+    with pytest.raises(ArgumentError, match="training mode"):
+        qc.search(model, [torch.randn(8, 64)], "9 bits", ("int4", "int8"), merged=False)
+
+
+@pytest.mark.parametrize("effect", ['{"cost": NaN}', '{"cost": -5.0}', '{"cost": "x"}'])
+def test_what_a_journal_cannot_hold_is_measured_again(tmp_path: Path, effect: str) -> None:
+    model, data = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)).eval(), [torch.randn(8, 64)]
+    true = qc.search(model, data, "9 bits", ("int4", "int8"), merged=False, workdir=tmp_path)
+    (journal,) = tmp_path.glob("sensitivity-*.jsonl")
+    lines = [json.loads(line) for line in journal.read_text().splitlines() if line]
+    lines[0][2].update(json.loads(effect))
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = qc.search(model, data, "9 bits", ("int4", "int8"), merged=False, workdir=tmp_path)
+    assert again.table() == true.table()

@@ -258,7 +258,13 @@ class Study:
                 found.append(self.judge.distance(number, self._to_the_end(last, envs[number], behind)))
                 envs[number] = {}
                 progress.step(len(self.run.nodes) - last)
-        return distance(found)
+        result = distance(found)
+        if not math.isfinite(result.mean):
+            raise CalibrationError(
+                "the outputs hold NaN or infinity when all weights are stored as the recipe says, though not with one "
+                "at a time: give a larger budget, or leave out the candidates of the fewest bits"
+            )
+        return result
 
     # --- values ---
 
@@ -374,7 +380,7 @@ class _Journal:
             chain = chained_digest(chain, each)
         judged = [study.judge.measure, [node.name for node in study.judge.nodes], by_output]
         identities = study.tensors.identities(study.weights)
-        facts = [VERSION, str(study.tensors.graph), chain, judged, identities]
+        facts = [VERSION, _graphs(study.tensors.program.graph_module), chain, judged, identities]
         assert study.folder is not None
         return _Journal(
             study.folder / f"sensitivity-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.jsonl"
@@ -393,7 +399,7 @@ class _Journal:
         for line in filter(None, lines):
             try:
                 path, text, effect = json.loads(line)
-                found[str(path), str(text)] = Effect(**effect)
+                found[str(path), str(text)] = _checked(Effect(**effect))
             except (ValueError, TypeError):
                 note(f"a line of {self.path} cannot be read: it is measured again")
         if found:
@@ -409,6 +415,19 @@ class _Journal:
             return file
         except OSError as error:
             raise WorkdirError(f"cannot write {self.path}: {error}") from error
+
+
+def _checked(effect: Effect) -> Effect:
+    """ValueError for what no measurement gives; TypeError for no number."""
+    numbers = [effect.weight_error, effect.output_error, effect.channel_error, effect.channel, effect.dead]
+    if not all(math.isfinite(each) and each >= 0 for each in (*numbers, effect.cost or 0.0)):
+        raise ValueError(effect)
+    return effect
+
+
+def _graphs(module: fx.GraphModule) -> list[str]:
+    """The text of a graph and of those inside it: branches, loops."""
+    return [str(each.graph) for each in module.modules() if isinstance(each, fx.GraphModule)]
 
 
 def _write(sink: TextIO | None, path: str, text: str, effect: Effect) -> None:
