@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "examples"))
+sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
 
 import tiny_llama  # noqa: E402
+from page_marks import between  # noqa: E402
 
 import qcompiler as qc  # noqa: E402
 
@@ -126,11 +126,8 @@ def main() -> None:
     if options.write:
         lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
         lines += [f"| {' | '.join(cells(each))} |" for each in found]
-        begin, end = "<!-- chosen codes -->\n", "<!-- end of chosen codes -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        text, count = pattern.subn(lambda _: begin + "\n".join(lines) + "\n" + end, PAGE.read_text())
-        assert count == 1, f"{PAGE} has no place for the table"
-        PAGE.write_text(text)
+        begin, end = "<!-- chosen codes -->", "<!-- end of chosen codes -->"
+        PAGE.write_text(between(PAGE.read_text(), begin, end, "\n".join(lines), str(PAGE)))
 
 
 if __name__ == "__main__":

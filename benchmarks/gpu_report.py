@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_schema
 from gpubench import document, pages
+from page_marks import between
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -72,11 +73,10 @@ def kept_name(found: document.Document, check: dict[str, Any]) -> str:
 
 def written(page: str, text: str, where: str) -> str:
     """`page` with `text` between the markers. UnreadableError unless both markers are there, once, in order."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise UnreadableError(f"{where} needs the line {BEGIN} and, behind it, the line {END}, each once")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
+    try:
+        return between(page, BEGIN, END, text, where)
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
 
 
 def report_of(path: Path, source: str = "") -> pages.Report:

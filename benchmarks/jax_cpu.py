@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from page_marks import between
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKS = ("<!-- jax figures -->", "<!-- end of jax figures -->")
@@ -152,11 +153,10 @@ def table(rows: Sequence[Row], formats: Sequence[str]) -> str:
 
 def write(page: Path, text: str) -> None:
     """Replaces what stands between the markers of a page."""
-    before, _, rest = page.read_text().partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if not end:
-        raise SystemExit(f"{page} has no markers {MARKS[0]} and {MARKS[1]}")
-    page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}")
+    try:
+        page.write_text(between(page.read_text(), *MARKS, text, str(page)))
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
 
 import chosen_codes  # noqa: E402
 import tiny_llama  # noqa: E402
+from page_marks import between  # noqa: E402
 
 import qcompiler as qc  # noqa: E402
 from qcompiler.frontends.quantise.insert_qdq import Quantized, insert_qdq  # noqa: E402
@@ -167,11 +167,8 @@ def main() -> None:
     if options.write:
         lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
         lines += [f"| {' | '.join(cells(each))} |" for each in found]
-        begin, end = "<!-- searched budgets -->\n", "<!-- end of searched budgets -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        text, count = pattern.subn(lambda _: begin + "\n".join(lines) + "\n" + end, PAGE.read_text())
-        assert count == 1, f"{PAGE} has no place for the table"
-        PAGE.write_text(text)
+        begin, end = "<!-- searched budgets -->", "<!-- end of searched budgets -->"
+        PAGE.write_text(between(PAGE.read_text(), begin, end, "\n".join(lines), str(PAGE)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from page_marks import between
+
 from . import growth, plots
 
 BEGIN, END = "<!-- matmul figures -->", "<!-- end of matmul figures -->"
@@ -161,15 +163,11 @@ def page(run: Run, images: Sequence[str], folder: str) -> str:
 def write(path: Path, run: Run) -> list[Path]:
     """Puts the run between the page's markers and its plots into a folder beside the page, named like it. ValueError
     unless each marker is there once."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in after or END in before + after:
-        raise ValueError(f"{path} needs the line {BEGIN} and, behind it, the line {END}, each once")
-    images = rate_plots(run) | growth_plots(run)
-    folder = path.with_suffix("")
+    images, folder = rate_plots(run) | growth_plots(run), path.with_suffix("")
+    filled = between(path.read_text(encoding="utf-8"), BEGIN, END, page(run, list(images), folder.name), str(path))
     folder.mkdir(exist_ok=True)
     written = [folder / f"{name}.svg" for name in images]
     for file, drawn in zip(written, images.values(), strict=True):
         file.write_text(drawn, encoding="utf-8")
-    path.write_text(f"{before}{BEGIN}\n{page(run, list(images), folder.name)}\n{END}{after}", encoding="utf-8")
+    path.write_text(filled, encoding="utf-8")
     return written

@@ -19,6 +19,10 @@
 struct qg_words { qu r[QC_REGS]; };  // 16 words of codes
 QC_INLINE qg_words qg_load_words(const uint32_t* p) { qg_words w; memcpy(&w, p, sizeof w); return w; }
 
+// How far ahead of a walk over codes its bytes are asked for: the processor's own prefetching stops at the end of a
+// page of 4 KiB, of which a mapped file consists. Asking for an address behind the last byte is no fault.
+enum { QG_AHEAD = 4096 };
+
 constexpr int64_t qg_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Where a packed weight (n rows, k columns) lies: a pointer for each section, planes of codes first.

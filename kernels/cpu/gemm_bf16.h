@@ -168,10 +168,6 @@ template <int COUNT> QC_INLINE qf qb_sum(const qf* sum) {
     else return qb_sum<COUNT / 2>(sum) + qb_sum<COUNT / 2>(sum + COUNT / 2);
 }
 
-// How far ahead of a walk over codes its bytes are asked for: the processor's own prefetching stops at the end of a
-// page of 4 KiB, of which a mapped file consists. Asking for an address behind the last byte is no fault.
-enum { QB_AHEAD = 4096 };
-
 // The columns that whole scales cover: adds to `sum`, and returns where they end.
 template <class D, int MR> QC_INLINE int64_t qb_by_codes(
     const qg_job* job, const qb_rows& rows, int64_t panel, qf (&sum)[MR]) {
@@ -193,7 +189,7 @@ template <class D, int MR> QC_INLINE int64_t qb_by_codes(
         for (int64_t at = k; at < k + span; at += W::GROUP) {
             if constexpr (LOOKED_UP) {
                 const qu word = (qu)q_load((const int32_t*)words);
-                __builtin_prefetch((const char*)words + QB_AHEAD);
+                __builtin_prefetch((const char*)words + QG_AHEAD);
                 const char* const x = rows.ordered + 2 * at;
                 QG_UNROLL for (int j = 0; j < 16 / BITS; j++) {
                     const qu w = (qu)_mm512_permutexvar_epi16((__m512i)(word >> (BITS * j)), table);

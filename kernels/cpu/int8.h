@@ -26,7 +26,6 @@ enum {
     QI_WIDEST = 65536,
     QI_CHUNK = 458752,  // bytes of prepared rows of a task, unless one block of rows takes more
     QI_BLOCKS = 8,     // most times QI_ROWS rows of a task
-    QI_AHEAD = 4096,   // bytes by which codes are asked for before they are read (gemm_bf16.h's QB_AHEAD)
     QI_SPARE = 4,      // rows of zeros behind them, for blocks that are not full
 };
 #if defined(QC_AVX512)
@@ -135,8 +134,8 @@ QC_INLINE qu qi_look_up(const uint8_t* list, qu codes) {
 // The planes of W's codes: the widest first. A word of it has PER columns; step S of its PER / 4 takes columns S,
 // S + PER / 4, … , which one shift and one mask make bytes of.
 template <class W> struct qi_planes {
-    static constexpr int LOW = W::BITS & 8 ? 8 : W::BITS & 4 ? 4 : W::BITS & 2 ? 2 : 1;
-    static constexpr int MIDDLE = W::BITS == LOW ? 0 : (W::BITS - LOW) & 2 ? 2 : 1, HIGH = W::BITS - LOW - MIDDLE;
+    typedef qg_codes<W::BITS, W::GROUP> codes;
+    static constexpr int LOW = codes::LOW, MIDDLE = codes::MIDDLE, HIGH = codes::HIGH;
     static constexpr int PER = 32 / LOW, STEPS = PER / 4;
     static_assert(STEPS <= 4, "codes of one bit have no integer product");
 };
@@ -157,7 +156,7 @@ template <class W> struct qi_walk {
     // Moves to columns k … k + PER.
     QG_METHOD void at(int64_t k) {
         QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0][i] = read(low, i);
-        __builtin_prefetch((const char*)low + QI_AHEAD);
+        __builtin_prefetch((const char*)low + QG_AHEAD);
         low += 16;
         if constexpr (P::MIDDLE != 0) part<P::MIDDLE>(middle, k, w[1]);
         if constexpr (P::HIGH != 0) part<P::HIGH>(high, k, w[2]);

@@ -44,7 +44,7 @@ LARGEST = 255
 """The largest magnitude of an integer: 255 * 127 * WIDEST is below 2**31."""
 
 NARROWEST = 2
-"""Bits of a code, at least: four columns of each word of one-bit codes would be eight steps, which no kernel takes."""
+"""The fewest bits of a code: kernels take a word of codes in four steps at most, and one-bit codes would take eight."""
 
 FINEST = 8
 """The finest step of a list of integers is 2^-FINEST."""
