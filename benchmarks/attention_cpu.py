@@ -1,12 +1,15 @@
 """Attention of one token to a cache of each type, beside torch's, in one interleaved run.
 
     .venv/bin/python benchmarks/attention_cpu.py [--rounds 15] [--threads 2] [--keys 512 4096] [--layers 16]
+    .venv/bin/python benchmarks/attention_cpu.py --queries 128 --keys 128 --batch 32 --layers 2     # a prompt instead
 
 A turn of an engine is one call for each of `--layers` caches, so that a cache is not in the processor's caches because
 it was read just before.  Every round has a turn of each engine, in a varying order; the table gives medians.  `GB/s`
 counts the bytes of keys and values that the cache takes, `of read` is their share of what the same run reads from
-memory far larger than the caches, and `x fp16` is how many times as fast it is as the cache in fp16.  torch computes
-`scaled_dot_product_attention` with grouped heads, in the type that is named.
+memory far larger than the caches, and `x fp16` is how many times as fast it is as the cache in fp16.  Rows that say
+`bf16` behind the type of the cache may multiply in bf16 (`compute`), the others are exact.  torch computes
+`scaled_dot_product_attention` with grouped heads, in the type that is named.  With `--queries`, GFLOP/s of the two
+products stand in the place of GB/s.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class Shape:
     dim: int
 
 
-SHAPES = (Shape(32, 4, 64), Shape(32, 8, 128))
+SHAPES = (Shape(32, 4, 64), Shape(32, 8, 128), Shape(12, 12, 32))
 
 
 @dataclass
@@ -62,44 +65,62 @@ class Engine:
     nbytes: int
 
 
-def spec_of(kind: str, shape: Shape, keys: int) -> KernelSpec:
-    """The kernel of one token: q and out in fp32."""
+@dataclass(frozen=True)
+class Call:
+    """The type of the cache, whether factors may be bf16, and how many rows there are."""
+
+    kind: str
+    bf16: bool
+    keys: int
+    queries: int = 1
+    batch: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}, bf16" if self.bf16 else self.kind
+
+
+def spec_of(call: Call, shape: Shape) -> KernelSpec:
+    """The kernel of a call: q and out in fp32."""
+    kind, keys, queries, batch = call.kind, call.keys, call.queries, call.batch
     is_rows = kind in cache_rows.KINDS
     dtype: DType = "i8" if is_rows else FLOATS[kind][0]
     width = cache_rows.row_bytes(shape.dim, cache_rows.kind_of(kind)) if is_rows else shape.dim
 
     def operand(name: str, dtype: DType, heads: int, rows: int, cols: int, access: Any = "r") -> Operand:
-        sizes = (1, heads, rows, cols)
+        sizes = (batch, heads, rows, cols)
         return Operand(
             name=name, dtype=dtype, access=access, shape=sizes, strides=(heads * rows * cols, rows * cols, cols, 1)
         )
 
     operands = (
-        operand("q", "f32", shape.heads, 1, shape.dim),
+        operand("q", "f32", shape.heads, queries, shape.dim),
         *(operand(name, dtype, shape.kv_heads, keys, width) for name in "kv"),
-        operand("out", "f32", shape.heads, 1, shape.dim, "w"),
+        operand("out", "f32", shape.heads, queries, shape.dim, "w"),
     )
     body = AttentionKernel(
-        batch=1, heads=shape.heads, kv_heads=shape.kv_heads, q_len=1, kv_len=keys, head_dim=shape.dim,
+        batch=batch, heads=shape.heads, kv_heads=shape.kv_heads, q_len=queries, kv_len=keys, head_dim=shape.dim,
         value_dim=shape.dim, scale=shape.dim**-0.5, causal=False, mask="none",
-        cache=cache_rows.kind_of(kind) if is_rows else None,
+        cache=cache_rows.kind_of(kind) if is_rows else None, compute="bf16" if call.bf16 else None,
     )  # fmt: skip
-    return KernelSpec(name=f"{kind}_{shape.heads}_{shape.dim}_{keys}", symbols=(), operands=operands, body=body)
+    name = f"{kind}_{'bf16_' if call.bf16 else ''}{shape.heads}_{shape.dim}_{keys}"
+    return KernelSpec(name=name, symbols=(), operands=operands, body=body)
 
 
-def engines_of(bench: Bench, shape: Shape, keys: int, layers: int) -> list[Engine]:
-    """One for each type of cache, and torch's, over the same numbers."""
-    draw = np.random.default_rng(0)
-    q = draw.standard_normal((1, shape.heads, 1, shape.dim)).astype(np.float32)
-    numbers = draw.standard_normal((2, 1, shape.kv_heads, keys, shape.dim)).astype(np.float32)
+def engines_of(bench: Bench, shape: Shape, calls_of: list[Call], layers: int) -> list[Engine]:
+    """One for each call, and torch's, over the same numbers."""
+    draw, first = np.random.default_rng(0), calls_of[0]
+    q = draw.standard_normal((first.batch, shape.heads, first.queries, shape.dim)).astype(np.float32)
+    numbers = draw.standard_normal((2, first.batch, shape.kv_heads, first.keys, shape.dim)).astype(np.float32)
     engines = []
-    for kind in TYPES:
+    for call in calls_of:
+        kind = call.kind
         is_rows = kind in cache_rows.KINDS
         kept = cache_rows.quantise(numbers, cache_rows.kind_of(kind)) if is_rows else numbers.astype(FLOATS[kind][1])
         caches = [_aligned(kept) for _ in range(layers)]
-        spec, out = spec_of(kind, shape, keys), np.zeros_like(q)
+        spec, out = spec_of(call, shape), np.zeros_like(q)
         calls = [bench.caller(spec, [q, cache[0], cache[1], out], [0]) for cache in caches]
-        engines.append(Engine(kind, lambda layer, calls=calls: calls[layer](1), kept.nbytes))
+        engines.append(Engine(call.name, lambda layer, calls=calls: calls[layer](1), kept.nbytes))
     for kind, dtype in TORCH.items():
         given = torch.from_numpy(q).to(dtype)
         pairs = [torch.from_numpy(numbers).to(dtype, copy=True) for _ in range(layers)]
@@ -142,24 +163,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--keys", type=int, nargs="*", default=[512, 4096])
+    parser.add_argument("--queries", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--layers", type=int, default=16, help="caches that take turns, at least 2")
     options = parser.parse_args()
     threads = resolve_num_threads(options.threads)
     torch.set_num_threads(threads)
     cases = list(itertools.product(SHAPES, options.keys))
-    bench = Bench([spec_of(kind, shape, keys) for shape, keys in cases for kind in TYPES], threads)
+    ways = list(itertools.product(TYPES, (False, True)))
+    calls = {keys: [Call(*way, keys, options.queries, options.batch) for way in ways] for keys in options.keys}
+    bench = Bench([spec_of(call, shape) for shape, keys in cases for call in calls[keys]], threads)
     print(f"{threads} threads, {host_isa()}, torch {torch.__version__}, medians of {options.rounds}\n")
-    print("| heads | keys | cache | MiB | us | GB/s | of read | x fp16 |\n|---|---|---|---|---|---|---|---|")
+    unit = "GB/s | of read" if options.queries == 1 else "GFLOP/s"
+    print(f"| heads | keys | cache | MiB | us | {unit} | x fp16 |\n|{'---|' * (unit.count('|') + 7)}")
     with torch.no_grad():
         for shape, keys in cases:
-            engines = engines_of(bench, shape, keys, options.layers)
+            engines = engines_of(bench, shape, calls[keys], options.layers)
             times, read = measure(bench, engines, options.layers, options.rounds)
+            products = 4 * options.batch * shape.heads * options.queries * keys * shape.dim
             for each in engines:
                 rate = each.nbytes / times[each.name]
+                speed = f"{rate / 1e9:.1f} | {rate / read:.0%}"
+                if options.queries > 1:
+                    speed = f"{products / times[each.name] / 1e9:.0f}"
                 print(
                     f"| {shape.heads} over {shape.kv_heads} of {shape.dim} | {keys} | {each.name} | "
-                    f"{each.nbytes / 2**20:.1f} | {1e6 * times[each.name]:.0f} | {rate / 1e9:.1f} | "
-                    f"{rate / read:.0%} | {times['fp16'] / times[each.name]:.2f} |",
+                    f"{each.nbytes / 2**20:.1f} | {1e6 * times[each.name]:.0f} | {speed} | "
+                    f"{times['fp16'] / times[each.name]:.2f} |",
                     flush=True,
                 )
 

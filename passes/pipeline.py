@@ -78,6 +78,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("lower-conv2d"),
     _stage("fold-views"),
     _stage("raise-idioms"),
+    _stage("round-attention"),
     _stage("specialize"),
     _stage("hoist-constant-masks"),
     _stage("fuse-dequant-matmul"),

@@ -195,7 +195,8 @@ def finish(
         context.report.add(decided_in, path, what, f"{inputs_seen} inputs" if by_data else "")
     for part in imported.torch_parts:
         context.report.add("import", part.path, f"torch runs {', '.join(part.operators)}", part.why)
-    options = pass_options(buckets, _compute_streams(), QuantConfig.of(quant).separate)
+    recipe = QuantConfig.of(quant)
+    options = pass_options(buckets, _compute_streams(), recipe.separate, recipe.attention)
     samples = imported.sample_inputs() if verify_each == "numerics" else None
     canonical = run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)
     image = make_image(context, imported, dumps)
@@ -389,7 +390,10 @@ def run_stages(
 
 
 def pass_options(
-    buckets: Buckets | None, compute_streams: int | None, separate: tuple[str, ...] = ()
+    buckets: Buckets | None,
+    compute_streams: int | None,
+    separate: tuple[str, ...] = (),
+    attention: str | None = None,
 ) -> dict[str, dict[str, object]]:
     """The options of passes that a caller chose, by stage. PassError for a bucket's name that no option can hold."""
     from qcompiler.passes.specialize import bucket_text
@@ -397,6 +401,8 @@ def pass_options(
     options: dict[str, dict[str, object]] = {}
     if buckets is not None:
         options["specialize"] = {"buckets": tuple(bucket_text(name, ranges) for name, ranges in buckets)}
+    if attention is not None:
+        options["round-attention"] = {"compute": attention}
     if compute_streams is not None:
         options["assign-streams"] = {"compute_streams": compute_streams}
     if separate:

@@ -253,6 +253,12 @@ class QuantConfig:
         return tuple(dict.fromkeys(text for text in texts if isinstance(text, str) and text in MIXTURES))
 
     @property
+    def attention(self) -> str | None:
+        """The arithmetic of attention, as the pass `round-attention` takes it: what the recipe says of linears, int8
+        wherever activations are quantised, and None where the model's type decides."""
+        return "int8" if self.compute is None and self.activations is not None else self.compute
+
+    @property
     def promises_by_preset(self) -> bool:
         """Whether the promise is the preset's: it assumes the first choices, and grows by the bits of alternatives."""
         return self.promise_bits == _preset(self.preset)[2]

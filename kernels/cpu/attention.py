@@ -6,13 +6,16 @@ multiply-adds, the running maximum and sum (Milakov and Gimelshein, "Online norm
 and the product with the values from a second register tile. The size of scratch does not depend on the lengths. Blocks
 of keys that no query of the task sees (after it, or before the window) are skipped. `attention_decode` serves a single
 query.
+
+Where the kernel may multiply in bf16, there is a second task function for processors that can (attention_bf16): the
+same steps, with keys, values, queries and weights as words of two bf16 numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qcompiler.kernels.cpu import attention_decode
+from qcompiler.kernels.cpu import attention_bf16, attention_decode
 from qcompiler.kernels.cpu.attention_operands import (
     has_scales,
     head_pointers,
@@ -57,6 +60,7 @@ class ScratchSizes:
     body: AttentionKernel
     tile: RegisterTile
     packs_values: bool
+    bf16: bool = False
 
     @property
     def query_block(self) -> int:
@@ -78,28 +82,50 @@ class ScratchSizes:
 
     @property
     def sections(self) -> dict[str, int]:
+        blocks = self._bf16_blocks if self.bf16 else self._blocks
         return {
-            "keys": self.key_block * self.body.head_dim,
-            "values": self.key_block * self.value_columns if self.packs_values else 0,
-            "scales": self.key_block if has_scales(self.body) else 0,
-            "rows": self.key_block * self.key_columns if unpacks(self.body) else 0,
-            "queries": -(-self.tile.rows * self.body.head_dim // LANES) * LANES,
+            **blocks,
             "scores": self.tile.rows * self.key_block,
             "sums": self.query_block * self.value_columns,
             "top": self.query_block,
             "total": self.query_block,
         }
 
+    @property
+    def _blocks(self) -> dict[str, int]:
+        return {
+            "keys": self.key_block * self.body.head_dim,
+            "values": self.key_block * self.value_columns if self.packs_values else 0,
+            "scales": self.key_block if has_scales(self.body) else 0,
+            "rows": self.key_block * self.key_columns if unpacks(self.body) else 0,
+            "queries": -(-self.tile.rows * self.body.head_dim // LANES) * LANES,
+        }
 
-def _geometry(spec: KernelSpec, isa: str) -> ScratchSizes:
+    @property
+    def _bf16_blocks(self) -> dict[str, int]:
+        words = attention_bf16.row_columns(self.body.head_dim) // 2
+        return {
+            "keys": self.key_block * words,
+            "rounded": self.key_block * words,
+            "values": self.key_block // 2 * self.value_columns,
+            "key_scales": self.key_block if has_scales(self.body) else 0,
+            "value_scales": self.key_block if has_scales(self.body) else 0,
+            "rows": self.key_block * max(self.key_columns, self.value_columns) if unpacks(self.body) else 0,
+            "queries": self.tile.rows * words,
+        }
+
+
+def _geometry(spec: KernelSpec, isa: str, *, bf16: bool = False) -> ScratchSizes:
     assert isinstance(spec.body, AttentionKernel)
     value = spec.operands[2]
-    return ScratchSizes(spec.body, _TILES[isa], value.dtype != "f32" or spec.body.value_dim % LANES != 0)
+    packs_values = bf16 or value.dtype != "f32" or spec.body.value_dim % LANES != 0
+    return ScratchSizes(spec.body, _TILES[isa], packs_values, bf16)
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     assert isinstance(spec.body, AttentionKernel)
-    return ("attention.h",) if spec.body.cache is None else ("cache.h", "attention.h")
+    cache = ("cache.h",) if spec.body.cache is not None else ()
+    return (*cache, "attention.h", *(("bf16.h", "attention_bf16.h") if spec.body.compute == "bf16" else ()))
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
@@ -107,7 +133,8 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     assert isinstance(spec.body, AttentionKernel)
     if attention_decode.fits(spec.body):
         return attention_decode.scratch_bytes(spec, isa)
-    return 4 * sum(_geometry(spec, isa).sections.values())
+    kinds = (False, True) if attention_bf16.chosen(spec.body, isa) else (False,)
+    return 4 * max(sum(_geometry(spec, isa, bf16=bf16).sections.values()) for bf16 in kinds)
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
@@ -124,11 +151,13 @@ def emit(spec: KernelSpec, isa: str) -> str:
     )
     size = geometry.query_block
     blocks = f"qc_floordiv({c_dim(body.q_len)} + {size - 1}, {size})"
+    both = attention_bf16.chosen(body, isa)
     launch = [
         f"const int64_t tasks = {c_dim(body.batch)} * {body.heads} * {blocks};",
         f"const double rows = (double){c_dim(body.batch)} * {body.heads} * {c_dim(body.q_len)};",
         f"const double cost = rows * {c_dim(body.kv_len)} * {body.head_dim + body.value_dim};",
-        f"qc_run_if_worth(ctx, op, sym, tasks, cost, qk_{spec.name}_task);",
+        *(attention_bf16.choose_task(spec.name) if both else ()),
+        f"qc_run_if_worth(ctx, op, sym, tasks, cost, {'task_of' if both else f'qk_{spec.name}_task'});",
     ]
     parts = [
         head,
@@ -137,9 +166,20 @@ def emit(spec: KernelSpec, isa: str) -> str:
             spec.name, geometry.tile, geometry.key_block, geometry.value_columns, "float", geometry.value_columns
         ),
         task_function(spec, _task(spec, geometry, blocks)),
+        *([_bf16_functions(spec, _geometry(spec, isa, bf16=True), blocks)] if both else []),
         entry_function(spec, launch),
     ]
     return "\n".join(parts)
+
+
+def _bf16_functions(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> str:
+    sizes = geometry.tile, geometry.key_block
+    parts = [
+        attention_bf16.scores_function(spec.name, geometry.tile, geometry.body.head_dim, geometry.key_block),
+        attention_bf16.values_functions(spec.name, *sizes, geometry.value_columns, "qb_word", geometry.value_columns),
+        task_function(spec, _task(spec, geometry, blocks), "bf16_task"),
+    ]
+    return attention_bf16.guarded("\n".join(parts))
 
 
 # --- one task --------------------------------------------------------------------------------------------------------
@@ -174,10 +214,36 @@ def _task(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> list[str]:
 
 
 def _key_block(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
+    pack = _pack_bf16_block if geometry.bf16 else _pack_block
+    lines, block = pack(spec, geometry)
+    name, tile = f"{spec.name}_bf16" if geometry.bf16 else spec.name, geometry.tile
+    depth = attention_bf16.row_columns(geometry.body.head_dim) // 2 if geometry.bf16 else geometry.body.head_dim
+    words = "(const qb_word*)" if geometry.bf16 else ""
+    tile_lines = [
+        f"const int64_t live = qc_min({tile.rows}, q_count - i);",
+        _pack_queries(spec, geometry),
+        *_visible(spec, geometry),
+        f"for (int64_t j = 0; j < visible; j += {tile.width})",
+        f"    qk_{name}_scores({words}queries, keys + j * {depth}, scores + j);",
+        f"for (int64_t r = 0; r < {tile.rows}; r++) {{",
+        *indent(_softmax_row(spec, geometry)),
+        "}",
+        *weigh_values(name, tile, geometry.value_columns, block, weights=f"{words}scores"),
+    ]
+    return [
+        f"const int64_t count = qc_min({geometry.key_block}, seen - k0);",
+        *lines,
+        f"for (int64_t i = 0; i < q_count; i += {tile.rows}) {{",
+        *indent(tile_lines),
+        "}",
+    ]
+
+
+def _pack_block(spec: KernelSpec, geometry: ScratchSizes) -> tuple[list[str], Weighing]:
+    """Packs a block of keys, and of values where these are not read in place."""
     tile, body = geometry.tile, geometry.body
-    stride_k, stride_v, stride_q = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v", "q"))
-    keys, columns = f"k_head + k0 * {stride_k}, {stride_k}", geometry.key_columns
-    lines = [f"const int64_t count = qc_min({geometry.key_block}, seen - k0);"]
+    stride_k, stride_v = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v"))
+    keys, columns, lines = f"k_head + k0 * {stride_k}, {stride_k}", geometry.key_columns, list[str]()
     if unpacks(body):
         lines.append(f"qc_unpack_int4({keys}, count, {body.head_dim}, {columns}, rows);")
         keys = f"rows, {columns}"
@@ -197,21 +263,45 @@ def _key_block(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
                 f"qc_scale_values(values, scales, count, {geometry.value_columns});",
             ]
         values, stride = "values", str(geometry.value_columns)
-    tile_lines = [
-        f"const int64_t live = qc_min({tile.rows}, q_count - i);",
-        f"qc_pack_queries(q_head + (q0 + i) * {stride_q}, {stride_q}, live, {tile.rows}, {body.head_dim}, queries);",
-        *_visible(spec, geometry),
-        f"for (int64_t j = 0; j < visible; j += {tile.width})",
-        f"    qk_{spec.name}_scores(queries, keys + j * {body.head_dim}, scores + j);",
-        f"for (int64_t r = 0; r < {tile.rows}; r++) {{",
-        *indent(_softmax_row(spec, geometry)),
-        "}",
-        *weigh_values(
-            spec.name, tile, geometry.value_columns,
-            Weighing(values, stride, "visible", f"sums + i * {geometry.value_columns}"),
-        ),
-    ]  # fmt: skip
-    return [*lines, f"for (int64_t i = 0; i < q_count; i += {tile.rows}) {{", *indent(tile_lines), "}"]
+    return lines, Weighing(values, stride, "visible", f"sums + i * {geometry.value_columns}")
+
+
+def _pack_bf16_block(spec: KernelSpec, geometry: ScratchSizes) -> tuple[list[str], Weighing]:
+    """The same as words of bf16. Codes with a scale for each row are packed as they are: bf16 has all of them."""
+    body, width = geometry.body, geometry.tile.width
+    columns = attention_bf16.row_columns(body.head_dim)
+    (keys, stride_k), (values, stride_v) = (
+        (f"{name}_head + k0 * {stride}", stride)
+        for name in ("k", "v")
+        for stride in (c_dim(operand(spec, name).strides[2]),)
+    )
+    lines = [f"const int64_t panels = (count + {width - 1}) / {width} * {width};"]
+    if has_scales(body):
+        lines += [
+            f"qc_pack_scales({keys}, {stride_k}, count, {body.head_dim}, key_scales);",
+            f"qc_pack_scales({values}, {stride_v}, count, {body.value_dim}, value_scales);",
+        ]
+    if unpacks(body):
+        lines.append(f"qc_unpack_int4({keys}, {stride_k}, count, {body.head_dim}, {geometry.key_columns}, rows);")
+        keys, stride_k = "rows", str(geometry.key_columns)
+    lines += [
+        f"qa_round_rows({keys}, {stride_k}, count, panels, {body.head_dim}, {columns}, (uint16_t*)rounded);",
+        f"qa_pack_keys((const uint16_t*)rounded, panels, {columns // 2}, {width}, keys);",
+    ]
+    if unpacks(body):
+        lines.append(f"qc_unpack_int4({values}, {stride_v}, count, {body.value_dim}, {geometry.value_columns}, rows);")
+        values, stride_v = "rows", str(geometry.value_columns)
+    lines.append(f"qa_pack_values({values}, {stride_v}, count, {body.value_dim}, {geometry.value_columns}, values);")
+    sums = f"sums + i * {geometry.value_columns}"
+    return lines, Weighing("(const qb_word*)values", str(geometry.value_columns), "visible", sums)
+
+
+def _pack_queries(spec: KernelSpec, geometry: ScratchSizes) -> str:
+    stride, depth, rows = c_dim(operand(spec, "q").strides[2]), geometry.body.head_dim, geometry.tile.rows
+    first = f"q_head + (q0 + i) * {stride}, {stride}, live, {rows}, {depth}"
+    if not geometry.bf16:
+        return f"qc_pack_queries({first}, queries);"
+    return f"qa_round_rows({first}, {attention_bf16.row_columns(depth)}, (uint16_t*)queries);"
 
 
 def _visible(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
@@ -233,16 +323,19 @@ def _visible(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
 
 def _softmax_row(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
     """Turns the scores of row `r` into weights, updates its running maximum and sum, and rescales its earlier sums."""
-    columns = geometry.value_columns
+    columns, scaled = geometry.value_columns, geometry.bf16 and has_scales(geometry.body)
     bounded = geometry.body.causal or geometry.body.last
     number = number_of(spec, "qc_min(q0 + i + r, q_len - 1)" if geometry.body.last else "q0 + i + r")
     limit = f"qc_max(0, qc_min(visible, {number} + 1 - k0))" if bounded else "visible"
-    lines = [
+    scales = "key_scales + j" if scaled else None
+    exp, store = ("qa_exp", "qb_store((qb_word*)row + j / 2, {})") if geometry.bf16 else ("vexp", "vstore(row + j, {})")
+    weight = "w * vload(value_scales + j)" if scaled else "w"
+    return [
         f"float* const row = scores + r * {geometry.key_block};",
         f"const int64_t limit = {limit};",
         "vf best = vset(-INFINITY);",
         "qc_columns(limit, [&](int64_t j, int n) QC_BODY {",
-        *indent(score_lines(spec, "row + j", "qc_min(q0 + i + r, q_len - 1)", "k0 + j")),
+        *indent(score_lines(spec, "row + j", "qc_min(q0 + i + r, q_len - 1)", "k0 + j", scales)),
         "    s = vsel(vfirst(n), s, vset(-INFINITY));",
         "    vstore(row + j, s);",
         "    best = vmax(s, best);",
@@ -252,11 +345,11 @@ def _softmax_row(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
         "vf sum = vzero();",
         "int64_t j = 0;",
         f"for (; j < limit; j += {LANES}) {{",
-        "    const vf w = vexp(vload(row + j) - shift);",
-        "    vstore(row + j, w);",
+        f"    const vf w = {exp}(vload(row + j) - shift);",
+        f"    {store.format(weight)};",
         "    sum = sum + w;",
         "}",
-        f"for (; j < visible; j += {LANES}) vstore(row + j, vzero());",
+        *([f"for (; j < visible; j += {LANES}) {store.format('vzero()')};"] if bounded else ()),
         "if (now != before && before != -INFINITY) {",
         "    const float fade = qc_exp(before - now);",
         "    total[i + r] *= fade;",
@@ -266,9 +359,6 @@ def _softmax_row(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
         "top[i + r] = now;",
         "total[i + r] += vsum(sum);",
     ]
-    if not bounded:
-        lines.remove(f"for (; j < visible; j += {LANES}) vstore(row + j, vzero());")
-    return lines
 
 
 def _finish(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:

@@ -9,12 +9,17 @@ The seen keys of a unit are cut into pieces: `PIECE` keys or more, at most `PIEC
 total and sums of its own (the online softmax of `attention`), and the pieces are joined in ascending order. Where the
 units are fewer than two for each thread, a task computes one piece, else a whole unit. How keys are cut depends on
 their number alone, so the bits do not depend on the threads. An attention to few keys runs on the calling thread.
+
+Units of three heads or more have a second form for processors that multiply in bf16, where the kernel may
+(attention_bf16): keys are packed as words, values become words where they are multiplied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qcompiler.kernels.cpu import attention_bf16
 from qcompiler.kernels.cpu.attention_operands import (
     element_type,
     has_scales,
@@ -67,6 +72,7 @@ class Sizes:
 
     body: AttentionKernel
     isa: str
+    bf16: bool = False
 
     @property
     def group(self) -> int:
@@ -118,17 +124,25 @@ class Sizes:
     @property
     def sections(self) -> dict[str, int]:
         """A task's sections of scratch, each a multiple of 16 floats."""
+        body, words = self.body, attention_bf16.row_columns(self.body.head_dim) // 2
+        queries = words * self.rows if self.bf16 else -(-self.rows * body.head_dim // LANES) * LANES
         return {
-            "keys": BLOCK * self.body.head_dim if self.packs else 0,
-            "queries": -(-self.rows * self.body.head_dim // LANES) * LANES,
+            "keys": BLOCK * (words if self.bf16 else body.head_dim) if self.packs else 0,
+            "rounded": BLOCK * words if self.bf16 else 0,
+            "queries": queries,
             "scores": self.tile.rows * BLOCK,
-            "key_scales": BLOCK if has_scales(self.body) else 0,
-            "value_scales": BLOCK if has_scales(self.body) else 0,
-            "key_rows": BLOCK * self.key_columns if unpacks(self.body) else 0,
-            "value_rows": BLOCK * self.columns if unpacks(self.body) else 0,
+            "key_scales": BLOCK if has_scales(body) else 0,
+            "value_scales": BLOCK if has_scales(body) else 0,
+            "key_rows": BLOCK * self.key_columns if unpacks(body) else 0,
+            "value_rows": BLOCK * self.columns if unpacks(body) else 0,
             "whole": self.state,
             "part": self.state,
         }
+
+    @property
+    def own(self) -> int:
+        """Floats of a task's scratch; results that tasks share lie behind those of the larger form."""
+        return sum(self.sections.values())
 
     @property
     def shared(self) -> int:
@@ -138,18 +152,21 @@ class Sizes:
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """The sections of a task, and the results of pieces that tasks share."""
-    sizes = _sizes(spec, isa)
-    return 4 * (sum(sizes.sections.values()) + sizes.shared * sizes.state)
+    forms = _forms(spec, isa)
+    return 4 * (max(form.own for form in forms) + forms[0].shared * forms[0].state)
 
 
-def _sizes(spec: KernelSpec, isa: str) -> Sizes:
+def _forms(spec: KernelSpec, isa: str) -> list[Sizes]:
+    """The forms of a kernel: in fp32, and in bf16 where it may multiply so and packs its keys."""
     assert isinstance(spec.body, AttentionKernel)
-    return Sizes(spec.body, isa)
+    plain = Sizes(spec.body, isa)
+    both = plain.packs and attention_bf16.chosen(spec.body, isa)
+    return [plain, Sizes(spec.body, isa, bf16=True)] if both else [plain]
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
-    sizes = _sizes(spec, isa)
-    tile = sizes.tile
+    forms = _forms(spec, isa)
+    sizes, tile = forms[0], forms[0].tile
     head = header_comment(
         spec, f"one query: keys {BLOCK} at a time for {sizes.heads} query heads, tile {tile.rows} x {tile.width}"
     )
@@ -161,23 +178,49 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "};",
         "",
     ]
-    body, values = sizes.body, "float" if unpacks(sizes.body) else element_type(spec, "v")
-    later, next_keys = (
+    parts = [head, *cut, *_products(spec, sizes), _store(spec, sizes)]
+    for form in forms:
+        text = "\n".join([
+            *(_bf16_products(spec, form) if form.bf16 else ()),
+            _piece(spec, form),
+            task_function(spec, _task(spec, form), "bf16_task" if form.bf16 else "task"),
+        ])  # fmt: skip
+        parts.append(attention_bf16.guarded(text) if form.bf16 else text)
+    return "\n".join([*parts, entry_function(spec, _launch(spec, forms))])
+
+
+def _ahead(spec: KernelSpec, body: AttentionKernel) -> tuple[Ahead | None, Ahead | None]:
+    """What products fetch meanwhile: a block's values while its scores are made, the next keys behind these."""
+    later, following = (
         None if unpacks(body) else Ahead(element_type(spec, name), columns)
-        for name, columns in (("v", body.value_dim), ("k", body.head_dim))
+        for name, columns in (("k", body.head_dim), ("v", body.value_dim))
     )
-    return "\n".join(
-        [
-            head,
-            *cut,
-            *([scores_function(spec.name, tile, body.head_dim, BLOCK, later)] if sizes.packs else []),
-            values_functions(spec.name, tile, BLOCK, sizes.columns, values, body.value_dim, next_keys),
-            _piece(spec, sizes),
-            _store(spec, sizes),
-            task_function(spec, _task(spec, sizes)),
-            entry_function(spec, _launch(spec, sizes)),
-        ]
-    )
+    return later, following
+
+
+def _value_type(spec: KernelSpec, body: AttentionKernel) -> str:
+    return "float" if unpacks(body) else element_type(spec, "v")
+
+
+def _products(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    body, tile = sizes.body, sizes.tile
+    later, following = _ahead(spec, body)
+    kind = _value_type(spec, body)
+    return [
+        *([scores_function(spec.name, tile, body.head_dim, BLOCK, later)] if sizes.packs else []),
+        values_functions(spec.name, tile, BLOCK, sizes.columns, kind, body.value_dim, following),
+    ]
+
+
+def _bf16_products(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    body, tile = sizes.body, sizes.tile
+    later, following = _ahead(spec, body)
+    return [
+        attention_bf16.scores_function(spec.name, tile, body.head_dim, BLOCK, later),
+        attention_bf16.values_functions(
+            spec.name, tile, BLOCK, sizes.columns, _value_type(spec, body), body.value_dim, following
+        ),
+    ]
 
 
 # --- one unit --------------------------------------------------------------------------------------------------------
@@ -207,7 +250,7 @@ def _state(sizes: Sizes) -> list[str]:
 def _piece(spec: KernelSpec, sizes: Sizes) -> str:
     """The function that computes one piece into `state`; false if the unit has fewer pieces."""
     body, tile = sizes.body, sizes.tile
-    stride_k = c_dim(operand(spec, "k").strides[2])
+    stride_v = c_dim(operand(spec, "v").strides[2])
     sections, offset = [], 0
     for name, size in sizes.sections.items():
         if size and name not in ("whole", "part"):
@@ -218,24 +261,29 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         "const int64_t g = i + r;",
         *mask,
         f"float* const row = scores + r * {BLOCK};",
-        *_softmax(spec, sizes.columns),
+        *_softmax(spec, sizes),
     ]
+    name = f"{spec.name}_bf16" if sizes.bf16 else spec.name
     tile_lines = [
         *_scores(spec, sizes),
         f"for (int64_t r = 0; r < qc_min({tile.rows}, heads - i); r++) {{",
         *indent(row),
         "}",
         *weigh_values(
-            spec.name, tile, body.value_dim,
+            name, tile, body.value_dim,
             Weighing(
                 *_block(spec, sizes, "v"), "count", f"state + i * {sizes.columns}",
-                None if unpacks(body) else (f"k_head + (k0 + {BLOCK}) * {stride_k}", stride_k),
+                None if unpacks(body) else (f"v_head + (k0 + {BLOCK}) * {stride_v}", stride_v),
             ),
+            weights="(const qb_word*)scores" if sizes.bf16 else "scores",
         ),
     ]  # fmt: skip
     query = ["const int64_t h = h0 + g;", *head_pointers(spec, ("q",))]
     copy = f"qc_pack_queries(q_head, {body.head_dim}, 1, 1, {body.head_dim}, queries + g * {body.head_dim});"
-    pack = f"qc_pack_keys({', '.join(_block(spec, sizes, 'k'))}, count, {body.head_dim}, {tile.width}, keys);"
+    if sizes.bf16:
+        columns = attention_bf16.row_columns(body.head_dim)
+        to = f"(uint16_t*)queries + g * {columns}"
+        copy = f"qa_round_rows(q_head, {body.head_dim}, 1, 1, {body.head_dim}, {columns}, {to});"
     lines = [
         f"const int64_t kv_len = {c_dim(body.kv_len)};",
         *seen_keys(spec, "0", "1"),
@@ -255,7 +303,7 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         *indent(skips(spec, str(BLOCK))),
         f"    const int64_t count = qc_min({BLOCK}, end - k0);",
         *indent(_unpack(spec, sizes)),
-        *([f"    {pack}"] if sizes.packs else []),
+        *indent(_pack_keys(spec, sizes)),
         *indent(_pack_scales(spec, sizes)),
         f"    for (int64_t i = 0; i < {sizes.rows}; i += {tile.rows}) {{",
         *indent(tile_lines, 2),
@@ -263,10 +311,23 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         "}",
         "return true;",
     ]
-    signature = (
-        f"bool qk_{spec.name}_piece(const qc_call* call, int64_t unit, int64_t number, char* scratch, float* state)"
-    )
+    signature = f"bool qk_{name}_piece(const qc_call* call, int64_t unit, int64_t number, char* scratch, float* state)"
     return _unit_function(spec, sizes, signature, lines)
+
+
+def _pack_keys(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    """A block of keys in panels, if queries are the rows of a tile."""
+    if not sizes.packs:
+        return []
+    rows, depth, width = ", ".join(_block(spec, sizes, "k")), sizes.body.head_dim, sizes.tile.width
+    if not sizes.bf16:
+        return [f"qc_pack_keys({rows}, count, {depth}, {width}, keys);"]
+    columns = attention_bf16.row_columns(depth)
+    return [
+        f"const int64_t panels = (count + {width - 1}) / {width} * {width};",
+        f"qa_round_rows({rows}, count, panels, {depth}, {columns}, (uint16_t*)rounded);",
+        f"qa_pack_keys((const uint16_t*)rounded, panels, {columns // 2}, {width}, keys);",
+    ]
 
 
 def _block(spec: KernelSpec, sizes: Sizes, name: str) -> tuple[str, str]:
@@ -304,11 +365,13 @@ def _scores(spec: KernelSpec, sizes: Sizes) -> list[str]:
     """The products of the tile's queries, from row `i` on, with the keys of the block. Meanwhile its values come."""
     depth = sizes.body.head_dim
     if sizes.packs:
-        stride = c_dim(operand(spec, "v").strides[2])
-        ahead = "" if unpacks(sizes.body) else f", v_head + (k0 + j) * {stride}, {stride}"
+        stride = c_dim(operand(spec, "k").strides[2])
+        ahead = "" if unpacks(sizes.body) else f", k_head + (k0 + {BLOCK} + j) * {stride}, {stride}"
+        pitch = attention_bf16.row_columns(depth) // 2 if sizes.bf16 else depth
+        name, queries = (f"{spec.name}_bf16", "(const qb_word*)queries") if sizes.bf16 else (spec.name, "queries")
         return [
             f"for (int64_t j = 0; j < count; j += {sizes.tile.width})",
-            f"    qk_{spec.name}_scores(queries + i * {depth}, keys + j * {depth}, scores + j{ahead});",
+            f"    qk_{name}_scores({queries} + i * {pitch}, keys + j * {pitch}, scores + j{ahead});",
         ]
     key = f"k_head + (k0 + j) * {c_dim(operand(spec, 'k').strides[2])}"
     if unpacks(sizes.body):
@@ -327,10 +390,13 @@ def _scores(spec: KernelSpec, sizes: Sizes) -> list[str]:
     ]
 
 
-def _softmax(spec: KernelSpec, columns: int) -> list[str]:
+def _softmax(spec: KernelSpec, sizes: Sizes) -> list[str]:
     """Turns the scores of head `g` into weights, updates its maximum and total, and rescales its earlier sums."""
     assert isinstance(spec.body, AttentionKernel)
-    codes = has_scales(spec.body)
+    codes, columns = has_scales(spec.body), sizes.columns
+    weight = f"w{' * vload(value_scales + j)' if codes else ''}"
+    exp = "qa_exp" if sizes.bf16 else "vexp"
+    store = f"qb_store((qb_word*)row + j / 2, {weight});" if sizes.bf16 else f"vstore(row + j, {weight});"
     return [
         "vf best = vset(-INFINITY);",
         "qc_columns(count, [&](int64_t j, int n) QC_BODY {",
@@ -343,8 +409,8 @@ def _softmax(spec: KernelSpec, columns: int) -> list[str]:
         "const vf shift = vset(now == -INFINITY ? 0.0f : now);  // nothing seen yet: all weights are exp(-inf) = 0",
         "vf part = vzero();",
         f"for (int64_t j = 0; j < count; j += {LANES}) {{",
-        "    const vf w = vexp(vload(row + j) - shift);",
-        f"    vstore(row + j, w{' * vload(value_scales + j)' if codes else ''});",
+        f"    const vf w = {exp}(vload(row + j) - shift);",
+        f"    {store}",
         "    part = part + w;",
         "}",
         "if (now != before && before != -INFINITY) {",
@@ -379,7 +445,8 @@ def _store(spec: KernelSpec, sizes: Sizes) -> str:
 
 def _task(spec: KernelSpec, sizes: Sizes) -> list[str]:
     whole = sum(size for name, size in sizes.sections.items() if name not in ("whole", "part"))
-    piece, join = f"qk_{spec.name}_piece", f"qc_join_pieces({sizes.rows}, {sizes.columns}, whole, part);"
+    piece = f"qk_{spec.name}{'_bf16' if sizes.bf16 else ''}_piece"
+    join = f"qc_join_pieces({sizes.rows}, {sizes.columns}, whole, part);"
     return [
         f"const qk_{spec.name}_cut* const cut = (const qk_{spec.name}_cut*)arg;",
         "if (cut->pieces) {",
@@ -395,15 +462,17 @@ def _task(spec: KernelSpec, sizes: Sizes) -> list[str]:
     ]
 
 
-def _launch(spec: KernelSpec, sizes: Sizes) -> list[str]:
+def _launch(spec: KernelSpec, forms: Sequence[Sizes]) -> list[str]:
     """Cuts the work: whole units, or pieces if the units are fewer than two for each thread."""
+    sizes, states = forms[0], max(form.own for form in forms)
     body, cut = sizes.body, f"qk_{spec.name}_cut"
+    task = "task_of" if len(forms) > 1 else f"qk_{spec.name}_task"
     per_entry = body.kv_heads * sizes.units
     last = [pointer(operand(spec, "last"), operand_names(spec).index("last"), "last")] if body.last else []
     dims = body.head_dim + body.value_dim
     count = f"qc_cut_keys(seen - first, {PIECE}, {PIECES}, {BLOCK}).count"
-    states = sum(sizes.sections.values())
     return [
+        *(attention_bf16.choose_task(spec.name) if len(forms) > 1 else ()),
         *last,
         f"const int64_t kv_len = {c_dim(body.kv_len)}, batch = {c_dim(body.batch)};",
         f"const int64_t units = batch * {per_entry};",
@@ -417,7 +486,7 @@ def _launch(spec: KernelSpec, sizes: Sizes) -> list[str]:
         f"const bool worth = keys * {body.heads} * {dims} >= 2.0 * QC_TASK_COST && ctx->num_threads > 1;",
         f"if (worth && units < 2 * (int64_t)ctx->num_threads && pieces > 1 && units * pieces <= {sizes.shared}) {{",
         "    cut.pieces = pieces;",
-        f"    ctx->parallel(ctx, units * pieces, qk_{spec.name}_task, &cut);",
+        f"    ctx->parallel(ctx, units * pieces, {task}, &cut);",
         "    for (int64_t b = 0; b < batch; b++) {",
         *indent(seen_keys(spec, "0", "1"), 2),
         f"        const int64_t count = {count};",
@@ -430,6 +499,6 @@ def _launch(spec: KernelSpec, sizes: Sizes) -> list[str]:
         "    }",
         "    return;",
         "}",
-        f"if (worth && units > 1) return ctx->parallel(ctx, units, qk_{spec.name}_task, &cut);",
-        f"for (int64_t task = 0; task < units; task++) qk_{spec.name}_task(&cut, task, ctx->scratch);",
+        f"if (worth && units > 1) return ctx->parallel(ctx, units, {task}, &cut);",
+        f"for (int64_t task = 0; task < units; task++) {task}(&cut, task, ctx->scratch);",
     ]

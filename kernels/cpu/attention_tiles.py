@@ -54,7 +54,7 @@ def scores_function(kernel: str, tile: RegisterTile, depth: int, key_block: int,
     lines.append(f"for (int64_t d = 0; d < {depth}; d++) {{")
     if ahead is not None:
         row = f"d / {ahead.lines}" if ahead.lines > 1 else "d"
-        lines.append(f"    __builtin_prefetch(ahead + {row} * ahead_stride + d % {ahead.lines} * {ahead.line});")
+        lines.append(f"    __builtin_prefetch(ahead + {row} * ahead_stride + d % {ahead.lines} * {ahead.line}, 0, 2);")
     lines += [f"    const vf k{p} = vload(keys + d * {tile.width} + {p * LANES});" for p in range(panels)]
     for r in range(rows):
         products = " ".join(f"a{r}_{p} = vfma(q{r}, k{p}, a{r}_{p});" for p in range(panels))
@@ -93,7 +93,7 @@ def _values_function(
     lines = [f"vf a{r}_{p} = vload(sums + {r * columns + p * LANES});" for r in range(rows) for p in range(panels)]
     lines.append("for (int64_t j = 0; j < count; j++) {")
     if ahead is not None:
-        lines += [f"    __builtin_prefetch(ahead + j * ahead_stride + {c});" for c in range(0, tile.width, ahead.line)]
+        lines += [f"    __builtin_prefetch(ahead + j * ahead_stride + {c}, 0, 2);" for c in range(0, tile.width, ahead.line)]
     for p in range(panels):
         at = f"values + j * stride + {p * LANES}"
         short = p == panels - 1 and lanes < LANES
@@ -120,14 +120,14 @@ class Weighing:
     ahead: tuple[str, str] | None = None
 
 
-def weigh_values(kernel: str, tile: RegisterTile, live: int, block: Weighing) -> list[str]:
-    """Calls of `values_functions` for all columns: `scores` times the values, added to their sums."""
+def weigh_values(kernel: str, tile: RegisterTile, live: int, block: Weighing, weights: str = "scores") -> list[str]:
+    """Calls of `values_functions` for all columns: `weights` times the values, added to their sums."""
     full, lines = live // tile.width * tile.width, []
 
     def call(name: str, column: int | str) -> str:
         more = "" if block.ahead is None else f", {block.ahead[0]} + {column}, {block.ahead[1]}"
         rows = f"{block.values} + {column}, {block.stride}, {block.count}, {block.sums} + {column}{more}"
-        return f"qk_{kernel}_{name}(scores, {rows});"
+        return f"qk_{kernel}_{name}({weights}, {rows});"
 
     if full:
         lines += [f"for (int64_t c = 0; c < {full}; c += {tile.width})", f"    {call('values', 'c')}"]

@@ -7,41 +7,10 @@
 // The work is cut as gemm.h cuts it, and so is K. Few rows: codes become words of two columns in registers. The number
 // of rows decides which of the two it is (images and row-major weights always take panels), never that of threads.
 #pragma once
+#include "bf16.h"
 #include "gemm.h"
 
-#if defined(QC_AVX512) && !defined(QB_NO_BF16)  // tests leave it out
-typedef uint32_t qb_word __attribute__((may_alias));
-
-QC_INLINE void qb_dot(qf& sum, qu w, const qb_word* x) {
-    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*x));
-}
-
-// The order that puts 16 numbers and the 16 behind them side by side.
-alignas(64) static const uint16_t qb_side_by_side[32] = {
-    0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
-    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31,
-};
-
-QC_INLINE qu qb_permute(const uint16_t* order, __m512i numbers) {
-    return (qu)_mm512_permutexvar_epi16(_mm512_load_si512(order), numbers);
-}
-
-// Words of bf16: `even` in the low halves, `odd` in the high ones, both rounded to nearest even.
-QC_INLINE qu qb_pairs(vf even, vf odd) {
-    __m512i both;
-    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(even.r[0]), "v"(odd.r[0]));
-    return qb_permute(qb_side_by_side, both);
-}
-
-template <class T> struct qb_same { static constexpr bool value = false; };
-template <> struct qb_same<qc_bf16> { static constexpr bool value = true; };
-
-QC_INLINE void qb_store(void* to, vf x) {
-    __m256i rounded;
-    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(x.r[0]));
-    memcpy(to, &rounded, 32);
-}
-
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
 // Columns J and J + 1 of a group, as words.
 template <int J, class D> QC_INLINE qu qb_columns(const D& decoder) {
     return qb_pairs(decoder.template value<J>(), decoder.template value<J + 1>());

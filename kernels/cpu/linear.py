@@ -98,7 +98,8 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     body = spec.body
     assert isinstance(body, LinearKernel)
-    return ("decode.h", "gemm.h", "gemm_bf16.h", *["im2col.h"] * (body.window is not None), *["int8.h"] * body.codes)
+    common = ("decode.h", "bf16.h", "gemm.h", "gemm_bf16.h")
+    return (*common, *["im2col.h"] * (body.window is not None), *["int8.h"] * body.codes)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

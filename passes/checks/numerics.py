@@ -41,7 +41,15 @@ class Reordered:
     relative: float
 
 
-Numerics = Exact | Ulps | Reordered
+@dataclass(frozen=True)
+class Rounded:
+    """The pass may let factors be rounded to bf16: max|new - old| <= relative * rms(old), whatever the program's
+    types."""
+
+    relative: float
+
+
+Numerics = Exact | Ulps | Reordered | Rounded
 
 
 def count_roundings(module: ModuleOp) -> int:
@@ -109,6 +117,8 @@ def difference(
         match numerics:
             case Reordered(relative):
                 limit = relative * epsilon / _EPSILON["f32"]
+            case Rounded(relative):
+                limit = relative
             case Ulps(ulps) if roundings_deleted > 0:
                 limit = ulps * epsilon * float(np.sqrt(roundings_deleted))
             case _:

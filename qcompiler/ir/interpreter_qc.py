@@ -278,6 +278,11 @@ def _windows(op: qc.WindowsOp, operands: Sequence[Array], _frame: Frame) -> list
     return [windows.reshape(*windows.shape[:3], -1)]
 
 
+def _factor(x: Array, acc: np.dtype[Any], narrow: str | None) -> Array:
+    """`x` as attention multiplies it: rounded to `narrow`, if there is one."""
+    return (x if narrow is None else round_to(x, narrow)).astype(acc, copy=False)
+
+
 @rule(qc.AttentionOp)
 def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
     read = list(operands[:3])
@@ -286,7 +291,9 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
         kind = cache_rows.kind_of(op.rows_of)
         read[1:] = [cache_rows.dequantise(rows, cols, kind) for rows, cols in zip(read[1:], dims, strict=True)]
     acc = accumulator(*read)
-    q, k, v = (x.astype(acc, copy=False) for x in read)
+    narrow = "bf16" if op.rounds_to is not None else None
+    rows = None if op.rows_of in ("int8", "fp8") else narrow  # of the cache: codes are exact in bf16
+    q, k, v = (_factor(x, acc, to) for x, to in zip(read, (narrow, rows, rows), strict=True))
     repeat = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, repeat, axis=1) if repeat > 1 else x for x in (k, v))
     scores = np.matmul(q, k.swapaxes(-1, -2)) * acc.type(op.scale.value.data)
@@ -307,7 +314,7 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isneginf(peak), 0, peak)).astype(acc, copy=False)
     total = weights.sum(axis=-1, keepdims=True, dtype=acc)
-    out = np.matmul(weights, v) / np.where(total == 0, 1, total)
+    out = np.matmul(_factor(weights, acc, narrow), v) / np.where(total == 0, 1, total)
     return [round_to(out, tensor_dtype(op.result.type))]
 
 

@@ -478,6 +478,10 @@ class AttentionOp(QCOp):
 
     `cache`: k and v are rows of that kind (`qc.quantize_cache`), i8 (B, Hkv, T, row_bytes(D, cache)) and
     (…, row_bytes(Dv, cache)).
+
+    `compute`, "bf16": q, k, v and the weights exp(score - largest) are rounded to bf16 before they are multiplied; the
+    total of the weights and all sums are fp32. Codes of int8 and fp8 rows are not rounded: their scales are factors
+    outside. A kernel may leave out any of these roundings.
     """
 
     name = "qc.attention"
@@ -492,6 +496,7 @@ class AttentionOp(QCOp):
     softcap = opt_prop_def(FloatAttr)
     ring = opt_prop_def(UnitAttr)
     cache = opt_prop_def(StringAttr)
+    compute = opt_prop_def(StringAttr)
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
@@ -511,6 +516,7 @@ class AttentionOp(QCOp):
         last: SSAValue | Operation | None = None,
         ring: bool = False,
         cache: str | None = None,
+        compute: str | None = None,
     ) -> None:
         super().__init__(
             operands=[q, k, v, [mask] if mask is not None else [], [last] if last is not None else []],
@@ -521,6 +527,7 @@ class AttentionOp(QCOp):
                 "softcap": None if softcap is None else FloatAttr(softcap, f64),
                 "ring": UnitAttr() if ring else None,
                 "cache": None if cache is None else StringAttr(cache),
+                "compute": None if compute is None else StringAttr(compute),
             },
             result_types=[type_],
         )
@@ -553,6 +560,7 @@ class AttentionOp(QCOp):
             self.expect(self.causal is None, "causal and last exclude each other: last says which keys are seen")
         self.expect(self.keys_back is None or self.keys_back >= 1, "a window shows at least one key")
         self.expect(self.cap is None or self.cap > 0, "softcap must be positive")
+        self.expect(self.rounds_to in (None, "bf16"), "compute is bf16, if it is there")
         if self.ring is not None:
             is_whole = self.last is not None and self.keys_back is not None and self.mask is None
             self.expect(is_whole, "a ring needs last and a window, and takes no mask")
@@ -583,12 +591,18 @@ class AttentionOp(QCOp):
             last=last,
             ring=self.ring is not None,
             cache=self.rows_of,
+            compute=self.rounds_to,
         )
 
     @property
     def rows_of(self) -> str | None:
         """`cache` as a string."""
         return None if self.cache is None else self.cache.data
+
+    @property
+    def rounds_to(self) -> str | None:
+        """`compute` as a string."""
+        return None if self.compute is None else self.compute.data
 
     @property
     def keys_back(self) -> int | None:

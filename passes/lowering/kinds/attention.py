@@ -64,6 +64,7 @@ def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel
         last=op.last is not None,
         ring=op.ring is not None,
         cache=op.rows_of,  # type: ignore[arg-type]
+        compute=op.rounds_to,  # type: ignore[arg-type]
     )
 
 

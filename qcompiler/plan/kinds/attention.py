@@ -40,6 +40,8 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     - `softcap`: a scaled score x becomes softcap * tanh(x / softcap), before any mask.
     - `cache`: k and v are rows of that kind (qcompiler/formats/cache_rows.py), with row_bytes(head_dim, cache)
       and row_bytes(value_dim, cache) columns of i8.
+    - `compute`: with "bf16" a kernel may round queries, keys, values and the weights of the softmax to bf16 before it
+      multiplies them; sums and the softmax stay fp32. A code of 8 bits is exact, and its scale is a factor outside.
 
     A query that sees no key gives zeros.
     """
@@ -59,6 +61,7 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     last: bool = False
     ring: bool = False
     cache: cache_rows.Kind | None = None
+    compute: Literal["bf16"] | None = None
 
     def contract(self, operands: int) -> Contract:
         if min(self.kv_heads, self.heads) < 1 or self.heads % self.kv_heads:

@@ -1,0 +1,58 @@
+// Attention whose factors are bf16 and whose sums are fp32 (`vdpbf16ps`): rows rounded, keys transposed as words of two
+// columns, values as words of two keys, and the exponential of weights that are rounded to 8 bits afterwards.
+#pragma once
+#include "bf16.h"
+#include "rows.h"
+
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
+
+// Rows of `columns` bf16 (a multiple of 32), zeros from column `depth` on; rows from `live` to `count` are zeros.
+template <class T>
+static void qa_round_rows(const T* rows, int64_t stride, int64_t live, int64_t count, int64_t depth, int64_t columns,
+                          uint16_t* out) {
+    for (int64_t r = 0; r < count; r++, rows += stride, out += columns) {
+        if (r >= live) {
+            memset(out, 0, (size_t)columns * 2);
+            continue;
+        }
+        for (int64_t d = 0; d < columns; d += QC_LANES)
+            qb_store(out + d, vload_upto(rows + d, (int)qc_max(0, qc_min(QC_LANES, depth - d))));
+    }
+}
+
+// panels[j / width][w][j % width] = word w of row j, for `count` rows (a multiple of `width`) of `words` words (a
+// multiple of 16).
+static void qa_pack_keys(const uint16_t* rows, int64_t count, int64_t words, int64_t width, float* panels) {
+    for (int64_t j = 0; j < count; j += QC_LANES)
+        for (int64_t w = 0; w < words; w += QC_LANES)
+            vtranspose((const float*)rows + j * words + w, words,
+                       panels + j / width * width * words + w * width + j % width, width);
+}
+
+// packed[j / 2][c] = columns c of rows j and j + 1 in one word; zeros where there is no such column, or no row j + 1.
+template <class T>
+static void qa_pack_values(const T* values, int64_t stride, int64_t count, int64_t live_columns, int64_t columns,
+                           float* packed) {
+    for (int64_t j = 0; j < count; j += 2, packed += columns)
+        for (int64_t c = 0; c < columns; c += QC_LANES) {
+            const T* const row = values + j * stride + c;
+            const int n = (int)qc_max(0, qc_min(QC_LANES, live_columns - c));
+            const qu words = n == QC_LANES && j + 1 < count
+                ? qb_beside(row, row + stride)
+                : qb_pairs(vload_upto(row, n), vload_upto(row + (j + 1 < count ? stride : 0), j + 1 < count ? n : 0));
+            q_store((int32_t*)packed + c, (qi)words);
+        }
+}
+
+// e^x for x <= 0 to 3e-6 of it, far below a rounding to bf16; zero below -110. A NaN stays one.
+QC_INLINE vf qa_exp(vf x) {
+    const qf t = q_max(q_set(-160.0f), x.r[0] * 0x1.715476p+0f), n = q_rint(t), f = t - n;
+    qf p = q_set(0x1.394760p-7f);
+    p = q_fma(p, f, q_set(0x1.ca1288p-5f));
+    p = q_fma(p, f, q_set(0x1.ec0818p-3f));
+    p = q_fma(p, f, q_set(0x1.62e0e2p-1f));
+    vf y;
+    y.r[0] = q_scale2(q_fma(p, f, q_set(0x1.ffffe4p-1f)), n);
+    return y;
+}
+#endif
