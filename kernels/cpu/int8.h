@@ -13,7 +13,8 @@
 //
 // Many rows are multiplied in blocks whose sums fill the registers. Where columns share scales in groups, half of the
 // registers hold integers, which begin anew with each group, and half the scaled totals: a total that goes through
-// memory at the end of each group costs an eighth of the speed or more.
+// memory at the end of each group costs an eighth of the speed or more. Codes in several planes become bytes once for
+// several blocks; those in one plane take so few instructions that reading bytes back costs more.
 //
 // W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): BITS of a code, FLIP of the
 // sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(),
@@ -27,6 +28,7 @@ enum {
     QI_CHUNK = 458752,  // bytes of prepared rows of a task, unless one block of rows takes more
     QI_BLOCKS = 8,     // most times QI_ROWS rows of a task
     QI_SPARE = 4,      // rows of zeros behind them, for blocks that are not full
+    QI_UNPACKED = 3,   // full blocks of rows of a task from which on codes in planes become bytes once
 };
 #if defined(QC_AVX512)
 enum { QI_ROWS = 12 };  // 24 sums, two words of a weight, the sign bits, a word of x: 28 of 32 registers
@@ -232,7 +234,7 @@ constexpr int64_t qi_span(int64_t k, int64_t shared) {
 }
 
 // A block of prepared rows: `x` rows of `stride` bytes, and for each row and group where its sum begins and the sum of
-// its codes. `entries`: null, or what `qi_prepare_entries` wrote for the panels at hand.
+// its codes. `entries` and `codes`: null, or what `qi_prepare_entries` and `qi_unpack` wrote for the panels at hand.
 struct qi_block {
     const char* x;
     int64_t stride, groups;
@@ -240,6 +242,7 @@ struct qi_block {
     const float* total;
     const float* scale;
     const float* entries;
+    const char* codes;
 };
 
 template <class W, class E>
@@ -281,11 +284,38 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
 
 template <int S> struct qi_number { static constexpr int value = S; };
 
+// f(step) for the steps of a word of W's codes.
+template <class W, class F> QC_INLINE void qi_steps(F f) {
+    f(qi_number<0>());
+    if constexpr (qi_planes<W>::STEPS > 1) f(qi_number<1>());
+    if constexpr (qi_planes<W>::STEPS > 2) f(qi_number<2>()), f(qi_number<3>());
+}
+
+// Bytes of scratch for the codes of QG_NP panels, four columns a step, as the widest operand holds them.
+template <class W> constexpr bool qi_unpacks() { return qi_planes<W>::MIDDLE != 0; }
+template <class W> constexpr int64_t qi_unpacked_of(int64_t k) {
+    return qi_unpacks<W>() ? (k + 15) / 16 * 4 * QG_NP * 128 : 0;
+}
+
+// The codes of QG_NP panels as `qi_micro` multiplies them: [step][panel][register].
+template <class W, class E> static void qi_unpack(const qg_packed& from, int64_t panel, int64_t next, char* codes) {
+    qi_walk<W> walk[QG_NP];
+    typename E::operand* to = (typename E::operand*)codes;
+    QG_UNROLL for (int p = 0; p < QG_NP; p++) walk[p].start(from, p ? next : panel);
+    for (int64_t k = 0; k < from.k; k += qi_planes<W>::PER) {
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) walk[p].at(k);
+        qi_steps<W>([&](auto number) __attribute__((always_inline)) {
+            QG_UNROLL for (int v = 0; v < QG_NP * QC_REGS; v++)
+                *to++ = E::make(walk[v / QC_REGS].template bytes<E, decltype(number)::value>(v % QC_REGS));
+        });
+    }
+}
+
 // --- the microkernel -------------------------------------------------------------------------------------------------
 
 // tile[i][16 p + lane]: MR rows of x times NP panels of w (`next` is the last of them), scaled. `begin`: their place
-// among the QG_NP panels of a unit.
-template <class W, class E, int MR, int NP> static void qi_micro(
+// among the QG_NP panels of a unit. UNPACKED: their codes are at rows.codes.
+template <class W, class E, int MR, int NP, bool UNPACKED = false> static void qi_micro(
     const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, int begin, float* tile) {
     typedef qi_planes<W> P;
     constexpr int REGS = NP * QC_REGS;
@@ -299,6 +329,7 @@ template <class W, class E, int MR, int NP> static void qi_micro(
         QG_UNROLL for (int i = 0; i < MR; i++)
             QG_UNROLL for (int p = 0; p < NP; p++) totals[i][p] = vzero();
     const char* x = rows.x;
+    const typename E::operand* codes = (const typename E::operand*)rows.codes;
     for (int64_t g = 0, k = 0; k < from.k; g++, k += span) {
         qu sum[MR][REGS];
         QG_UNROLL for (int i = 0; i < MR; i++)
@@ -306,8 +337,10 @@ template <class W, class E, int MR, int NP> static void qi_micro(
         auto step = [&](auto number) __attribute__((always_inline)) {
             constexpr int S = decltype(number)::value;
             typename E::operand u[REGS];
-            QG_UNROLL for (int v = 0; v < REGS; v++)
-                u[v] = E::make(walk[v / QC_REGS].template bytes<E, S>(v % QC_REGS));
+            QG_UNROLL for (int v = 0; v < REGS; v++) {
+                if constexpr (UNPACKED) u[v] = *codes++;
+                else u[v] = E::make(walk[v / QC_REGS].template bytes<E, S>(v % QC_REGS));
+            }
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 const auto factor = E::take(x + i * rows.stride);
                 QG_UNROLL for (int v = 0; v < REGS; v++) E::dot(sum[i][v], u[v], factor);
@@ -315,10 +348,9 @@ template <class W, class E, int MR, int NP> static void qi_micro(
             x += E::STEP;
         };
         for (int64_t j = k, end = qc_min(k + span, from.k); j < end; j += P::PER) {
-            QG_UNROLL for (int p = 0; p < NP; p++) walk[p].at(j);
-            step(qi_number<0>());
-            if constexpr (P::STEPS > 1) step(qi_number<1>());
-            if constexpr (P::STEPS > 2) step(qi_number<2>()), step(qi_number<3>());
+            if constexpr (!UNPACKED)
+                QG_UNROLL for (int p = 0; p < NP; p++) walk[p].at(j);
+            qi_steps<W>(step);
         }
         QG_UNROLL for (int p = 0; p < NP; p++) {
             vf slope, intercept;
@@ -381,10 +413,10 @@ constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
     return rows * (fit < 1 ? 1 : fit < QI_BLOCKS ? fit : (int64_t)QI_BLOCKS);
 }
 
-// Bytes of scratch: a tile of sums, prepared entries (`of_group` floats for each group), prepared rows, a scale per
-// row, two numbers per row and group.
-constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows, int64_t of_group) {
-    return 64 * rows * QG_NP + 4 * of_group * groups +
+// Bytes of scratch: a tile of sums, prepared entries (`of_group` floats for each group), codes, prepared rows, a scale
+// per row, two numbers per row and group.
+template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows, int64_t of_group) {
+    return 64 * rows * QG_NP + 4 * of_group * groups + qi_unpacked_of<W>(k) +
            (qi_chunk_of(k, rows) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
 }
 
@@ -397,7 +429,10 @@ template <class W, class E> static void qi_task(void* arg, int64_t task, char* s
     const int64_t m0 = chunk * call->chunk, rows = qc_min(job->m - m0, call->chunk), room = call->chunk + QI_SPARE;
     float* const tile = (float*)scratch;
     float* const entries = tile + E::ROWS * QG_NP * 16;
-    char* const x = (char*)(entries + (W::NESTED ? groups * qi_entries_of<W>() : 0));
+    char* const codes = (char*)(entries + (W::NESTED ? groups * qi_entries_of<W>() : 0));
+    char* const x = codes + qi_unpacked_of<W>(job->k);
+    constexpr int FULL = W::SHARED != 0 && E::HELD != 0 ? E::HELD : E::ROWS;
+    const bool unpacked = qi_unpacks<W>() && rows >= QI_UNPACKED * FULL;
     float* const scale = (float*)(x + room * stride);
     float* const total = scale + room;
     int32_t* const start = (int32_t*)(total + room * groups);
@@ -411,15 +446,17 @@ template <class W, class E> static void qi_task(void* arg, int64_t task, char* s
         const int64_t panel = u * QG_NP, next = qc_min(panel + QG_NP, panels) - 1, n0 = panel * 16;
         const bool several = W::NESTED && qi_next_rows<W, E>(rows) < rows;
         if (several) qi_prepare_entries<W>(job->packed, panel, next, entries);
+        if constexpr (qi_unpacks<W>())
+            if (unpacked) qi_unpack<W, E>(job->packed, panel, next, codes);
         for (int64_t i = 0, count; i < rows; i += count) {
             count = qi_next_rows<W, E>(rows - i);
             const qi_block block = {
                 x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i,
-                several ? entries : nullptr};
-            if constexpr (W::SHARED != 0 && E::HELD != 0)
-                qi_micro_rows<W, E, E::HELD>(count, job->packed, block, panel, next, tile);
+                several ? entries : nullptr, unpacked ? codes : nullptr};
+            if (unpacked && count == FULL)
+                qi_micro<W, E, FULL, QG_NP, qi_unpacks<W>()>(job->packed, block, panel, next, 0, tile);
             else
-                qi_micro_rows<W, E, E::ROWS>(count, job->packed, block, panel, next, tile);
+                qi_micro_rows<W, E, FULL>(count, job->packed, block, panel, next, tile);
             job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, QG_NP * 16));
         }
     }

@@ -55,7 +55,10 @@ def _own_scratch(spec: KernelSpec, isa: str) -> int:
     stride = 2 * padded(body.k) | 64
     chunk = rows * max(1, min(BLOCKS, CHUNK // (rows * stride)))
     entries = 4 * _entries_of_group(spec, isa) * groups
-    return 64 * rows * tile_of(isa).panels + entries + (chunk + SPARE) * (stride + 8 * groups + 4)
+    bits = packed_format(spec.operands[1].format).declaration.codes.bits
+    in_planes = bits & (bits - 1) != 0
+    codes = -(-body.k // 16) * 4 * tile_of(isa).panels * 128 * in_planes  # int8.h's `qi_unpacked_of`
+    return 64 * rows * tile_of(isa).panels + entries + codes + (chunk + SPARE) * (stride + 8 * groups + 4)
 
 
 def _entries_of_group(spec: KernelSpec, isa: str) -> int:
@@ -145,7 +148,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"qi_run<{name}>(ctx, &job);",
     ]
     lines = [*used_symbols(spec, lines, "sym"), *lines]
-    needed = f"qi_scratch_for({body.k}, {groups}, QI_ROWS, {_entries_of_group(spec, isa)})"
+    needed = f"qi_scratch_for<{name}>({body.k}, {groups}, QI_ROWS, {_entries_of_group(spec, isa)})"
     lines.insert(0, f'static_assert({needed} <= {scratch}, "scratch");')
     total = scratch_bytes(spec, isa)
     header = shared.header_comment(
