@@ -200,7 +200,11 @@ template <class T> struct qg_plain {
     const T* first;
     const T* now;
     QG_METHOD void start(const qg_job* j, int64_t panel) { first = now = (const T*)j->codes + panel * j->k * 16; }
-    QG_METHOD void at(int64_t k) { now = first + k * 16; }
+    QG_METHOD void at(int64_t k) {
+        now = first + k * 16;
+        QG_UNROLL for (int line = 0; line < GROUP * 16 * (int)sizeof(T); line += 64)
+            __builtin_prefetch((const char*)now + QG_AHEAD + line);
+    }
     template <int J> QG_METHOD vf value() const { return vload(now + 16 * J); }
 };
 

@@ -77,6 +77,7 @@ def test_int8_activations_with_every_recipe_cache_and_length(recipe: str, memory
         given = call(start, count)
         with torch.no_grad():
             wanted = program.oracle(**given)
-        # a code that rounds the other way moves one of 256 numbers by 1/127 of the largest
-        assert float((session(**given) - wanted).norm() / wanted.norm()) <= 1e-2
+        # a code that rounds the other way moves one of 256 numbers by 1/127 of the largest; the factors of attention
+        # are rounded to bf16, by up to 2**-8, and codes behind it round the other way more often
+        assert float((session(**given) - wanted).norm() / wanted.norm()) <= 2e-2
         start += count
