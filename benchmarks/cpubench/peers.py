@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROCESS = ROOT / "benchmarks" / "cpupeers" / "process.py"
 OWN_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 INSTALL = "make bench-peers"
+SILENT = 900.0
+"""Seconds without an answer after which a process is ended: torch.compile of the largest case takes some minutes."""
 PROJECTS = ("torch", "onnxruntime", "openvino", "bitsandbytes", "torchao", "llama_cpp")
 
 
@@ -35,8 +38,8 @@ def default_python() -> str:
 class Peer:
     """The process of a project. PeerError if it does not start."""
 
-    def __init__(self, project: str, python: str, threads: int) -> None:
-        self.project, self.ended = project, ""
+    def __init__(self, project: str, python: str, threads: int, silent: float = SILENT) -> None:
+        self.project, self.ended, self.silent = project, "", silent
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until `close`
         command = [python, "-P", "-c", START, str(PROCESS), project, "--threads", str(threads)]
         # A library that looks for a GPU finds none, and OpenMP has as many threads as everybody.
@@ -54,9 +57,16 @@ class Peer:
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
+        watch = threading.Timer(self.silent, self.process.kill)
+        watch.start()
         line = self.process.stdout.readline()
+        hung = not watch.is_alive()
+        watch.cancel()
         if not line:
             code = self.process.wait()
+            if hung:
+                self.ended = f"it gave no answer within {self.silent:.0f} s, and was ended"
+                raise PeerError(self.ended)
             self._said.seek(0)
             last = (self._said.read().strip().splitlines() or ["nothing"])[-1]
             self.ended = f"its process ended with {code}; it said last: {last[:300]}"

@@ -107,6 +107,14 @@ def test_a_process_that_ends_is_a_missing_peer_with_what_it_said_last(
     peer.close()
 
 
+def test_a_process_that_hangs_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(peers, "PROCESS", script)
+    with pytest.raises(peers.PeerError, match="no answer within 1 s"):
+        peers.Peer("torch", sys.executable, 1, silent=1.0)
+
+
 def test_the_limit_is_the_longer_of_bytes_and_operations() -> None:
     limits = matmul.Limits(bandwidth=100.0, fp32=10.0, bf16=20.0, int8=None)
     assert limits.seconds("fp32", 10, 50) == (1.0, "fp32")
