@@ -93,7 +93,9 @@ def _values_function(
     lines = [f"vf a{r}_{p} = vload(sums + {r * columns + p * LANES});" for r in range(rows) for p in range(panels)]
     lines.append("for (int64_t j = 0; j < count; j++) {")
     if ahead is not None:
-        lines += [f"    __builtin_prefetch(ahead + j * ahead_stride + {c}, 0, 2);" for c in range(0, tile.width, ahead.line)]
+        lines += [
+            f"    __builtin_prefetch(ahead + j * ahead_stride + {c}, 0, 2);" for c in range(0, tile.width, ahead.line)
+        ]
     for p in range(panels):
         at = f"values + j * stride + {p * LANES}"
         short = p == panels - 1 and lanes < LANES

@@ -78,13 +78,68 @@ struct qb_bf16 {
 // to 8 bits are exact), and the scale multiplies the sum of its columns. Codes of 2 and 4 bits are looked up in words:
 // shifted right by J codes, a word of 8 (or 16) columns has column J in the lowest bits of its low half, and column
 // J + 4 (J + 8) in those of its high half, and `vpermw` takes 5 bits of both. The table repeats, so the bits above the
-// code do not count. Rows of x are put in the same order before.
+// code do not count. Codes of 3, 5 and 6 bits lie in two planes: the bits of the narrower one are put beside those of
+// the wider one, and `vpermi2w` takes 6. Rows of x are put in the same order before.
 template <class D> struct qb_coded { static constexpr bool SUMMED = false, LOOKED_UP = false; };
 template <class W> struct qb_coded<qg_coded<W>> {
+    typedef qg_codes<W::BITS, W::GROUP> codes;
+    static constexpr int LOW = codes::LOW, MIDDLE = codes::MIDDLE, PER = 32 / LOW, HALF = PER / 2;
     static constexpr bool SUMMED = W::SCALED && (W::COVERS == 0 || W::COVERS >= 16) && W::COVERS % W::GROUP == 0;
-    static constexpr bool LOOKED_UP = SUMMED && (W::BITS == 2 || W::BITS == 4) && W::GROUP * W::BITS == 32;
+    static constexpr bool IN_PLANES = MIDDLE != 0 && codes::HIGH == 0 && LOW > 1 && W::COVERS != 0 && W::COVERS % PER == 0;
+    static constexpr bool LOOKED_UP =
+        SUMMED && (IN_PLANES || (MIDDLE == 0 && (LOW == 2 || LOW == 4) && W::GROUP * LOW == 32));
     static QG_METHOD int64_t span(int64_t k) { return W::COVERS ? W::COVERS : k / W::GROUP * W::GROUP; }
 };
+
+// The values of W's codes as bf16, by the lowest bits of both halves of words.
+template <class W, bool SIX = (W::BITS > 5)> struct qb_table {
+    __m512i all;
+    QG_METHOD void load() { all = _mm512_loadu_si512(W::HALVES); }
+    QG_METHOD qu look(qu codes) const { return (qu)_mm512_permutexvar_epi16((__m512i)codes, all); }
+};
+template <class W> struct qb_table<W, true> {
+    __m512i first, second;
+    QG_METHOD void load() { first = _mm512_loadu_si512(W::HALVES), second = _mm512_loadu_si512(W::HALVES + 32); }
+    QG_METHOD qu look(qu codes) const {
+        return (qu)_mm512_permutex2var_epi16(first, (__m512i)codes, second);
+    }
+};
+
+// A walk over the codes of a panel, a word of the widest plane at a time.
+template <class W> struct qb_words {
+    typedef qb_coded<qg_coded<W>> P;
+    static constexpr int OTHER = P::MIDDLE ? 32 / P::MIDDLE : 1;  // columns of a word of the narrower plane
+    const uint32_t* words;
+    const uint32_t* narrow;
+    qu low, middle;
+
+    QG_METHOD void start(const qg_packed& from, int64_t panel) {
+        words = (const uint32_t*)from.part[0] + panel * qg_up(from.k, P::PER) * 16;
+        if constexpr (P::MIDDLE != 0) narrow = (const uint32_t*)from.part[1] + panel * qg_up(from.k, OTHER) * 16;
+    }
+    QG_METHOD void at(int64_t k) {
+        low = (qu)q_load((const int32_t*)words);
+        __builtin_prefetch((const char*)words + QG_AHEAD);
+        words += 16;
+        if constexpr (P::MIDDLE != 0) {  // the columns of the second half go to the high halves
+            constexpr int BITS = P::HALF * P::MIDDLE;
+            const qu all = (qu)q_load((const int32_t*)narrow + (uint64_t)k / OTHER * 16) >> (int)(k % OTHER * P::MIDDLE);
+            middle = qg_select<(1u << BITS) - 1>(all, all << (16 - BITS));
+        }
+    }
+    // Columns J and J + HALF, in the lowest bits of both halves; above them stands anything.
+    QG_METHOD qu pair(int j) const {
+        const qu wide = low >> (P::LOW * j);
+        if constexpr (P::MIDDLE == 0) return wide;
+        const int to = P::LOW - P::MIDDLE * j;
+        return qg_select<0x00010001u * ((1u << P::LOW) - 1)>(wide, to >= 0 ? middle << to : middle >> -to);
+    }
+};
+
+template <class W, bool USED> struct qb_if_used { typedef qb_table<W> table; typedef qb_words<W> words; };
+template <class W> struct qb_if_used<W, false> { struct table {}; struct words {}; };
+template <class W, bool USED> using qb_table_of = typename qb_if_used<W, USED>::table;
+template <class W, bool USED> using qb_words_of = typename qb_if_used<W, USED>::words;
 
 // Eight columns (of codes of 4 bits) or sixteen (of 2), as their words of codes hold them.
 template <int BITS> QC_INLINE void qb_reorder(const uint16_t* x, uint16_t* to, int64_t columns) {
@@ -141,32 +196,29 @@ template <int COUNT> QC_INLINE qf qb_sum(const qf* sum) {
 template <class D, int MR> QC_INLINE int64_t qb_by_codes(
     const qg_job* job, const qb_rows& rows, int64_t panel, qf (&sum)[MR]) {
     typedef decltype(D::entries) W;
-    constexpr int SUMS = qb_few_shape<MR>::SUMS < 4 ? qb_few_shape<MR>::SUMS : 4, BITS = W::BITS;
+    constexpr int SUMS = qb_few_shape<MR>::SUMS < 4 ? qb_few_shape<MR>::SUMS : 4;
     constexpr bool LOOKED_UP = qb_coded<D>::LOOKED_UP;
     const int64_t span = qb_coded<D>::span(job->k);
     D decoder;
     decoder.start(job, panel);
-    __m512i table = {};
-    const uint32_t* words = nullptr;
-    if constexpr (LOOKED_UP) {
-        table = _mm512_loadu_si512(W::HALVES);
-        words = (const uint32_t*)job->packed.part[0] + panel * qg_up(job->k, W::GROUP) * 16;
-    }
     int64_t k = 0;
+    [[maybe_unused]] qb_table_of<W, LOOKED_UP> table;
+    [[maybe_unused]] qb_words_of<W, LOOKED_UP> words;
+    if constexpr (LOOKED_UP) table.load(), words.start(job->packed, panel);
     for (int64_t group = 0; span > 0 && k + span <= job->k; k += span, group++) {
         qf part[MR][SUMS] = {};
-        for (int64_t at = k; at < k + span; at += W::GROUP) {
-            if constexpr (LOOKED_UP) {
-                const qu word = (qu)q_load((const int32_t*)words);
-                __builtin_prefetch((const char*)words + QG_AHEAD);
+        if constexpr (LOOKED_UP) {
+            for (int64_t at = k; at < k + span; at += qb_coded<D>::PER) {
+                words.at(at);
                 const char* const x = rows.ordered + 2 * at;
-                QG_UNROLL for (int j = 0; j < 16 / BITS; j++) {
-                    const qu w = (qu)_mm512_permutexvar_epi16((__m512i)(word >> (BITS * j)), table);
+                QG_UNROLL for (int j = 0; j < qb_coded<D>::HALF; j++) {
+                    const qu w = table.look(words.pair(j));
                     QG_UNROLL for (int i = 0; i < MR; i++)
                         qb_dot(part[i][j % SUMS], w, (const qb_word*)(x + i * rows.ordered_stride + 4 * j));
                 }
-                words += 16;
-            } else {
+            }
+        } else {
+            for (int64_t at = k; at < k + span; at += W::GROUP) {
                 decoder.at(at);
                 qb_dot_step<D, MR, SUMS, true> body{decoder, rows.x + 2 * at, rows.stride, part};
                 qg_steps<0, W::GROUP>(body, W::GROUP);
@@ -266,7 +318,7 @@ template <class D, class T, int MAX> static void qb_few_task(void* arg, int64_t 
             for (int64_t i = 0; i < count; i++) {
                 const uint16_t* const x = (const uint16_t*)(rows.x + i * rows.stride);
                 if constexpr (qb_coded<D>::LOOKED_UP)
-                    qb_reorder<W::BITS>(x, ordered + i * width, job->k / W::GROUP * W::GROUP);
+                    qb_reorder<qb_coded<D>::LOW>(x, ordered + i * width, job->k / qb_coded<D>::PER * qb_coded<D>::PER);
                 for (int64_t g = 0; W::OFFSET && g < rows.groups; g++) {
                     vf sum = vzero();
                     for (int64_t k = g * span; k < (g + 1) * span; k += 16)

@@ -190,8 +190,9 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
         f"    static constexpr bool SCALED = {str(line is not None).lower()};",
         f"    static constexpr bool OFFSET = {str(line is not None and line[1] is not None).lower()};",
     ]
-    if bits in (2, 4) and line is not None:
-        lines.append(f"    static constexpr uint16_t HALVES[32] = {{{_halves(d.code_values)}}};  // in bf16")
+    if bits in (2, 3, 4, 5, 6) and line is not None:
+        halves = _halves(d.code_values)
+        lines.append(f"    static constexpr uint16_t HALVES[{len(halves)}] = {{{', '.join(halves)}}};  // in bf16")
     for what, equation in zip(("scale", "offset"), line or (), strict=False):
         if equation is not None:
             text = equation.to_c({g: g for g in parts}, style=FLOAT_LANES)
@@ -246,10 +247,10 @@ def _entry_reads(
     return members, loads
 
 
-def _halves(values: Float32) -> str:
-    """The values of codes, repeated up to 32, as the bits of bf16."""
-    bits = np.resize(values, 32).astype(ml_dtypes.bfloat16).view(np.uint16)
-    return ", ".join(f"0x{number:04x}" for number in bits)
+def _halves(values: Float32) -> list[str]:
+    """The values of codes as the bits of bf16: 64 of them, or fewer repeated up to 32."""
+    bits = np.resize(values, max(32, len(values))).astype(ml_dtypes.bfloat16).view(np.uint16)
+    return [f"0x{number:04x}" for number in bits]
 
 
 def _tables_of_entries(fmt: Format) -> list[str]:

@@ -32,10 +32,10 @@ ROUNDED = 2.0**-8
 
 WEIGHTS = {  # a format, or None for plain values: (N, K)
     "nf4:block=64": (83, 192), "int4:group=32": (40, 96), "q4_K": (35, 512), "q2_K": (33, 256), "q6_K": (20, 256),
-    "q5_0": (18, 96), "int8:symmetric=False": (18, 8),
+    "q3_K": (19, 512), "q5_K": (18, 256), "int3:group=32": (21, 96), "q5_0": (18, 96), "int8:symmetric=False": (18, 8),
     "int8": (37, 101), "nf4:block=128": (37, 100), "fp8_e4m3": (19, 77), "plain": (51, 77),
 }  # fmt: skip
-FEW = ("nf4:block=64", "q4_K", "int8", "int8:symmetric=False", "plain")
+FEW = ("nf4:block=64", "q4_K", "q6_K", "int8", "int8:symmetric=False", "plain")
 """Those of the short run: one of each way through the codes."""
 
 MS = (1, 2, 3, 5, 8, 9, 14, 64, 65, 131)
