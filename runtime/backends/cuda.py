@@ -98,7 +98,7 @@ class CudaStream(base.Stream):
 
 
 class CudaEvent(base.Event):
-    """An event without timing."""
+    """An event: cuda.core's without timing, or a timer of the driver's."""
 
     def __init__(self, found: Api, device: str, owner: Any, name: str = "") -> None:
         self.device = device
@@ -106,6 +106,21 @@ class CudaEvent(base.Event):
         self.owner = owner
         self.handle = int(owner.handle)
         self.driver_handle = found.driver.CUevent(self.handle)
+
+
+class DriverEvent:
+    """An event of the driver's with timing, destroyed with this object."""
+
+    def __init__(self, found: Api, context: Any) -> None:
+        with found.current(context):
+            self.handle = found.check(found.driver.cuEventCreate(0), "creating an event")
+        self._finalizer: Any = weakref.finalize(self, _destroy_event, found, context, self.handle)
+        self._finalizer.atexit = False
+
+
+def _destroy_event(found: Api, context: Any, handle: Any) -> None:
+    with found.current(context):
+        found.check(found.driver.cuEventDestroy(handle), "destroying an event")
 
 
 class LoadedCudaKernel(base.Kernel):
@@ -349,6 +364,14 @@ class CudaBackend(base.Backend):
             return False
         self.api.check(result, "asking whether work is done")
         return True
+
+    def timer(self, name: str = "") -> CudaEvent:
+        return CudaEvent(self.api, self.device, DriverEvent(self.api, self.context), name)
+
+    def elapsed(self, begin: base.Event, end: base.Event) -> float:
+        with self.api.current(self.context):
+            taken = self._driver.cuEventElapsedTime(_ours(begin).driver_handle, _ours(end).driver_handle)
+            return float(self.api.check(taken, "reading the time between two events")) * 1e3
 
     # --- the caller's own activity ---
 
