@@ -118,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
         "--model", metavar="WHERE", help="package.module:function, as for qc compile, or a .pt2 file of torch.export"
     )
     command.add_argument("--device", default="cpu", help="with --model: cpu, cuda:0 or sim:0")
+    command.add_argument(
+        "--target", action="append", default=[], metavar="ISA", help="also show the kernels for sm_90a, x86-64-v3, …"
+    )
+    command.add_argument("--no-measure", action="store_true", help="leave bandwidth and rates out")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=_doctor)
     return parser
@@ -494,14 +498,11 @@ def _opt(options: argparse.Namespace) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     if options.model is not None:
         return _doctor_model(options)
-    from qcompiler.inspect.doctor import compiles, examine, problems
+    from qcompiler.inspect.doctor import compiles, diagnose, examine, problems
 
     facts = examine()
-    if options.json:
-        print(json.dumps(facts, indent=1))
-    else:
-        for name, value in facts.items():
-            print(f"{name:14} {value}")
+    found = diagnose(facts, options.target, measure=not options.no_measure)
+    print(json.dumps(found.as_dict(), indent=1) if options.json else found)
     for problem in problems(facts):
         print(f"qc: {problem}", file=sys.stderr)
     return 0 if compiles(facts) else 1

@@ -66,6 +66,10 @@ class Limits:
     def json(self) -> dict[str, float | None]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        rates = [f"{kind} {rate / 1e9:.0f} Gop/s" for kind, rate in self.json().items() if rate and kind != "bandwidth"]
+        return f"{self.bandwidth / 1e9:.1f} GB/s, {', '.join(rates)}"
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -77,12 +81,8 @@ class Machine:
     rates: Literal["measured", "published"]
 
     def __str__(self) -> str:
-        limits = self.limits
-        rates = [
-            f"{kind} {rate / 1e9:.0f} Gop/s" for kind, rate in limits.json().items() if rate and kind != "bandwidth"
-        ]
-        said = f"{limits.bandwidth / 1e9:.1f} GB/s, {', '.join(rates)}"
-        return f"{self.name}: {said}" + (" (rates are published, not measured)" if self.rates == "published" else "")
+        rates = " (rates are published, not measured)" if self.rates == "published" else ""
+        return f"{self.name}: {self.limits}{rates}"
 
 
 def middle(found: Sequence[Limits]) -> Limits:

@@ -380,6 +380,14 @@ class CudaBackend(base.Backend):
             answer = self._driver.cuStreamIsCapturing(stream.driver_handle)
             return int(self.api.check(answer, "asking whether a stream captures")) != 0
 
+    def facts(self) -> tuple[str, int, int, int]:
+        """The device's name, its bytes of memory, those that are free, and the driver's version (13010 for 13.1)."""
+        with self.api.current(self.context):
+            name = self.api.check(self._driver.cuDeviceGetName(256, self._number), "asking for the device's name")
+            free, total = self.api.check(self._driver.cuMemGetInfo(), "asking for the device's memory")
+            version = self.api.check(self._driver.cuDriverGetVersion(), "asking for the driver's version")
+        return name.partition(b"\0")[0].decode(), int(total), int(free), int(version)
+
     def captures_here(self) -> bool:
         if cuda_graphs.captures_here(self.index):
             return True
