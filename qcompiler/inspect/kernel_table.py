@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from qcompiler import formats
 from qcompiler.config import parse_format
-from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.integer_product import integer_product
 from qcompiler.kernels.cpu import linear as cpu_linear
 from qcompiler.kernels.cpu import linear_int8 as cpu_int8
@@ -23,8 +22,8 @@ from qcompiler.kernels.cuda import engines
 from qcompiler.kernels.cuda import linear as cuda_linear
 from qcompiler.kernels.cuda import linear_int8 as cuda_int8
 from qcompiler.kernels.cuda.signature import arch_number
-from qcompiler.kernels.cuda.weights import weight_of
-from qcompiler.kernels.select import INT8, LINEAR, LinearQuery, choose_linear, weight_layout
+from qcompiler.kernels.cuda.weights import Weight, weight_of
+from qcompiler.kernels.select import INT8, LINEAR, LinearQuery, MClass, choose_linear, weight_layout
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.runtime.isa import missing_for
@@ -60,15 +59,14 @@ class Served:
         return {**asdict(self), "why_not": [list(each) for each in self.why_not]}
 
 
-def kernel_table(kind: Literal["cpu", "cuda"], isa: str, flags: Collection[str] | None = None) -> list[Served]:
-    """All formats with their default parameters, and plain weights. `flags` are the processor's (None: not known)."""
+def kernel_table(
+    kind: Literal["cpu", "cuda"], isa: str, flags: Collection[str] | None = None, names: Sequence[str] | None = None
+) -> list[Served]:
+    """A row for each way to compute, format and class of rows. `flags` are the processor's (None: not known). By
+    default all formats with their default parameters, and plain weights."""
     computes: tuple[Compute, ...] = ("fp32", "bf16", "int8") if kind == "cpu" else ("fp32", "bf16", "f16", "int8")
-    return [
-        served
-        for compute in computes
-        for name in (PLAIN, *formats.names())
-        for served in _format(kind, isa, flags, compute, name)
-    ]
+    wanted = (PLAIN, *formats.names()) if names is None else names
+    return [row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name)]
 
 
 def _format(
@@ -78,18 +76,23 @@ def _format(
     if compute == "int8" and (why := _no_integers(ref)) is not None:
         yield from (Served(isa, compute, name, m, None, "", (("products of codes", why),)) for m in CLASSES)
         return
+    dtype = DTYPES.get(compute, "f32")
+    operand = Operand(
+        name="w", dtype=dtype, access="r", shape=(N, K), strides=None if ref is not None else (K, 1), format=ref,
+        layout=weight_layout(kind, ref),
+    )  # fmt: skip
+    weight = weight_of("asked", operand) if kind == "cuda" else None
     for m, rows in CLASSES.items():
-        query = LinearQuery(
-            m=rows, n=N, k=K, x_dtype=DTYPES.get(compute, "f32"), out_dtype=DTYPES.get(compute, "f32"), format=ref,
-            constant_weight=True, kind=kind, isas=(isa,), codes=compute == "int8",
-        )  # fmt: skip
-        (case,) = choose_linear(query).cases
-        candidates = INT8[kind] if query.codes else LINEAR[kind]
+        (case,) = choose_linear(LinearQuery(
+            m=rows, n=N, k=K, x_dtype=dtype, out_dtype=dtype, format=ref, constant_weight=True, kind=kind, isas=(isa,),
+            codes=compute == "int8",
+        )).cases  # fmt: skip
+        candidates = INT8[kind] if compute == "int8" else LINEAR[kind]
         kernel = next(each.name for each in candidates if each.m_class == case.m_class)
-        if kind == "cpu":
-            units, why_not = _cpu(isa, flags, compute, _weight(query))
+        if weight is None:
+            units, why_not = _cpu(isa, flags, compute, operand)
         else:
-            units, why_not = _cuda(isa, compute, _weight(query), case.m_class)
+            units, why_not = _cuda(isa, compute, weight, case.m_class)
         yield Served(isa, compute, name, m, kernel, units, tuple(why_not))
 
 
@@ -99,14 +102,6 @@ def _no_integers(ref: FormatRef | None) -> str | None:
         return "a weight that is not quantised has no codes"
     found = integer_product(formats.get(ref.name, **ref.params))
     return found.replace(f"codes of {ref.name}", "its codes") if isinstance(found, str) else None
-
-
-def _weight(query: LinearQuery) -> Operand:
-    layout = weight_layout(query.kind, query.format)
-    return Operand(
-        name="w", dtype=query.x_dtype, access="r", shape=(N, K), strides=None if query.format else (K, 1),
-        format=query.format, layout=layout,
-    )  # fmt: skip
 
 
 # --- the CPU ---------------------------------------------------------------------------------------------------------
@@ -159,14 +154,10 @@ def _lacks(isa: str, flags: Collection[str] | None) -> str:
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
-def _cuda(arch: str, compute: Compute, operand: Operand, m_class: Any) -> tuple[str, Reasons]:
+def _cuda(arch: str, compute: Compute, weight: Weight, m_class: MClass) -> tuple[str, Reasons]:
     if compute == "int8":
         better = [each for each in cuda_int8.passed_over(arch) if each[0] == "mma"]
         return ("CUDA cores, dp4a" if better else "tensor cores, int8"), [("tensor cores", why) for _, why in better]
-    try:
-        weight = weight_of("asked", operand)
-    except KernelSelectionError as error:
-        return "", [("a kernel", str(error))]
     facts = cuda_linear.facts_of(DTYPES[compute], weight, m_class, windows=False)
     decision = engines.choose(cuda_linear.ENGINES, facts, arch_number(arch))
     keys = [engine.name for engine in cuda_linear.ENGINES]
