@@ -59,14 +59,14 @@ def _cost(step: Step, known: PlanIndex, symbols: dict[str, int], isa: str, machi
         figures = _device(isa, kind, machine, "fp32")
         estimate = cost.copy_cost(nbytes, figures, crossing=len(slots) > 1).span
         moved = nbytes if len(slots) > 1 else 2 * nbytes
-        limit = (None, "") if machine is None or len(slots) > 1 else _limit(machine.limits, "fp32", 0, moved)
-        return StepCost(moved, 0, "", *limit, estimate)
+        limit, by = _limit(machine if len(slots) == 1 else None, "fp32", 0, moved)
+        return StepCost(moved, 0, "", limit, by, estimate)
     name = step.kernel if isinstance(step, Launch) else chosen_kernel(step, symbols)
     spec = known.kernels[name]
     used = arithmetic_of(spec, isa, kind, machine.limits if machine is not None else None)
     found = cost.launch_cost(spec, symbols, _device(isa, kind, machine, used), isa, kind)
-    limit = (None, "") if machine is None else _limit(machine.limits, used, found.operations, found.nbytes)
-    return StepCost(found.nbytes, found.operations, used, *limit, found.span)
+    limit, by = _limit(machine, used, found.operations, found.nbytes)
+    return StepCost(found.nbytes, found.operations, used, limit, by, found.span)
 
 
 def _nbytes(step: Copy, known: PlanIndex, symbols: dict[str, int]) -> int:
@@ -76,8 +76,11 @@ def _nbytes(step: Copy, known: PlanIndex, symbols: dict[str, int]) -> int:
     return product(view.shape).evaluate(symbols) * ITEMSIZE[view.dtype]
 
 
-def _limit(limits: Limits, kind: str, operations: int, nbytes: int) -> tuple[float, str]:
-    seconds, by = limits.bound(kind, operations, nbytes)
+def _limit(machine: Machine | None, kind: str, operations: int, nbytes: int) -> tuple[float | None, str]:
+    """The least microseconds, and what takes them."""
+    if machine is None:
+        return None, ""
+    seconds, by = machine.limits.bound(kind, operations, nbytes)
     return seconds * 1e6, by
 
 

@@ -78,7 +78,7 @@ def _format(
         return
     dtype = DTYPES.get(compute, "f32")
     operand = Operand(
-        name="w", dtype=dtype, access="r", shape=(N, K), strides=None if ref is not None else (K, 1), format=ref,
+        name="w", dtype=dtype, access="r", shape=(N, K), strides=() if ref is not None else (K, 1), format=ref,
         layout=weight_layout(kind, ref),
     )  # fmt: skip
     weight = weight_of("asked", operand) if kind == "cuda" else None

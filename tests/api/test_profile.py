@@ -161,38 +161,3 @@ def test_eager_torch_stands_beside_the_modules() -> None:
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
     with pytest.raises(ArgumentError, match="give the float model"):
         eager_times("model", (torch.randn(4, 64),))
-
-
-def test_a_simulated_gpu_is_timed_by_events_in_the_order_of_its_streams() -> None:
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
-    x = torch.randn(2, 16)
-    program = qc.qcompile(model, (x,), device="sim:0")
-    before = program(x)
-    found = program.profile(x, rounds=2)
-    launches = [n for n, step in enumerate(program.plan.entries[0].steps) if isinstance(step, Launch | Select)]
-    assert [step.step for step in found.steps] == launches and all(step.us > 0 for step in found.steps)
-    first, last = found.steps
-    assert 0 <= first.begin_us < first.begin_us + first.us <= last.begin_us
-    assert found.machine is None and "they say nothing about a GPU" in str(found)
-    assert torch.equal(program(x), before)
-
-
-def test_several_streams_of_a_simulated_gpu_are_profiled_with_their_waits() -> None:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
-            self.register_buffer("sums", torch.zeros(2, 64))
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            self.sums.add_(1)
-            both = torch.softmax(self.left(x), -1) @ torch.softmax(self.right(x.flip(0)), -1).T
-            return both, self.sums.clone()
-
-    x = torch.randn(2, 64)
-    session = qc.qcompile(Branches().eval(), (x,), device="sim:0").session()
-    first, _ = session(x)
-    found = session.profile(x, rounds=1)
-    assert len(found.streams) > 1 and {step.stream for step in found.steps} == set(found.streams)
-    second, sums = session(x)
-    assert torch.equal(first, second) and (sums == 2).all()  # those of two calls, and not of many
