@@ -1,4 +1,4 @@
-"""Profiles and `qc doctor` on the stub driver: the calls of the CUDA backend are those of a GPU, its times mean nothing.
+"""Profiles and `qc doctor` on the stub driver: the CUDA backend calls as on a GPU, and times mean nothing.
 
 The stub carries work out at once, so that each launch is late: the profile has to say so.
 """
