@@ -38,7 +38,7 @@ def host_profile(program: LoadedProgram, binding: Binding, timings: Timings, rou
     except CompilerMissingError as error:
         missing = f"the probes of bandwidth and rates cannot be compiled: {error}"
     whole = Whole(
-        timings.call_us, timings.entry_us, rounds, program.num_threads, program.device, program.isa,
+        timings.call_us, timings.entry_us, timings.round_us, rounds, program.num_threads, program.device, program.isa,
         streams_of(program.plan, program.devices), machine, missing,
     )  # fmt: skip
     steps = [
@@ -64,9 +64,9 @@ def device_profile(program: LoadedProgram, binding: Binding, timings: DeviceTimi
         machine = Machine(f"{program.device}, rates of {figures.name}", limits, "published")
         notes.append("each step's time has about a microsecond of its two events in it")
     if timings.late:
-        notes.append("the untimed steps were submitted late: their time has waiting for the host in it")
+        notes.append("the untimed steps were submitted late in every round: their time has waiting for the host in it")
     whole = Whole(
-        timings.call_us, timings.entry_us, rounds, program.num_threads, program.device, program.isa,
+        timings.call_us, timings.entry_us, timings.round_us, rounds, program.num_threads, program.device, program.isa,
         streams_of(program.plan, program.devices), machine, missing, tuple(notes),
     )  # fmt: skip
     steps = [Measured(each.step, each.us, each.begin_us, late=each.late) for each in timings.steps]

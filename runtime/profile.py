@@ -135,7 +135,8 @@ class EagerTimes:
 
 @dataclass(frozen=True)
 class Profile:
-    """An entry point at one size. `call_us` is a call from Python, `entry_us` the steps as every call runs them."""
+    """An entry point at one size. Medians of whole runs: `call_us` is a call from Python, `entry_us` the steps as every
+    call runs them, `round_us` the steps timed one by one."""
 
     entry: str
     symbols: dict[str, int]
@@ -143,6 +144,7 @@ class Profile:
     rounds: int
     call_us: float
     entry_us: float
+    round_us: float
     steps: tuple[StepProfile, ...]
     device: str = "cpu"
     isa: str = ""
@@ -158,6 +160,8 @@ class Profile:
 
     @property
     def steps_us(self) -> float:
+        """The sum of the steps' medians. Well below `round_us` if other work interrupts whole runs, since most single
+        steps still run undisturbed."""
         return sum(step.us for step in self.steps)
 
     @property
@@ -167,9 +171,9 @@ class Profile:
 
     @property
     def timing_us(self) -> float:
-        """The sum of the steps less the untimed run of the same steps: what timing costs, less what overlaps. Negative
+        """The steps one by one less the untimed run of the same steps: what timing costs, less what overlaps. Negative
         if more time lies between the steps than timing adds."""
-        return self.steps_us - self.entry_us
+        return self.round_us - self.entry_us
 
     @property
     def not_product(self) -> float:
@@ -255,8 +259,8 @@ class Profile:
         return {
             "profile_schema": SCHEMA, "entry": self.entry, "symbols": self.symbols, "device": self.device,
             "isa": self.isa, "threads": self.threads, "rounds": self.rounds, "call_us": self.call_us,
-            "entry_us": self.entry_us, "steps_us": self.steps_us, "outside_us": self.outside_us,
-            "timing_us": self.timing_us, "not_product": self.not_product,
+            "entry_us": self.entry_us, "round_us": self.round_us, "steps_us": self.steps_us,
+            "outside_us": self.outside_us, "timing_us": self.timing_us, "not_product": self.not_product,
             "machine": None if self.machine is None else asdict(self.machine),
             "machine_missing": self.machine_missing, "notes": list(self.notes),
             "eager": None if self.eager is None else {**asdict(self.eager), "modules": dict(self.eager.modules)},

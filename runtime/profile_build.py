@@ -35,6 +35,7 @@ class Whole:
 
     call_us: float
     entry_us: float
+    round_us: float
     rounds: int
     threads: int
     device: str
@@ -69,7 +70,7 @@ def built(plan: Plan, binding: Binding, measured: Iterable[Measured], whole: Who
         clock += each.us
     used = {step.stream for step in steps}
     return Profile(
-        entry.name, symbols, whole.threads, whole.rounds, whole.call_us, whole.entry_us, tuple(steps),
+        entry.name, symbols, whole.threads, whole.rounds, whole.call_us, whole.entry_us, whole.round_us, tuple(steps),
         device=whole.device, isa=whole.isa, machine=whole.machine, machine_missing=whole.machine_missing,
         notes=whole.notes, streams={name: device for name, device in whole.streams.items() if name in used},
     )  # fmt: skip

@@ -58,10 +58,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Timings:
-    """What the rounds gave: medians of the whole call and of the compiled function alone, and of each step."""
+    """What the rounds gave: medians of the whole call, of the compiled function alone, of all its steps one by one, and
+    of each step."""
 
     call_us: float
     entry_us: float
+    round_us: float
     steps: tuple[Timing, ...]
 
 
@@ -77,7 +79,8 @@ def time_steps(walk: Walk, rounds: int, *, call: Callable[[], float], entry: Cal
         )
         for place, number in enumerate(walk.numbers)
     ]  # fmt: skip
-    return Timings(median(calls) * 1e6, median(entries) * 1e6, tuple(steps))
+    round_us = median(sum(step.ns for step in each) for each in timed) / 1e3
+    return Timings(median(calls) * 1e6, median(entries) * 1e6, round_us, tuple(steps))
 
 
 def check_rounds(rounds: int) -> None:

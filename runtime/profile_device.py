@@ -54,10 +54,11 @@ class DeviceTiming:
 @dataclass(frozen=True)
 class DeviceTimings:
     """What the rounds gave. `bandwidth` is that of copies in bytes per second (0 on the simulated GPU); `late` says
-    that the untimed steps were submitted late."""
+    that the untimed steps were submitted late in every round."""
 
     call_us: float
     entry_us: float
+    round_us: float
     steps: tuple[DeviceTiming, ...]
     bandwidth: float
     late: bool
@@ -210,13 +211,12 @@ def time_calls(
         session.queues.synchronize()
         return perf_counter() - began
 
-    calls, entries, spans, late = [], [], [], True
+    calls, entries, spans = [], [], []
     try:
-        for number in range(WARM_UP + rounds):
+        for _ in range(WARM_UP + rounds):
             calls.append(call(executor))
             call(untimed)
-            entries.append(untimed.us)
-            late = untimed.late if number < WARM_UP else late and untimed.late
+            entries.append((0.0, untimed.us, untimed.late))
             call(timed)
             spans.append(timed.spans())
     finally:
@@ -224,7 +224,9 @@ def time_calls(
     kept = slice(WARM_UP, None)
     steps = tuple(_timing(number, [each[number] for each in spans[kept]]) for number in timed.timers)
     bandwidth = min((plug.bandwidth for plug in plugs.values()), default=0.0)
-    return DeviceTimings(median(calls[kept]) * 1e6, median(entries[kept]), steps, bandwidth, late)
+    entry = _timing(-1, entries[kept])
+    round_us = median(sum(span[1] for span in each.values()) for each in spans[kept])
+    return DeviceTimings(median(calls[kept]) * 1e6, entry.us, round_us, steps, bandwidth, entry.late)
 
 
 def _timing(step: int, spans: Sequence[tuple[float, float, bool]]) -> DeviceTiming:

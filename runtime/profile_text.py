@@ -15,6 +15,9 @@ MOST_ROWS = 20
 
 WIDEST_NAME = 60
 
+UNDISTURBED = 0.8
+"""The sum of the steps' medians over the median of their sums, below which the text names the reason."""
+
 Row = tuple[str, ...]
 HEAD = ("us", "share", "GB/s", "Gop/s", "of limit", "estimate", "torch")
 
@@ -39,8 +42,8 @@ def _title(found: Profile) -> list[str]:
     threads = f"{found.threads} thread{'s' * (found.threads != 1)}" if found.device == "cpu" else found.device
     lines = [f"{found.entry}{f', {sizes}' if sizes else ''}: {threads}, medians of {found.rounds} rounds"]
     lines.append(
-        f"steps one by one {found.steps_us:.1f} us, untimed {found.entry_us:.1f} us ({found.timing_us:+.1f} us for "
-        "timing and what lies between steps)"
+        f"steps {found.steps_us:.1f} us; all one by one {found.round_us:.1f} us, untimed {found.entry_us:.1f} us "
+        f"({found.timing_us:+.1f} us for timing and what lies between steps)"
     )
     lines.append(f"limit: {found.machine}" if found.machine is not None else f"no limit: {found.machine_missing}")
     if found.eager is not None:
@@ -111,7 +114,9 @@ def _notes(found: Profile) -> list[str]:
     if True in beyond:
         lines.append("more than 100 % of the limit: the bytes were in caches, and the limit is that of the memory")
     if False in beyond:
-        lines.append("more than 100 % of the limit by operations: other work disturbed the probes; profile again")
+        lines.append("more than 100 % of the limit by operations: other work disturbed the probes, profile again")
+    if found.steps_us < UNDISTURBED * found.round_us:
+        lines.append("other work interrupted whole runs, and fewer of the single steps, whose medians stand here")
     if any(step.late for step in found.steps):
         late = sum(step.late for step in found.steps)
         lines.append(f"{late} steps were submitted late in every round: their times have waiting for the host in them")

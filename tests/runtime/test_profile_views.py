@@ -36,7 +36,7 @@ STEPS = (
 
 def profile(steps: tuple[StepProfile, ...] = STEPS, **others: Any) -> Profile:
     machine = Machine("here", LIMITS, "measured")
-    return Profile("main", {"n": 3}, 2, 5, 20.0, 12.0, steps, machine=machine, streams={"s": "cpu"}, **others)
+    return Profile("main", {"n": 3}, 2, 5, 20.0, 12.0, 13.5, steps, machine=machine, streams={"s": "cpu"}, **others)
 
 
 def test_modules_add_up_and_layers_fold() -> None:
@@ -81,6 +81,7 @@ def test_the_text_says_why_a_share_is_above_the_limit() -> None:
     assert "the bytes were in caches" in str(profile((by_bytes,)))
     assert "other work disturbed the probes" in str(profile((by_rate,)))
     assert "more than 100 %" not in str(profile((step(0, 2.0, "a"), step(1, 1.0, "b"))))
+    assert "other work interrupted" in str(profile((step(0, 5.0),))) and "interrupted" not in str(profile())
     late = str(profile((step(0, 5.0, late=True),)))
     assert "1 steps were submitted late" in late
 
@@ -129,7 +130,7 @@ def test_a_trace_has_each_step_at_its_time_and_the_json_its_id(tmp_path: Path) -
     read = json.loads(found.to_json())
     assert read["profile_schema"] == 1 and [each["id"] for each in read["steps"]] == [each.id for each in STEPS]
     assert found.seconds()["main/3"] == 4e-6 and found.measured()[3] == 4.0
-    assert (read["steps_us"], read["timing_us"], read["outside_us"]) == (13.0, 1.0, 7.0)
+    assert (read["steps_us"], read["timing_us"], read["outside_us"]) == (13.0, 1.5, 7.0)
     found.save(tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text()) == found.to_perfetto()
     with pytest.raises(ArgumentError, match=r"name a \.svg file"):
