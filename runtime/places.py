@@ -5,10 +5,9 @@
 A plan has no module path for a step.  It is known from what the step uses, in this order:
 
 "weights"     the modules whose weights it reads: one for most linears, several for a merged one
-"kernel"      the op for which its kernel was emitted, if only this step launches that kernel, or if its path has no
-              number of a layer
-"neighbours"  that path with the numbers of the layers around the step, where several layers share the kernel: those of
-              the nearest earlier step that reads weights, else of the nearest later one
+"kernel"      the op for which its kernel was emitted, if only this step launches that kernel
+"neighbours"  a guess, where several steps share the kernel: that path with the numbers of the layers around the step,
+              those of the nearest earlier step that reads weights, else of the nearest later one
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def places(plan: Plan, entry: EntryPoint) -> dict[int, Place]:
             found[number] = Place(read[number], "weights")
         elif not serves:
             found[number] = NOWHERE
-        elif not _has_number(serves) or all(counts[kernel] == 1 for kernel in _kernels(step)):
+        elif all(counts[kernel] == 1 for kernel in _kernels(step)):
             found[number] = Place((serves,), "kernel")
         else:
             moved = next((path for each in near[number] if (path := moved_to(serves, each)) is not None), None)
@@ -75,10 +74,6 @@ def moved_to(path: str, near: str) -> str | None:
             return None if any(each.isdigit() for each in rest) else ".".join([*made, *rest])
         made.append(other)
     return ".".join(made)
-
-
-def _has_number(path: str) -> bool:
-    return any(part.isdigit() for part in path.split("."))
 
 
 def _kernels(step: Step) -> list[str]:
