@@ -401,12 +401,12 @@ def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _bench(options: argparse.Namespace) -> None:
+    _check_profile_options(options)
     if (options.prompt, options.generate, options.batch) != (None, None, None):
         _bench_language_model(options)
         return
     from qcompiler.inspect.bench import Bench
 
-    _check_profile_options(options)
     bench = Bench(_load(options), options.entry, options.dim)
     figures = bench.times(options.rounds or 30)
     profile = bench.profile(options.rounds or 30, options.model) if options.profile else None

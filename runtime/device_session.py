@@ -79,8 +79,9 @@ class DeviceSession(Session):
         ticket = self.ticket()
         with uninterrupted, self._lock:
             self.begin(ticket)
-            self._require_no_capture("profiled")
-            _, arguments = self.read(self.program.flatten_inputs(args, kwargs), None)
+            callers, arguments = self.read(self.program.flatten_inputs(args, kwargs), None)
+            if callers.capturing:
+                raise CaptureRuleError("the caller records a capture, in which nothing can be timed; end it first")
             binding = self.bind(tuple(argument.shape for argument in arguments))
             with self.states_kept(keep_states):
                 timings = time_calls(self, args, kwargs, binding, rounds)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
+from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, RuntimeFailure, SessionBusyError
 from qcompiler.plan.plan import EntryPoint, calls_torch
 from qcompiler.runtime import interop, jax_arrays, on_request
 from qcompiler.runtime.backends.cpu import NO_CAPTURE
@@ -153,8 +153,13 @@ class Session(ABC):
         kept = self._copied_states() if keep else {}
         try:
             yield
-        finally:
-            self._write_states(kept)
+        except BaseException as error:
+            try:
+                self._write_states(kept)
+            except RuntimeFailure as second:
+                error.add_note(f"Restoring the states failed, too: {second}")
+            raise
+        self._write_states(kept)
 
     def _require_no_capture(self, deed: str) -> None:
         if self.program.kind != "cpu" and Callers(self.queues, self.program.stream).capturing:
