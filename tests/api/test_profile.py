@@ -38,7 +38,7 @@ def program() -> Any:
     return qc.qcompile(Counter().eval(), (torch.arange(7),), dynamic_shapes=shapes, quant="nf4")
 
 
-@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("rows", [1, 7, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_launch_of_the_plan_is_timed(program: Any, tmp_path: Any, rows: int, threads: int) -> None:
     program.save(tmp_path / "counter.qca")
@@ -76,7 +76,7 @@ def test_states_are_as_before_a_profile_also_after_an_error(program: Any) -> Non
     assert session(torch.arange(5))[1].item() == 2
 
 
-@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("counts", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_steps_that_are_timed_give_the_bits_of_a_call(program: Any, tmp_path: Any, threads: int, counts: bool) -> None:
     program.save(tmp_path / "counter.qca")
@@ -151,6 +151,7 @@ def test_a_loaded_program_knows_what_each_launch_has_to_do(program: Any, tmp_pat
     assert {step.id for step in found.steps} == {f"{found.entry}/{step.step}" for step in found.steps}
 
 
+@pytest.mark.slow
 def test_eager_torch_stands_beside_the_modules() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.Sequential(nn.ReLU(), nn.Linear(96, 64))).eval()

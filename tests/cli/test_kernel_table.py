@@ -21,6 +21,7 @@ def one(rows: list[Served], compute: str, name: str, m: str) -> Served:
     return found
 
 
+@pytest.mark.slow
 def test_every_format_has_a_row_for_each_class_of_rows() -> None:
     rows = kernel_table("cpu", "x86-64-v4", ZEN5)
     names = {(row.compute, row.format, row.m) for row in rows}
@@ -55,6 +56,7 @@ def test_formats_that_are_served_alike_share_a_line() -> None:
     assert text.count("  float, int4, int8") == 3 and "not tensor cores: bf16 mma: sm_80" in text
 
 
+@pytest.mark.slow
 def test_doctor_says_what_the_machine_reaches_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json", "--target", "sm_75"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -70,6 +72,7 @@ def test_doctor_says_what_the_machine_reaches_as_text_and_json(capsys: pytest.Ca
     assert "kernels are compiled for" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_compiler_has_a_reason_in_place_of_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     from qcompiler.errors import CompilerMissingError
 
@@ -88,6 +91,7 @@ def test_extras_are_named_with_what_is_missing() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_gpu_is_described_with_its_figures() -> None:
     gpu = machine.Gpu("cuda:0", "H100", "sm_90a", "13.1", 80 << 30, 70 << 30, 3e12, "H100 SXM", 6.7e13, 9.89e14)
     found = dataclasses.replace(diagnose(examine(), measure=False), gpus=[gpu], no_gpus=[])

@@ -50,6 +50,7 @@ class Branches(nn.Module):
         return both, self.sums.clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_several_streams_are_profiled_with_their_waits_and_states_stay(device: str) -> None:
     x = torch.randn(2, 64)
@@ -61,6 +62,7 @@ def test_several_streams_are_profiled_with_their_waits_and_states_stay(device: s
     assert torch.equal(first, second) and (sums == 2).all()  # those of two calls, and not of many
 
 
+@pytest.mark.slow
 def test_a_profile_inside_a_capture_is_refused() -> None:
     x = torch.randn(2, 16)
     program = qc.qcompile(nn.Linear(16, 8).eval(), (x,), device="sim:0")

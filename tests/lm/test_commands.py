@@ -217,6 +217,7 @@ def test_bench_refuses_what_the_model_was_not_compiled_for(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_entry_point_is_profiled_with_its_modules_and_the_cache_stays(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
