@@ -18,9 +18,10 @@ of its rounds every product has a turn, in a varying order; the table has median
 in fp32: it shows that everybody computes the same.
 
 Before and after a cell the machine's limits are measured: reading memory, and the rate of each kind of arithmetic
-(cpubench/probes.py).  The time that the limit allows is that of the bytes (weight, x, result) or of the operations,
-whichever is longer; "limit" is its share of the time that was measured, "by" says which it is.  A cell during which
-other processes took more than 3 % of the cores is measured again, `--tries` times at most, and is then marked.
+(qcompiler/runtime/limits.py).  The time that the limit allows is that of the bytes (weight, x, result) or of the
+operations, whichever is longer; "limit" is its share of the time that was measured, "by" says which it is.  A cell
+during which other processes took more than 3 % of the cores is measured again, `--tries` times at most, and is then
+marked.
 
 `--growth` measures our products against M, N and K on one thread and on two.  Points above 1.3 times the trend of
 their neighbours are measured again; those that stay there are listed and circled.  A line that others disturbed is
@@ -47,12 +48,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cpubench import growth, ours, peers, quiet, tables
 from cpubench.linears import Arithmetic, Product, specs_of
-from cpubench.probes import Bench, Limits, middle
+from cpubench.probes import Bench
 
 from qcompiler import formats
 from qcompiler.config import parse_format
 from qcompiler.errors import UnknownFormatError
 from qcompiler.runtime.isa import host_isa
+from qcompiler.runtime.limits import Limits, middle
 
 FORMATS = ("float", "nf4", "int4", "q4_K", "int8")
 GROWTH = (("nf4", "exact"), ("nf4", "bf16"), ("int4", "int8"))

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from qcompiler import __version__
@@ -120,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
         "--model", metavar="WHERE", help="package.module:function, as for qc compile, or a .pt2 file of torch.export"
     )
     command.add_argument("--device", default="cpu", help="with --model: cpu, cuda:0 or sim:0")
+    command.add_argument(
+        "--target", action="append", default=[], metavar="ISA", help="also show the kernels for sm_90a, x86-64-v3, …"
+    )
+    command.add_argument("--no-measure", action="store_true", help="leave bandwidth and rates out")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=_doctor)
     return parser
@@ -149,7 +151,13 @@ def _add_bench(commands: Any) -> None:
         "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="a value for a dimension"
     )
     command.add_argument("--rounds", type=_count, help="timed calls, at least 1; default 30, of a language model 5")
-    command.add_argument("--profile", action="store_true", help="also time every step, on the CPU")
+    command.add_argument("--profile", action="store_true", help="also time every launch: tables by kernel and module")
+    command.add_argument("--steps", action="store_true", help="with --profile: a table of every launch, too")
+    command.add_argument("--svg", type=Path, metavar="OUT", help="with --profile: a flame-like chart by module")
+    command.add_argument("--perfetto", type=Path, metavar="OUT", help="with --profile: a trace of the measured times")
+    command.add_argument(
+        "--model", metavar="WHERE", help="with --profile: package.module:function, the float model to time in torch"
+    )
     command.add_argument("--prompt", type=_count, metavar="N", help="a language model: read so many tokens (512)")
     command.add_argument("--generate", type=_count, metavar="N", help="a language model: tokens after them (128)")
     command.add_argument("--batch", type=_count, metavar="N", help="a language model: so many sequences (1)")
@@ -393,63 +401,37 @@ def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _bench(options: argparse.Namespace) -> None:
+    _check_profile_options(options)
     if (options.prompt, options.generate, options.batch) != (None, None, None):
         _bench_language_model(options)
         return
-    import numpy as np
+    from qcompiler.inspect.bench import Bench
 
-    from qcompiler.plan.dims import dim
-    from qcompiler.plan.weights import NUMPY_DTYPES
-    from qcompiler.runtime.tree import arguments_of
-
-    run, rounds = _load(options), options.rounds or 30
-    entry = _entry(run.plan, options.entry)
-    symbols = {symbol.name: symbol.max for symbol in entry.symbols}
-    for name, value in options.dim:
-        if name not in symbols:
-            raise ArgumentError(f"--dim {name}={value}: the dimensions of '{entry.name}' are {_list(symbols)}")
-        symbols[name] = value
-    generator = np.random.default_rng(0)
-    shapes = tuple(tuple(dim(d).evaluate(symbols) for d in sig.shape) for sig in entry.inputs)
-    taken = run.plan.entries[run.binder.bind(shapes).entry]
-    if options.entry is not None and taken is not entry:
-        raise ArgumentError(
-            f"--entry {entry.name}: at {_sizes_text(symbols)} a call runs '{taken.name}', which comes first; give "
-            "other sizes by --dim"
-        )
-    tensors = []
-    for shape, sig in zip(shapes, entry.inputs, strict=True):
-        dtype = NUMPY_DTYPES[sig.dtype]
-        is_float = sig.dtype in ("f32", "f64", "f16", "bf16")
-        tensors.append(generator.standard_normal(shape).astype(dtype) if is_float else np.ones(shape, dtype))
-    args, kwargs = arguments_of(run.signature.inputs, tensors)
-    for _ in range(3):
-        run(*args, **kwargs)
-    times, before = [], run.report()["torch_seconds"]
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run(*args, **kwargs)
-        times.append(time.perf_counter() - start)
-    figures: dict[str, Any] = {
-        "entry": taken.name,
-        "dims": symbols,
-        "rounds": len(times),
-        "median_s": median(times),
-        "min_s": min(times),
-    }
-    after = run.report()["torch_seconds"]
-    if after["calls"] > before["calls"]:
-        figures["torch_share"] = (after["torch"] - before["torch"]) / (after["calls"] - before["calls"])
-    profile = run.profile(*args, rounds=rounds, **kwargs) if options.profile else None
+    bench = Bench(_load(options), options.entry, options.dim)
+    figures = bench.times(options.rounds or 30)
+    profile = bench.profile(options.rounds or 30, options.model) if options.profile else None
     if options.json:
         print(json.dumps(figures | ({"profile": profile.as_dict()} if profile is not None else {})))
     else:
-        where = f"{taken.name}, " * (len(run.plan.entries) > 1) + _sizes_text(symbols)
-        print(f"{where}: median {median(times) * 1e3:.3f} ms, least {min(times) * 1e3:.3f} ms of {rounds} runs")
-        if "torch_share" in figures:
-            print(f"in torch: {figures['torch_share']:.0%} of the time")
+        print(bench.text(figures))
         if profile is not None:
-            print(f"\n{profile}")
+            print(f"\n{profile}" + (f"\n\n{profile.table(by='step')}" if options.steps else ""))
+    for path in (options.svg, options.perfetto):
+        if path is not None and profile is not None:
+            profile.save(path)
+            print(f"wrote {path}", file=sys.stderr)
+
+
+def _check_profile_options(options: argparse.Namespace) -> None:
+    """ArgumentError for options of a profile without one, and for a file that could not be written."""
+    for name, value in (("--steps", options.steps), ("--svg", options.svg), ("--perfetto", options.perfetto),
+                        ("--model", options.model)):  # fmt: skip
+        if value and not options.profile:
+            raise ArgumentError(f"{name} is of a profile: add --profile")
+    for name, path, suffix in (("--svg", options.svg, ".svg"), ("--perfetto", options.perfetto, ".json")):
+        check_writable(path)
+        if path is not None and path.suffix != suffix:
+            raise ArgumentError(f"{name} {path}: name a file that ends in {suffix}")
 
 
 def _bench_language_model(options: argparse.Namespace) -> None:
@@ -461,24 +443,6 @@ def _bench_language_model(options: argparse.Namespace) -> None:
     lm = load_causal_lm(options.program, **_loading(options))
     found = measure(lm, options.prompt or 512, options.generate or 128, options.batch or 1, options.rounds or 5)
     print(json.dumps(found.as_dict()) if options.json else found)
-
-
-def _entry(plan: Any, name: str | None) -> Any:
-    """The entry point of that name, or the first one."""
-    if name is None:
-        return plan.entries[0]
-    found = [entry for entry in plan.entries if entry.name == name]
-    if not found:
-        raise ArgumentError(f"--entry {name}: the entry points are {_list(entry.name for entry in plan.entries)}")
-    return found[0]
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
-
-
-def _sizes_text(symbols: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in symbols.items()) or "static shapes"
 
 
 # --- inspect, opt, doctor --------------------------------------------------------------------------------------------
@@ -534,14 +498,11 @@ def _opt(options: argparse.Namespace) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     if options.model is not None:
         return _doctor_model(options)
-    from qcompiler.inspect.doctor import compiles, examine, problems
+    from qcompiler.inspect.doctor import compiles, diagnose, examine, problems
 
     facts = examine()
-    if options.json:
-        print(json.dumps(facts, indent=1))
-    else:
-        for name, value in facts.items():
-            print(f"{name:14} {value}")
+    found = diagnose(facts, options.target, measure=not options.no_measure)
+    print(json.dumps(found.as_dict(), indent=1) if options.json else found)
     for problem in problems(facts):
         print(f"qc: {problem}", file=sys.stderr)
     return 0 if compiles(facts) else 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from qcompiler.device_map import Placement, place
 from qcompiler.errors import ArgumentError, MissingDependencyError, QCompilerError, TargetMismatchError
 from qcompiler.inspect.dumps import StageDumps
+from qcompiler.inspect.eager import eager_times
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
 from qcompiler.inspect.torch_share import read_by_torch
@@ -108,9 +109,17 @@ class Program:
         """A captured graph for arguments of these shapes. DeviceUnavailableError on the CPU, which has no graphs."""
         return self.run.capture(*args, mode=mode, **kwargs)
 
-    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
-        """Where the time of a call on the CPU goes, step by step; see `LoadedProgram.profile`."""
-        return self.run.profile(*args, rounds=rounds, **kwargs)
+    def profile(
+        self, *args: Any, rounds: int = 30, keep_states: bool = True, eager: Any = None, **kwargs: Any
+    ) -> Profile:
+        """The time of each launch of a call with these arguments (docs/profile.md); see `LoadedProgram.profile`.
+
+        With `eager`, the float model, a column has the times of its modules in eager torch on the same arguments.
+        """
+        found = self.run.profile(*args, rounds=rounds, keep_states=keep_states, **kwargs)
+        if eager is None:
+            return found
+        return found.beside(eager_times(eager, args, kwargs, rounds=rounds, threads=found.threads or None))
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
         """The whole program on another device, or an error and no change. Its own device need not be present.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure, SimulationError
 from qcompiler.plan.kernel import ITEMSIZE
-from qcompiler.runtime import device_interop, interop, jax_arrays
+from qcompiler.runtime import device_interop, interop, jax_arrays, on_request
 from qcompiler.runtime.backends.base import CaptureMode, Memory
 from qcompiler.runtime.binding import Binding, element_count
 from qcompiler.runtime.device_array import DeviceArray, Pool
@@ -19,13 +19,15 @@ from qcompiler.runtime.graph import capture, refuse_torch_calls
 from qcompiler.runtime.interop import Library
 from qcompiler.runtime.interrupts import uninterrupted
 from qcompiler.runtime.memory import kept_if_it_fails
-from qcompiler.runtime.profile import Profile
+from qcompiler.runtime.profile_cpu import check_rounds
+from qcompiler.runtime.profile_device import time_calls
 from qcompiler.runtime.session import Session
 from qcompiler.runtime.streams import Callers, Queue
 
 if TYPE_CHECKING:
     from qcompiler.runtime.graph import CapturedGraph
     from qcompiler.runtime.loaded import LoadedProgram
+    from qcompiler.runtime.profile import Profile
 
 
 @dataclass
@@ -72,11 +74,18 @@ class DeviceSession(Session):
         self._arenas = {arena.name: arena for arena in plan.arenas}
         self._in_use: list[Any] = []
 
-    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
-        raise DeviceUnavailableError(
-            f"profile times a program on cpu; on {self.program.device} use Nsight Systems (nsys profile), or "
-            "benchmarks/gpu_profile.py for single kernels"
-        )
+    def profile(self, *args: Any, rounds: int = 30, keep_states: bool = True, **kwargs: Any) -> Profile:
+        check_rounds(rounds)
+        ticket = self.ticket()
+        with uninterrupted, self._lock:
+            self.begin(ticket)
+            callers, arguments = self.read(self.program.flatten_inputs(args, kwargs), None)
+            if callers.capturing:
+                raise CaptureRuleError("the caller records a capture, in which nothing can be timed; end it first")
+            binding = self.bind(tuple(argument.shape for argument in arguments))
+            with self.states_kept(keep_states):
+                timings = time_calls(self, args, kwargs, binding, rounds)
+        return on_request.device_profile(self.program, binding, timings, rounds)
 
     def capture(
         self,

@@ -283,6 +283,25 @@ class Addressed:
     values: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class TorchStep:
+    """A torch call of one call with its arenas: `run` takes the context."""
+
+    number: int
+    run: Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A step that `issue` submits to a stream; `work` says that it is a launch, a copy or a torch call."""
+
+    number: int
+    backend: Backend
+    stream: Stream
+    work: bool
+    issue: Callable[[Any, ArenaArray], None]
+
+
 _Step = _Launch | _Copy | _Record | _Wait | _TorchCall
 
 
@@ -328,23 +347,35 @@ class PlanExecutor:
                 step.issue(context, arenas)
             return
         for step in steps:
-            with self._label(f"step {step.number} of {self._entry.name}"):
+            with self.labelled(step.number):
                 step.issue(context, arenas)
+
+    def labelled(self, number: int) -> AbstractContextManager[None]:
+        """Names the step to the simulated GPU."""
+        return nullcontext() if self._label is None else self._label(f"step {number} of {self._entry.name}")
+
+    def submissions(self, binding: Binding) -> list[Submission]:
+        """The steps one by one, for who does something between two of them."""
+        found = []
+        for step in self.prepare(binding).steps:
+            queue = step.queue if isinstance(step, _Record | _Wait | _TorchCall) else step
+            work = isinstance(step, _Launch | _Copy | _TorchCall)
+            found.append(Submission(step.number, queue.backend, queue.stream, work, step.issue))
+        return found
 
     def _run_timed(self, steps: Sequence[_Step], context: Any, arenas: ArenaArray) -> None:
         began = perf_counter()
         for step in steps:
-            with self._label(f"step {step.number} of {self._entry.name}") if self._label is not None else nullcontext():
+            with self.labelled(step.number):
                 if isinstance(step, _TorchCall):
                     self.time.torch += _timed(step, context, arenas)
                 else:
                     step.issue(context, arenas)
         self.time.calls += perf_counter() - began
 
-    def addressed(self, binding: Binding, arenas: ArenaArray) -> list[Addressed | Callable[[Any], None]]:
-        """The launches and copies of one call with these arenas, in order, and each torch call as a function of the
-        context."""
-        found: list[Addressed | Callable[[Any], None]] = []
+    def addressed(self, binding: Binding, arenas: ArenaArray) -> list[Addressed | TorchStep]:
+        """The launches, copies and torch calls of one call with these arenas, in order."""
+        found: list[Addressed | TorchStep] = []
         for step in self.prepare(binding).steps:
             match step:
                 case _Launch():
@@ -353,7 +384,7 @@ class PlanExecutor:
                     places = [step.target.at(arenas), step.source.at(arenas)]
                     found.append(Addressed(step.number, None, places, (step.nbytes,)))
                 case _TorchCall():
-                    found.append(partial(step.issue, arenas=arenas))
+                    found.append(TorchStep(step.number, partial(step.issue, arenas=arenas)))
         return found
 
     def torch_calls(self, binding: Binding) -> list[_TorchCall]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
 from qcompiler.errors import CompilerMissingError, TargetMismatchError
@@ -53,6 +54,12 @@ def level_of(flags: frozenset[str]) -> int:
     if not flags >= _V3:
         return 1
     return 3 if flags >= _V4 else 2
+
+
+def missing_for(isa: str, flags: Collection[str]) -> list[str]:
+    """The features of a level of x86-64 that a processor with these flags lacks."""
+    needed = {"x86-64-v3": _V3, "x86-64-v4": _V3 | _V4}.get(isa, set())
+    return sorted(needed - set(flags))
 
 
 def host_isa() -> str:

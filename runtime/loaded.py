@@ -11,7 +11,7 @@ from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableE
 from qcompiler.plan.plan import EntryPoint, Plan, Signature, TorchCall, initial_weight
 from qcompiler.plan.torch_regions import check_trusted, operators, runner
 from qcompiler.plan.verify import verify_plan
-from qcompiler.runtime import sanitize
+from qcompiler.runtime import on_request, sanitize
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.base import Memory
 from qcompiler.runtime.binding import Binder, EntryBinder
@@ -146,13 +146,13 @@ class LoadedProgram:
         """
         return self._default.capture(*args, **kwargs)
 
-    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
-        """Where the time of a call with these arguments goes; `str()` is a table, `as_dict()` the figures.
+    def profile(self, *args: Any, rounds: int = 30, keep_states: bool = True, **kwargs: Any) -> Profile:
+        """The time of each launch of a call with these arguments; `str()` has tables (docs/profile.md).
 
-        Runs the default session's call `rounds` times and three times to warm up, so states change as by many calls.
-        DeviceUnavailableError on a GPU, where `benchmarks/gpu_profile.py` and CUDA's own tools profile.
+        Runs the default session's call `rounds` times and three times to warm up.  States are restored from a copy
+        afterwards; with `keep_states=False` there is no copy, and they have changed as by many calls.
         """
-        return self._default.profile(*args, rounds=rounds, **kwargs)
+        return self._default.profile(*args, rounds=rounds, keep_states=keep_states, **kwargs)
 
     def array(self, values: Any) -> Any:
         """A copy of an array (NumPy, or a torch CPU tensor) in the memory of the program's first device.
@@ -259,9 +259,7 @@ class LoadedProgram:
         `entry` is by default the first that takes the sizes in `symbols`; other sizes have their largest value.
         `measured` maps numbers of steps to microseconds, which replace the estimates.
         """
-        from qcompiler.runtime.timeline import timeline
-
-        return timeline(self.plan, self.isa, entry, symbols, measured=measured)
+        return on_request.timeline(self.plan, self.isa, entry, symbols, measured)
 
     def image_with_native(self) -> ProgramImage:
         """The image with this machine's build, for `save_image`.

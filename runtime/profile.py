@@ -1,72 +1,85 @@
-"""Where the time of a call on the CPU goes: each step of the entry point, and what no step accounts for.
+"""The measured times of an entry point at one size: what each launch took, and what it could take.
 
-    print(program.run.profile(x))            or: qc bench model.qca --profile
+    found = program.profile(x)          or: qc bench model.qca --profile
+    print(found)                        the tables
+    found.by_module(), found.by_kernel(), found.steps
+    found.to_json(), found.to_perfetto(), found.svg()
 
-The profile runs the kernels of the loaded library with the same operands and in the same order as the compiled entry
-point.  A loop in C calls them and reads the clock between two steps, which costs about 30 ns a step.  Regions and tasks
-are counted in rounds of their own, since a reading at each task costs more.  The rounds take turns with ordinary calls,
-so that what else the machine does touches all of them.
+`profile_cpu.py` and `profile_device.py` measure.  docs/profile.md explains each figure, and is the schema of the JSON.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby
-from statistics import median
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
 from qcompiler.errors import ArgumentError
-from qcompiler.plan.plan import Launch, Plan, Select
-from qcompiler.runtime.executor import Addressed, chosen_kernel
-from qcompiler.runtime.native import kernel_error
-from qcompiler.runtime.support import profiler
+from qcompiler.plan.paths import joined_parts, joined_paths
+from qcompiler.runtime.files import replacing
+from qcompiler.runtime.limits import Machine
+from qcompiler.runtime.profile_svg import flame
+from qcompiler.runtime.profile_text import tables
 
-if TYPE_CHECKING:
-    from qcompiler.runtime.backends.cpu import CpuKernel
-    from qcompiler.runtime.binding import Binding
-    from qcompiler.runtime.executor import ArenaArray, PlanExecutor
+SCHEMA = 1
+"""Grows when a field of `to_json` changes its meaning or goes away."""
 
 PRODUCTS = ("linear", "grouped_linear", "batch_matmul")
 """Kinds of kernel that are matrix products. Attention, which has products inside, is a kind of its own."""
 
-WARM_UP = 3
-
-
-class _Step(ctypes.Structure):
-    """`qc_step` of pool.cpp."""
-
-    _fields_ = (("kernel", ctypes.c_void_p), ("operands", ctypes.c_void_p), ("symbols", ctypes.c_void_p))
-
-
-class _Figures(ctypes.Structure):
-    """`qc_figures` of pool.cpp."""
-
-    _fields_ = (
-        ("ns", ctypes.c_int64),
-        ("regions", ctypes.c_int64),
-        ("tasks", ctypes.c_int64),
-        ("task_ns", ctypes.c_int64),
-    )
+By = Literal["module", "kernel"]
 
 
 @dataclass(frozen=True)
 class StepProfile:
-    """One launch or copy: its number in the entry point, and medians over the rounds.
+    """One launch, copy or torch call; times are medians over the rounds, in microseconds.
 
-    `regions` counts the parallel regions that the step opens, `tasks` their tasks; a step without a region runs on the
-    calling thread alone.  `task_us` is the time of all tasks on all threads.
+    `step` is its number in the entry point, and `id` names it in the program.  `regions` counts the parallel regions
+    that a step opens on the CPU, `tasks` their tasks; a step without a region runs on the calling thread alone.
+    `task_us` is the time of all tasks on all threads.  `late` (on a GPU): the host submitted the launch too late in
+    every round, so that `us` has waiting for the host in it.
     """
 
     step: int
     kind: str
     kernel: str
     us: float
-    regions: int
-    tasks: int
-    task_us: float
+    regions: int = 0
+    tasks: int = 0
+    task_us: float = 0.0
+    id: str = ""
+    stream: str = ""
+    begin_us: float = 0.0
+    paths: tuple[str, ...] = ()
+    path_from: str = ""
+    nbytes: int = 0
+    operations: int = 0
+    arithmetic: str = ""
+    limit_us: float | None = None
+    limited_by: str = ""
+    estimate_us: float | None = None
+    late: bool = False
+
+    @property
+    def place(self) -> str:
+        """The module paths as one."""
+        return joined_paths(self.paths) if self.paths else ""
+
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """The parts of the module path that all paths share, then what differs as one."""
+        return joined_parts(self.paths) if self.paths else ()
+
+    @property
+    def of_limit(self) -> float | None:
+        """The share of the machine's limit: 1 is as fast as bytes or operations allow. Above 1 if the bytes came from
+        caches, which are faster than the memory that was measured."""
+        return None if self.limit_us is None or not self.us else self.limit_us / self.us
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "paths": list(self.paths), "of_limit": self.of_limit}
 
 
 @dataclass(frozen=True)
@@ -83,8 +96,47 @@ class KindProfile:
 
 
 @dataclass(frozen=True)
+class GroupProfile:
+    """Steps that belong together: those of a module, or of a kernel.
+
+    `limit_us` and `estimate_us` add up the steps that have one, and `known_us` those steps' time. `eager_us` is torch's
+    own time in these modules; None without a measurement of torch, or if it has none of these modules.
+    """
+
+    name: str
+    launches: int
+    us: float
+    share: float
+    """The share of the time in steps."""
+    nbytes: int
+    operations: int
+    limit_us: float | None
+    estimate_us: float | None
+    known_us: float
+    eager_us: float | None = None
+
+    @property
+    def of_limit(self) -> float | None:
+        return None if self.limit_us is None or not self.known_us else self.limit_us / self.known_us
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "of_limit": self.of_limit}
+
+
+@dataclass(frozen=True)
+class EagerTimes:
+    """Eager torch on the same input: `us` for the whole call, and each module's own microseconds (without those of the
+    modules inside of it) by path. `note` says how it was measured."""
+
+    us: float
+    modules: Mapping[str, float]
+    note: str
+
+
+@dataclass(frozen=True)
 class Profile:
-    """An entry point at one size. `call_us` is a call from Python, `entry_us` the compiled function alone."""
+    """An entry point at one size. Medians of whole runs: `call_us` is a call from Python, `entry_us` the steps as every
+    call runs them, `round_us` the steps timed one by one."""
 
     entry: str
     symbols: dict[str, int]
@@ -92,10 +144,24 @@ class Profile:
     rounds: int
     call_us: float
     entry_us: float
+    round_us: float
     steps: tuple[StepProfile, ...]
+    device: str = "cpu"
+    isa: str = ""
+    machine: Machine | None = None
+    machine_missing: str = ""
+    """Why there are no limits of the machine."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the times has to know."""
+    eager: EagerTimes | None = None
+    eager_missing: str = "give the float model: profile(…, eager=model), or qc bench --model package.module:function"
+    streams: Mapping[str, str] = field(default_factory=dict)
+    """Stream -> device."""
 
     @property
     def steps_us(self) -> float:
+        """The sum of the steps' medians. Well below `round_us` if other work interrupts whole runs, since most single
+        steps still run undisturbed."""
         return sum(step.us for step in self.steps)
 
     @property
@@ -104,9 +170,23 @@ class Profile:
         return self.call_us - self.steps_us
 
     @property
+    def timing_us(self) -> float:
+        """The steps one by one less the untimed run of the same steps: what timing costs, less what overlaps. Negative
+        if more time lies between the steps than timing adds."""
+        return self.round_us - self.entry_us
+
+    @property
     def not_product(self) -> float:
-        """The share of the compiled function's time that is not matrix products."""
-        return 1 - sum(step.us for step in self.steps if step.kind in PRODUCTS) / self.steps_us if self.steps else 0.0
+        """The share of the time in steps that is not matrix products."""
+        return (
+            1 - sum(step.us for step in self.steps if step.kind in PRODUCTS) / self.steps_us if self.steps_us else 0.0
+        )
+
+    def beside(self, eager: EagerTimes) -> Profile:
+        """The same with a measurement of eager torch (qcompiler/inspect/eager.py)."""
+        return replace(self, eager=eager)
+
+    # --- groups ---
 
     def kinds(self) -> list[KindProfile]:
         """The kinds of kernel, by falling time."""
@@ -118,112 +198,131 @@ class Profile:
             found.append(KindProfile(kind, len(own), regions, tasks, us, us / self.call_us))
         return sorted(found, key=lambda each: -each.us)
 
+    def by_kernel(self) -> list[GroupProfile]:
+        """The kernels, by falling time. Copies and torch calls are a group each."""
+        return self._groups(lambda step: step.kernel or step.kind, with_eager=False)
+
+    def by_module(self, *, layers: bool = True) -> list[GroupProfile]:
+        """The modules, by falling time; "" has the steps whose module is not known. Launches that serve the same
+        several modules are one row. Without `layers`, equal modules of all layers are one row: `layers.*.mlp.up`."""
+        folded = folding(step.place for step in self.steps)
+        return self._groups(lambda step: step.place if layers else folded[step.place], with_eager=True)
+
+    def _groups(self, name_of: Callable[[StepProfile], str], *, with_eager: bool) -> list[GroupProfile]:
+        members: dict[str, list[StepProfile]] = {}
+        for step in self.steps:
+            members.setdefault(name_of(step), []).append(step)
+        total = self.steps_us or 1.0
+        found = []
+        for name, own in members.items():
+            us, known = sum(step.us for step in own), [step for step in own if step.limit_us is not None]
+            found.append(GroupProfile(
+                name, len(own), us, us / total, sum(step.nbytes for step in own),
+                sum(step.operations for step in own), _sum(step.limit_us for step in own),
+                _sum(step.estimate_us for step in own), sum(step.us for step in known),
+                self._eager_of(own) if with_eager else None,
+            ))  # fmt: skip
+        return sorted(found, key=lambda each: -each.us)
+
+    def _eager_of(self, steps: Sequence[StepProfile]) -> float | None:
+        """torch's own time in the modules of these steps, each module once."""
+        paths = dict.fromkeys(path for step in steps for path in step.paths)
+        if self.eager is None or not paths or not paths.keys() <= self.eager.modules.keys():
+            return None
+        return sum(self.eager.modules[path] for path in paths)
+
+    # --- as text and files ---
+
+    def table(self, *, by: By | Literal["step"] = "module", most: int | None = None) -> str:
+        """A table by module, kernel or step, the slowest first (steps in their order), at most `most` rows long."""
+        return tables(self, by, most)
+
     def __str__(self) -> str:
-        sizes = ", ".join(f"{name}={size}" for name, size in self.symbols.items())
-        head = f"{self.entry}{f', {sizes}' if sizes else ''}: {self.threads} threads, medians of {self.rounds} rounds"
-        rows = [f"{'kind':16}{'launches':>9}{'regions':>9}{'tasks':>9}{'us':>11}{'share':>8}"]
-        for each in self.kinds():
-            rows.append(
-                f"{each.kind:16}{each.launches:9}{each.regions:9}{each.tasks:9}{each.us:11.1f}{each.share:8.1%}"
-            )
-        counted = [sum(getattr(step, name) for step in self.steps) for name in ("regions", "tasks")]
-        for label, us, counts in (
-            ("all steps", self.steps_us, (len(self.steps), *counted)),
-            ("outside of steps", self.outside_us, ("", "", "")),
-            ("the call", self.call_us, ("", "", "")),
-        ):
-            columns = "".join(f"{count:>9}" for count in counts)
-            rows.append(f"{label:16}{columns}{us:11.1f}{us / self.call_us:8.1%}")
-        last = (
-            f"the compiled entry point alone: {self.entry_us:.1f} us; of the time in steps {self.not_product:.1%} are "
-            "not matrix products"
-        )
-        return "\n".join([head, *rows, last])
+        return tables(self)
+
+    def svg(self, *, by: By = "module") -> str:
+        """A flame-like chart: width is time, and each row divides the one above, by module or by kernel."""
+        if by not in ("module", "kernel"):
+            raise ArgumentError(f"by={by!r}: a chart is by 'module' or by 'kernel'")
+        return flame(self, by)
+
+    def seconds(self) -> dict[str, float]:
+        """Each step's time in seconds, by its id."""
+        return {step.id: step.us / 1e6 for step in self.steps}
+
+    def measured(self) -> dict[int, float]:
+        """Microseconds by the number of the step, as `timeline(measured=)` takes them."""
+        return {step.step: step.us for step in self.steps}
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON values; times in microseconds."""
+        """Everything as JSON values; times in microseconds. docs/profile.md has the schema."""
         return {
-            "entry": self.entry, "symbols": self.symbols, "threads": self.threads, "rounds": self.rounds,
-            "call_us": self.call_us, "entry_us": self.entry_us, "outside_us": self.outside_us,
-            "not_product": self.not_product, "kinds": [asdict(each) for each in self.kinds()],
-            "steps": [asdict(each) for each in self.steps],
+            "profile_schema": SCHEMA, "entry": self.entry, "symbols": self.symbols, "device": self.device,
+            "isa": self.isa, "threads": self.threads, "rounds": self.rounds, "call_us": self.call_us,
+            "entry_us": self.entry_us, "round_us": self.round_us, "steps_us": self.steps_us,
+            "outside_us": self.outside_us, "timing_us": self.timing_us, "not_product": self.not_product,
+            "machine": None if self.machine is None else asdict(self.machine),
+            "machine_missing": self.machine_missing, "notes": list(self.notes),
+            "eager": None if self.eager is None else {**asdict(self.eager), "modules": dict(self.eager.modules)},
+            "eager_missing": "" if self.eager is not None else self.eager_missing,
+            "kinds": [asdict(each) for each in self.kinds()],
+            "modules": [each.as_dict() for each in self.by_module()],
+            "kernels": [each.as_dict() for each in self.by_kernel()],
+            "steps": [each.as_dict() for each in self.steps],
         }  # fmt: skip
 
+    def to_json(self) -> str:
+        """`as_dict` as text."""
+        return json.dumps(self.as_dict(), indent=1)
 
-def profile(
-    plan: Plan, executor: PlanExecutor, context: Any, arenas: ArenaArray, binding: Binding, *, rounds: int,
-    call: Callable[[], float], entry: Callable[[], float],
-) -> Profile:  # fmt: skip
-    """Times the steps of a bound call.  `call` and `entry` run the whole call, and the compiled function alone, and
-    return the seconds they took; `entry` leaves the arenas as the steps here expect them.
-    ArgumentError without rounds."""
-    if rounds < 1:
-        raise ArgumentError(f"rounds={rounds}: a profile takes one round or more")
-    point = plan.entries[binding.entry]
-    names = {
-        number: step.kernel if isinstance(step, Launch) else chosen_kernel(step, binding.symbols)
-        for number, step in enumerate(point.steps)
-        if isinstance(step, Launch | Select)
+    def to_perfetto(self) -> dict[str, Any]:
+        """A trace of Chrome's trace-event format: a process for each device, a thread for each stream, and a slice for
+        each step at its measured time, with all of its figures."""
+        streams = dict(self.streams) or {"cpu": self.device}
+        processes = {device: number for number, device in enumerate(dict.fromkeys(streams.values()), 1)}
+        threads = {stream: number for number, stream in enumerate(streams, 1)}
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": device}}
+            for device, number in processes.items()
+        ]
+        at = {stream: {"pid": processes[device], "tid": threads[stream]} for stream, device in streams.items()}
+        events += [{"ph": "M", "name": "thread_name", **at[each], "args": {"name": each}} for each in streams]
+        for step in self.steps:
+            place = step.place.rpartition(".")[2] or step.kind
+            events.append({
+                "ph": "X", "name": place, "cat": step.kind, **at[step.stream or next(iter(streams))],
+                "ts": round(step.begin_us, 3), "dur": round(step.us, 3), "args": step.as_dict(),
+            })  # fmt: skip
+        what = {"entry": self.entry, "symbols": self.symbols, "device": self.device, "times": "measured"}
+        return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": what}
+
+    def save(self, path: str | Path) -> None:
+        """Writes a chart by module (.svg) or a trace for Perfetto (.json)."""
+        path = Path(path)
+        if path.suffix not in (".svg", ".json"):
+            raise ArgumentError(f"{path}: name a .svg file for the chart, or a .json file for a trace")
+        text = self.svg() if path.suffix == ".svg" else json.dumps(self.to_perfetto()) + "\n"
+        with replacing(path) as file:
+            file.write(text.encode())
+
+
+def folding(places: Iterable[str]) -> dict[str, str]:
+    """Paths with `*` in the place of the number of a layer: `model.layers.3.mlp` -> `model.layers.*.mlp`.
+
+    A number counts the layers if something follows it, in this path or in another one. The 0 of `head.0`, a part of a
+    Sequential, stays.
+    """
+    all_parts = {place: place.split(".") for place in places}
+    layered = {tuple(p[:n]) for p in all_parts.values() for n in range(len(p) - 1) if p[n].isdigit()}
+    return {
+        place: ".".join("*" if part.isdigit() and tuple(p[:n]) in layered else part for n, part in enumerate(p))
+        for place, p in all_parts.items()
     }
-    walk = _Walk(plan, executor.addressed(binding, arenas), context)
-    turns = [(call(), entry(), walk.run(counts=False), walk.run(counts=True)) for _ in range(WARM_UP + rounds)]
-    calls, entries, timed, counted = zip(*turns[WARM_UP:], strict=True)
-    templates = {spec.name: spec.template for spec in plan.kernels}
-    steps = []
-    for place, number in enumerate(walk.numbers):
-        kernel = names.get(number, "")
-        last = counted[-1][place]
-        steps.append(StepProfile(
-            number, templates[kernel] if kernel else "copy" if number >= 0 else "torch", kernel,
-            median(each[place].ns for each in timed) / 1e3, last.regions, last.tasks,
-            median(each[place].task_ns for each in counted) / 1e3,
-        ))  # fmt: skip
-    return Profile(
-        point.name, dict(binding.symbols), context.num_threads, rounds, median(calls) * 1e6, median(entries) * 1e6,
-        tuple(steps),
-    )  # fmt: skip
 
 
-class _Walk:
-    """The steps of one bound call: arrays for C, one for each run of steps between torch calls."""
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
-    def __init__(self, plan: Plan, steps: Sequence[Addressed | Callable[[Any], None]], context: Any) -> None:
-        self._plan = plan
-        self._context = context
-        self._call = profiler()
-        self._kept: list[Any] = []
-        self._parts: list[Any] = []
-        self.numbers: list[int] = []
-        """The number in the plan of each step; -1 for a torch call."""
-        for native, part in groupby(steps, key=lambda step: isinstance(step, Addressed)):
-            group = list(part)
-            if native:
-                self._parts.append((_Step * len(group))(*(self._step(cast(Addressed, step)) for step in group)))
-            else:
-                self._parts += group
-            self.numbers += [step.number if isinstance(step, Addressed) else -1 for step in group]
 
-    def _step(self, step: Addressed) -> _Step:
-        kernel = cast("CpuKernel", step.kernel).address if step.kernel is not None else None
-        return _Step(kernel, self._array(ctypes.c_void_p, step.operands), self._array(ctypes.c_int64, step.values))
-
-    def _array(self, of: Any, values: Sequence[int]) -> int:
-        array = (of * max(len(values), 1))(*values)
-        self._kept.append(array)
-        return ctypes.addressof(array)
-
-    def run(self, *, counts: bool) -> list[_Figures]:
-        """Runs all steps once."""
-        found: list[_Figures] = []
-        for part in self._parts:
-            if callable(part):
-                began = perf_counter()
-                part(self._context)
-                found.append(_Figures(ns=int((perf_counter() - began) * 1e9)))
-                continue
-            figures = (_Figures * len(part))()
-            addresses = [ctypes.addressof(each) for each in (part, self._context, figures)]
-            if self._call(addresses[0], len(part), addresses[1], addresses[2], counts):
-                raise kernel_error(self._context, self._plan)
-            found += list(figures)
-        return found
+__all__ = ["PRODUCTS", "EagerTimes", "GroupProfile", "KindProfile", "Profile", "StepProfile", "folding"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
+from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableError, RuntimeFailure, SessionBusyError
 from qcompiler.plan.plan import EntryPoint, calls_torch
-from qcompiler.runtime import interop, jax_arrays
+from qcompiler.runtime import interop, jax_arrays, on_request
 from qcompiler.runtime.backends.cpu import NO_CAPTURE
 from qcompiler.runtime.binding import Binding, Shape
 from qcompiler.runtime.dlpack import HostTensor
@@ -29,13 +30,14 @@ from qcompiler.runtime.forking import free_after_fork
 from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails
 from qcompiler.runtime.placement import SessionMemory
-from qcompiler.runtime.profile import Profile, profile
+from qcompiler.runtime.profile_cpu import Timings, Walk, check_rounds, time_steps
 from qcompiler.runtime.streams import Callers, Queues
 from qcompiler.runtime.support import Context, parallel_address
 
 if TYPE_CHECKING:
     from qcompiler.runtime.graph import CapturedGraph
     from qcompiler.runtime.loaded import LoadedProgram
+    from qcompiler.runtime.profile import Profile
 
 BINDING_LIMIT = 256
 """The number of argument sizes remembered per session."""
@@ -111,13 +113,16 @@ class Session(ABC):
         """A copy of the states' bytes on the host, by arena. CaptureRuleError while the caller records a capture."""
         with self._lock:
             self._require_no_capture("read")
-            found = {name: Block(memory.nbytes) for name, memory in self.memory.states.items()}
-            with kept_if_it_fails(found):
-                for name, block in found.items():
-                    home = self.queues.homes[self.memory.slot_of[name]]
-                    home.backend.download(home.stream, block.address, self.memory.states[name].address, block.nbytes)
-                self.queues.synchronize()
-            return {name: block.bytes for name, block in found.items()}
+            return self._copied_states()
+
+    def _copied_states(self) -> dict[str, Any]:
+        found = {name: Block(memory.nbytes) for name, memory in self.memory.states.items()}
+        with kept_if_it_fails(found):
+            for name, block in found.items():
+                home = self.queues.homes[self.memory.slot_of[name]]
+                home.backend.download(home.stream, block.address, self.memory.states[name].address, block.nbytes)
+            self.queues.synchronize()
+        return {name: block.bytes for name, block in found.items()}
 
     def set_states(self, values: dict[str, Any]) -> None:
         """Overwrites states by arena with the bytes of another session's `states()`: all of them, or none on an error.
@@ -134,10 +139,27 @@ class Session(ABC):
                 )
         with self._lock:
             self._require_no_capture("written")
-            for name, data in values.items():
-                home = self.queues.homes[self.memory.slot_of[name]]
-                home.backend.upload(home.stream, self.memory.states[name].address, address_of(data), data.nbytes)
-            self._settle()
+            self._write_states(values)
+
+    def _write_states(self, values: dict[str, Any]) -> None:
+        for name, data in values.items():
+            home = self.queues.homes[self.memory.slot_of[name]]
+            home.backend.upload(home.stream, self.memory.states[name].address, address_of(data), data.nbytes)
+        self._settle()
+
+    @contextlib.contextmanager
+    def states_kept(self, keep: bool) -> Iterator[None]:
+        """If `keep`, restores the states afterwards from a copy, also after an error. For use inside the lock."""
+        kept = self._copied_states() if keep else {}
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self._write_states(kept)
+            except RuntimeFailure as second:
+                error.add_note(f"Restoring the states failed, too: {second}")
+            raise
+        self._write_states(kept)
 
     def _require_no_capture(self, deed: str) -> None:
         if self.program.kind != "cpu" and Callers(self.queues, self.program.stream).capturing:
@@ -166,10 +188,10 @@ class Session(ABC):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any: ...
 
     @abstractmethod
-    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
-        """Times each step of a call with these arguments, and what no step accounts for.
+    def profile(self, *args: Any, rounds: int = 30, keep_states: bool = True, **kwargs: Any) -> Profile:
+        """Times each step of a call with these arguments, and what no step accounts for; see `LoadedProgram.profile`.
 
-        The call runs many times and so changes states as many calls do.  DeviceUnavailableError on a GPU.
+        ArgumentError without rounds.
         """
 
     @abstractmethod
@@ -271,29 +293,40 @@ class HostSession(Session):
         context.error_kernel = -1
         self._executors[binding.entry].run(context, self._frames[binding.entry].arenas, binding)
 
-    def profile(self, *args: Any, rounds: int = 30, **kwargs: Any) -> Profile:
+    def profile(self, *args: Any, rounds: int = 30, keep_states: bool = True, **kwargs: Any) -> Profile:
+        check_rounds(rounds)
         ticket = self.ticket()
         with self._lock:
             self.begin(ticket)
-            binding, results, sources = self._bind(args, kwargs, None)
-            frame, plan = self._frames[binding.entry], self.program.plan
-            steps = PlanExecutor(plan, plan.entries[binding.entry], self.program.slots, self.queues, frame)
-            inputs, outputs = ([frame.arenas[place] or 0 for place in each] for each in (frame.inputs, frame.outputs))
+            with self.states_kept(keep_states):
+                binding, timings = self._timed(args, kwargs, rounds)
+        return on_request.host_profile(self.program, binding, timings, rounds)
 
-            def call() -> float:
-                began = perf_counter()
-                self._run(args, kwargs, None, None)
-                return perf_counter() - began
+    def _timed(self, args: tuple[Any, ...], kwargs: dict[str, Any], rounds: int) -> tuple[Binding, Timings]:
+        binding, results, sources = self._bind(args, kwargs, None)
+        frame = self._frames[binding.entry]
+        inputs, outputs = ([frame.arenas[place] or 0 for place in each] for each in (frame.inputs, frame.outputs))
 
-            def entry() -> float:
-                frame.set(inputs, outputs)  # the call has set those of its own results
-                began = perf_counter()
-                self._execute(binding)
-                return perf_counter() - began
+        def call() -> float:
+            began = perf_counter()
+            self._run(args, kwargs, None, None)
+            return perf_counter() - began
 
-            found = profile(plan, steps, self._context, frame.arenas, binding, rounds=rounds, call=call, entry=entry)
-            del results, sources  # the memory of arguments and results, held until here
-            return found
+        def entry() -> float:
+            frame.set(inputs, outputs)  # the call has set those of its own results
+            began = perf_counter()
+            self._execute(binding)
+            return perf_counter() - began
+
+        found = time_steps(self.walk(binding), rounds, call=call, entry=entry)
+        del results, sources  # the memory of arguments and results, held until here
+        return binding, found
+
+    def walk(self, binding: Binding) -> Walk:
+        """The steps of the call that was bound last, one by one, on the threads and in the memory of every call."""
+        plan, frame = self.program.plan, self._frames[binding.entry]
+        steps = PlanExecutor(plan, plan.entries[binding.entry], self.program.slots, self.queues, frame)
+        return Walk(plan, steps.addressed(binding, frame.arenas), self._context)
 
     def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
         """DeviceUnavailableError: the CPU has no graphs."""

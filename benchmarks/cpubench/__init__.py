@@ -1,6 +1,6 @@
 """What the benchmarks of CPU kernels share.
 
-probes.py     the limits of the machine: bytes and operations per second; calls of compiled kernels
+probes.py     calls of compiled kernels, and the machine's limits beside them
 linears.py    KernelSpecs of linears, and the operands that they read
 ours.py       turns of our linears over copies of a weight
 peers.py      other projects' products, each in a process of its own (cpupeers/process.py)

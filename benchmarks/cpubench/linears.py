@@ -27,7 +27,7 @@ from .probes import aligned
 Arithmetic = Literal["exact", "bf16", "int8"]
 SUFFIX: dict[Arithmetic, str] = {"exact": "", "bf16": " bf16", "int8": " a8"}
 KIND: dict[Arithmetic, str] = {"exact": "fp32", "bf16": "bf16", "int8": "int8"}
-"""The name of the arithmetic's limit (probes.py)."""
+"""The name of the arithmetic's limit (qcompiler/runtime/limits.py)."""
 
 OLDER = "cpu_p16_v1"
 """The layout in which every format was before."""

@@ -11,7 +11,7 @@
 An answer may be {"failed": reason} instead.  Engines multiply the same rows by several weights, one after another: as
 many as take `bytes` together, so that none is in the caches when its turn comes, as in a model.  The weights are those
 of shared.Case.  `error` is that of the results, relative to the product in fp32: it shows that an engine computes what
-it should.  `kind` names the arithmetic (cpubench/probes.py).
+it should.  `kind` names the arithmetic (qcompiler/runtime/limits.py).
 
 This folder needs no more than the project's own package and NumPy.  A project's file, with_<project>.py, has VERSION
 and ENGINES.  What libraries print goes to stderr.

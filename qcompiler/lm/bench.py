@@ -24,7 +24,7 @@ class Speed:
     """Medians of `rounds` rounds, each of which reads a prompt into an empty cache and generates after it.
 
     Tokens a second are those of all sequences together. `not_product` is the share of a step of one token per sequence
-    that is not matrix products, behind the prompt; None on a GPU, whose steps the profile does not time.
+    that is not matrix products, behind the prompt; None on a GPU.
     """
 
     prompt_tokens: int
@@ -115,11 +115,16 @@ def _not_product(lm: CausalLM, at: int, batch: int) -> float:
     """The share of one step at position `at` (the last position, if the prompt fills the cache)."""
     positions = np.full((batch, 1), min(at, lm.max_seq_len - 1), np.int64)
     rows = positions + np.arange(batch)[:, None] * lm.record.rows
-    given = {"ids": np.ones_like(positions), "positions": positions, "rows": rows, "wanted": np.arange(batch)}
+    given: dict[str, Any] = {
+        "ids": np.ones_like(positions),
+        "positions": positions,
+        "rows": rows,
+        "wanted": np.arange(batch),
+    }
     if lm.record.samples:
         given["how"] = np.stack([Sampling().words(i, 0) for i in range(batch)])
         given["how"][:, ROW] = np.arange(batch)
-    return float(lm.run.profile(**given, rounds=15).not_product)
+    return float(lm.run.profile(**given, rounds=15, keep_states=False).not_product)
 
 
 __all__ = ["Speed", "measure"]

@@ -148,6 +148,15 @@ class Backend(ABC):
     def query(self, what: Stream | Event) -> bool:
         """Whether all its work is done."""
 
+    @abstractmethod
+    def timer(self, name: str = "") -> Event:
+        """An event that `elapsed` takes. DeviceUnavailableError on the CPU, where the host's clock times."""
+
+    @abstractmethod
+    def elapsed(self, begin: Event, end: Event) -> float:
+        """Microseconds between the records of two timers, which the host has waited for. On the simulated GPU those
+        of the simulation."""
+
     # --- the caller's own activity ---
 
     def captures_here(self) -> bool:

@@ -29,6 +29,7 @@ from qcompiler.runtime.native import Library, build_native, kernel_error
 from qcompiler.runtime.support import kernel_caller, support
 
 NO_CAPTURE = "capture needs cuda or sim; this program runs on cpu, where a call is one function already"
+NO_TIMERS = "cpu has no timed events; the host's clock times its steps (runtime/profile_cpu.py)"
 
 
 class CpuMemory(Memory):
@@ -129,6 +130,12 @@ class CpuBackend(Backend):
 
     def query(self, what: Stream | Event) -> bool:
         return True
+
+    def timer(self, name: str = "") -> Event:
+        raise DeviceUnavailableError(NO_TIMERS)
+
+    def elapsed(self, begin: Event, end: Event) -> float:
+        raise DeviceUnavailableError(NO_TIMERS)
 
     # --- kernels ---
 

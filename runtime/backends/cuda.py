@@ -98,7 +98,7 @@ class CudaStream(base.Stream):
 
 
 class CudaEvent(base.Event):
-    """An event without timing."""
+    """An event: cuda.core's without timing, or a timer of the driver's."""
 
     def __init__(self, found: Api, device: str, owner: Any, name: str = "") -> None:
         self.device = device
@@ -106,6 +106,21 @@ class CudaEvent(base.Event):
         self.owner = owner
         self.handle = int(owner.handle)
         self.driver_handle = found.driver.CUevent(self.handle)
+
+
+class DriverEvent:
+    """An event of the driver's with timing, destroyed with this object."""
+
+    def __init__(self, found: Api, context: Any) -> None:
+        with found.current(context):
+            self.handle = found.check(found.driver.cuEventCreate(0), "creating an event")
+        self._finalizer: Any = weakref.finalize(self, _destroy_event, found, context, self.handle)
+        self._finalizer.atexit = False
+
+
+def _destroy_event(found: Api, context: Any, handle: Any) -> None:
+    with found.current(context):
+        found.check(found.driver.cuEventDestroy(handle), "destroying an event")
 
 
 class LoadedCudaKernel(base.Kernel):
@@ -350,12 +365,28 @@ class CudaBackend(base.Backend):
         self.api.check(result, "asking whether work is done")
         return True
 
+    def timer(self, name: str = "") -> CudaEvent:
+        return CudaEvent(self.api, self.device, DriverEvent(self.api, self.context), name)
+
+    def elapsed(self, begin: base.Event, end: base.Event) -> float:
+        with self.api.current(self.context):
+            taken = self._driver.cuEventElapsedTime(_ours(begin).driver_handle, _ours(end).driver_handle)
+            return float(self.api.check(taken, "reading the time between two events")) * 1e3
+
     # --- the caller's own activity ---
 
     def is_capturing(self, stream: CudaStream) -> bool:
         with self.api.current(self.context):
             answer = self._driver.cuStreamIsCapturing(stream.driver_handle)
             return int(self.api.check(answer, "asking whether a stream captures")) != 0
+
+    def facts(self) -> tuple[str, int, int, int]:
+        """The device's name, its bytes of memory, those that are free, and the driver's version (13010 for 13.1)."""
+        with self.api.current(self.context):
+            name = self.api.check(self._driver.cuDeviceGetName(256, self._number), "asking for the device's name")
+            free, total = self.api.check(self._driver.cuMemGetInfo(), "asking for the device's memory")
+            version = self.api.check(self._driver.cuDriverGetVersion(), "asking for the driver's version")
+        return name.partition(b"\0")[0].decode(), int(total), int(free), int(version)
 
     def captures_here(self) -> bool:
         if cuda_graphs.captures_here(self.index):

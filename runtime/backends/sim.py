@@ -134,6 +134,12 @@ class SimBackend(Backend):
     def query(self, what: Stream | Event) -> bool:
         return self._device.query(what)
 
+    def timer(self, name: str = "") -> Event:
+        return self._device.event(name, timed=True)
+
+    def elapsed(self, begin: Event, end: Event) -> float:
+        return self._device.elapsed(begin, end)
+
     def captures_here(self) -> bool:
         with machine().entry():
             return captures().captures_here(self._device.index)

@@ -19,6 +19,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, SimulationError
@@ -89,14 +90,24 @@ class SimStream(Stream):
 
 
 class SimEvent(Event):
-    """An event: the operation that recorded it last, or the capture and the nodes it stands for."""
+    """An event: the operation that recorded it last, or the capture and the nodes it stands for.
 
-    def __init__(self, device: SimDevice, name: str) -> None:
+    A timed one has the host's clock at which the simulation reached it.
+    """
+
+    def __init__(self, device: SimDevice, name: str, *, timed: bool = False) -> None:
         self.device = device.name
         self.device_index = device.index
         self.name = name or "an event"
         self.recorded: Op | None = None
         self.captured: tuple[GraphCapture, frozenset[int]] | None = None
+        self.timed = timed
+        self.reached: float | None = None
+
+    def stamp(self, _seed: int) -> tuple[()]:
+        """The action of its record: touches no memory."""
+        self.reached = perf_counter()
+        return ()
 
 
 class SimGraph(Graph):
@@ -268,8 +279,15 @@ class SimDevice:
         found: SimStream = getattr(_current, "streams", {}).get(self.index, self.legacy)
         return found
 
-    def event(self, name: str) -> SimEvent:
-        return SimEvent(self, name)
+    def event(self, name: str, *, timed: bool = False) -> SimEvent:
+        return SimEvent(self, name, timed=timed)
+
+    def elapsed(self, begin: Event, end: Event) -> float:
+        """Microseconds of the simulation between two timers."""
+        times = [each.reached if isinstance(each, SimEvent) else None for each in (begin, end)]
+        if times[0] is None or times[1] is None:
+            raise refuse(400, "the time between two events needs timers that were recorded and waited for")
+        return (times[1] - times[0]) * 1e6
 
     def record(self, event: Event, stream: Stream) -> None:
         with machine().entry():
@@ -281,7 +299,9 @@ class SimDevice:
                 event.captured, event.recorded = (capture, capture.reached[queue]), None
                 return
             event.captured = None
-            event.recorded = self.submit(queue, Work("marker", f"the record of '{event.name}'", self.index), [])
+            action = event.stamp if event.timed else None
+            work = Work("marker", f"the record of '{event.name}'", self.index, action=action)
+            event.recorded = self.submit(queue, work, [])
 
     def wait(self, stream: Stream, event: Event) -> None:
         with machine().entry():

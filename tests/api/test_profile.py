@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import qcompiler as qc
-from qcompiler.errors import ArgumentError, DeviceUnavailableError, IndexOutOfRangeError
+from qcompiler.errors import ArgumentError, IndexOutOfRangeError
+from qcompiler.inspect.eager import eager_times
 from qcompiler.plan.plan import Launch, Select
-from qcompiler.runtime.profile import PRODUCTS, WARM_UP
+from qcompiler.runtime.profile import PRODUCTS
+from qcompiler.runtime.profile_cpu import WARM_UP
 
 
 class Counter(torch.nn.Module):
@@ -34,7 +38,7 @@ def program() -> Any:
     return qc.qcompile(Counter().eval(), (torch.arange(7),), dynamic_shapes=shapes, quant="nf4")
 
 
-@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("rows", [1, 7, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_launch_of_the_plan_is_timed(program: Any, tmp_path: Any, rows: int, threads: int) -> None:
     program.save(tmp_path / "counter.qca")
@@ -58,9 +62,34 @@ def test_each_launch_of_the_plan_is_timed(program: Any, tmp_path: Any, rows: int
 def test_the_steps_really_run(program: Any) -> None:
     session = program.session()
     ids = torch.arange(5)
-    session.profile(ids, rounds=3)
+    session.profile(ids, rounds=3, keep_states=False)
     # Each round is a call, the compiled function, and the steps twice: timed, and counted.
     assert session(ids)[1].item() == 4 * (WARM_UP + 3) + 1
+
+
+def test_states_are_as_before_a_profile_also_after_an_error(program: Any) -> None:
+    session = program.session()
+    session(torch.arange(5))
+    session.profile(torch.arange(5), rounds=2)
+    with pytest.raises(IndexOutOfRangeError):
+        session.profile(torch.full((3,), 50))
+    assert session(torch.arange(5))[1].item() == 2
+
+
+@pytest.mark.parametrize("counts", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_that_are_timed_give_the_bits_of_a_call(program: Any, tmp_path: Any, threads: int, counts: bool) -> None:
+    program.save(tmp_path / "counter.qca")
+    run = qc.load(tmp_path / "counter.qca", num_threads=threads)
+    ids = torch.arange(40)
+    untimed, timed = run.session(), run.session()
+    expected = untimed(ids)
+    binding, results, _sources = timed._bind((ids,), {}, None)
+    for result in results:
+        result.fill_(77)
+    timed.walk(binding).run(counts=counts)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+    assert all((untimed.states()[name] == data).all() for name, data in timed.states().items())
 
 
 def test_a_profile_leaves_answers_as_they_are(program: Any) -> None:
@@ -108,7 +137,28 @@ def test_the_table_adds_up(program: Any) -> None:
     assert figures["outside_us"] == pytest.approx(figures["call_us"] - sum(step["us"] for step in figures["steps"]))
 
 
-def test_a_device_says_what_profiles_it() -> None:
-    program = qc.qcompile(torch.nn.Linear(16, 8).eval(), (torch.randn(2, 16),), device="sim:0")
-    with pytest.raises(DeviceUnavailableError, match="Nsight"):
-        program.profile(torch.randn(2, 16))
+def test_a_loaded_program_knows_what_each_launch_has_to_do(program: Any, tmp_path: Any) -> None:
+    program.save(tmp_path / "counter.qca")
+    found = qc.load(tmp_path / "counter.qca", num_threads=1).profile(np.arange(7), rounds=2)
+    linear, table = (next(step for step in found.steps if step.kind == kind) for kind in ("linear", "embedding"))
+    assert (linear.paths, linear.path_from, linear.arithmetic) == (("linear",), "weights", "fp32")
+    assert linear.operations >= 2 * 7 * 256 * 4096 and 4096 * 256 // 2 < linear.nbytes < 4096 * 256
+    assert table.paths == ("table",) and table.operations == 0 < table.nbytes
+    limits = found.machine.limits
+    assert linear.limit_us == 1e6 * max(linear.operations / limits.fp32, linear.nbytes / limits.bandwidth)
+    assert linear.estimate_us > linear.limit_us and found.machine.rates == "measured"
+    assert found.timing_us == found.round_us - found.entry_us and found.round_us > 0
+    assert {step.id for step in found.steps} == {f"{found.entry}/{step.step}" for step in found.steps}
+
+
+@pytest.mark.slow
+def test_eager_torch_stands_beside_the_modules() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.Sequential(nn.ReLU(), nn.Linear(96, 64))).eval()
+    found = qc.qcompile(model, (torch.randn(4, 64),)).profile(torch.randn(4, 64), rounds=2, eager=model)
+    modules = {each.name: each.eager_us for each in found.by_module()}
+    assert modules.keys() == {"0", "1.1"} and all(us > 0 for us in modules.values())
+    assert found.eager.modules.keys() == {"", "0", "1", "1.0", "1.1"}
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+    with pytest.raises(ArgumentError, match="give the float model"):
+        eager_times("model", (torch.randn(4, 64),))

@@ -101,6 +101,24 @@ def test_bench_profiles_the_steps(program: Path, capsys: pytest.CaptureFixture[s
     assert (profile["symbols"], profile["rounds"]) == ({"b": 3}, 3) and profile["steps"]
 
 
+def test_bench_writes_the_chart_and_the_trace_of_a_profile(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    svg, trace = tmp_path / "p.svg", tmp_path / "p.json"
+    options = ["--profile", "--steps", "--rounds", "1", "--svg", str(svg), "--perfetto", str(trace)]
+    assert main(["bench", str(program), *options]) == 0
+    assert "\nstep  kernel" in capsys.readouterr().out
+    assert svg.read_text().startswith("<svg") and json.loads(trace.read_text())["otherData"]["times"] == "measured"
+    for wrong, message in (
+        (["--svg", str(svg)], "--svg is of a profile: add --profile"),
+        (["--steps"], "--steps is of a profile: add --profile"),
+        (["--profile", "--svg", str(trace)], "name a file that ends in .svg"),
+        (["--profile", "--perfetto", str(tmp_path / "none" / "p.json")], "there is no folder"),
+    ):
+        assert main(["bench", str(program), *wrong]) == 1
+        assert message in capsys.readouterr().err
+
+
 def test_bench_takes_the_largest_sizes_by_default(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(program), "--rounds", "2"]) == 0
     assert capsys.readouterr().out.startswith("b=16: median ")

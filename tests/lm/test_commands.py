@@ -218,6 +218,27 @@ def test_bench_refuses_what_the_model_was_not_compiled_for(
 
 
 @pytest.mark.slow
+def test_every_entry_point_is_profiled_with_its_modules_and_the_cache_stays(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lm = qc.load_causal_lm(path)
+    for entry in lm.run.entries:
+        assert main(["bench", str(path), "--entry", entry.name, "--rounds", "1", "--profile", "--json"]) == 0
+        steps = json.loads(capsys.readouterr().out)["profile"]["steps"]
+        layers = [step["paths"][0].split(".layers.")[1][0] for step in steps if step["kind"] == "attention"]
+        assert layers == ["0", "1"], "each layer's attention is in that layer"
+        assert all(step["paths"] for step in steps if step["kind"] in ("linear", "attention", "embedding"))
+    one = np.array([[5]])
+    given: dict[str, Any] = {"ids": one, "positions": one, "rows": one, "wanted": np.array([0])}
+    if lm.record.samples:
+        given["how"] = np.zeros((1, 8), np.int64)
+    session = lm.run.session()
+    before = session.states()
+    session.profile(**given, rounds=1)
+    assert all((before[name] == data).all() for name, data in session.states().items())
+
+
+@pytest.mark.slow
 def test_bench_times_sequences_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     qc.compile_causal_lm(model(), max_seq_len=32, max_batch=3, chunk=8).save(tmp_path / "m.qca")
     command = ["bench", str(tmp_path / "m.qca"), "--prompt", "10", "--generate", "5", "--batch", "3", "--json"]

@@ -32,6 +32,7 @@ DOORS = {
     "qcompiler/inspect/doctor.py",  # looks at what is installed
     "runtime/__init__.py",  # the simulated GPU, for who asks for it
     "runtime/jax_callable.py",  # JAX is optional
+    "runtime/on_request.py",  # timelines and profiles need the cost model, which loads the emitters of all targets
     "runtime/backends/registry.py",  # a backend loads when a device of its kind is named
 }
 
@@ -52,7 +53,6 @@ KNOWN = {
     ("runtime/isa.py", "qcompiler.runtime.support"),
     ("runtime/loaded.py", "qcompiler.runtime.device_session"),
     ("runtime/loaded.py", "qcompiler.runtime.program_file"),
-    ("runtime/loaded.py", "qcompiler.runtime.timeline"),
     ("runtime/native.py", "qcompiler.kernels.cpu"),
     ("runtime/nvrtc.py", "qcompiler.kernels.cuda"),
     ("runtime/program_file.py", "qcompiler.runtime"),

@@ -1,0 +1,112 @@
+"""What each step of an entry point has to do, the least time that a machine takes for it, and the estimate.
+
+The bytes, the operations and the estimate are those of kernels/cost.py.  On a CPU the estimate is that of this machine:
+the model with the measured bandwidth and rates in place of published ones.  The least time is the longer of two: the
+bytes over the bandwidth, and the operations over the rate of the arithmetic that the kernel uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from qcompiler.kernels import cost
+from qcompiler.kernels.cpu.linear import multiplies_bf16
+from qcompiler.kernels.cuda.emit import engine_and_geometry
+from qcompiler.plan.dims import product
+from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.lookup import PlanIndex
+from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Select, Step
+from qcompiler.runtime.executor import chosen_kernel
+from qcompiler.runtime.limits import Arithmetic, Limits, Machine
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """`limit_us` is the least time that the machine's limits allow, which `limited_by` ("bytes", or the arithmetic)
+    sets. All of it is None or empty where it is not known: the work of torch, and limits that were not measured."""
+
+    nbytes: int = 0
+    operations: int = 0
+    arithmetic: str = ""
+    limit_us: float | None = None
+    limited_by: str = ""
+    estimate_us: float | None = None
+
+
+UNKNOWN = StepCost()
+
+
+def step_costs(
+    plan: Plan, entry: EntryPoint, symbols: Mapping[str, int], isa: str, machine: Machine | None
+) -> dict[int, StepCost]:
+    """The cost of each launch and copy at these sizes, by the number of its step."""
+    known = PlanIndex.of(plan)
+    found: dict[int, StepCost] = {}
+    for number, step in enumerate(entry.steps):
+        if isinstance(step, Launch | Select | Copy):
+            found[number] = _cost(step, known, dict(symbols), isa, machine)
+    return found
+
+
+def _cost(step: Step, known: PlanIndex, symbols: dict[str, int], isa: str, machine: Machine | None) -> StepCost:
+    assert isinstance(step, Launch | Select | Copy)
+    kind = known.devices[known.streams[step.stream].device].kind
+    if isinstance(step, Copy):
+        slots = {known.arenas[known.buffers[view.buffer].arena].device for view in (step.source, step.target)}
+        nbytes = _nbytes(step, known, symbols)
+        figures = _device(isa, kind, machine, "fp32")
+        estimate = cost.copy_cost(nbytes, figures, crossing=len(slots) > 1).span
+        moved = nbytes if len(slots) > 1 else 2 * nbytes
+        limit, by = _limit(machine if len(slots) == 1 else None, "fp32", 0, moved)
+        return StepCost(moved, 0, "", limit, by, estimate)
+    name = step.kernel if isinstance(step, Launch) else chosen_kernel(step, symbols)
+    spec = known.kernels[name]
+    used = arithmetic_of(spec, isa, kind, machine.limits if machine is not None else None)
+    found = cost.launch_cost(spec, symbols, _device(isa, kind, machine, used), isa, kind)
+    limit, by = _limit(machine, used, found.operations, found.nbytes)
+    return StepCost(found.nbytes, found.operations, used, limit, by, found.span)
+
+
+def _nbytes(step: Copy, known: PlanIndex, symbols: dict[str, int]) -> int:
+    view = step.source
+    if view.format is not None:
+        return known.buffers[view.buffer].nbytes
+    return product(view.shape).evaluate(symbols) * ITEMSIZE[view.dtype]
+
+
+def _limit(machine: Machine | None, kind: str, operations: int, nbytes: int) -> tuple[float | None, str]:
+    """The least microseconds, and what takes them."""
+    if machine is None:
+        return None, ""
+    seconds, by = machine.limits.bound(kind, operations, nbytes)
+    return seconds * 1e6, by
+
+
+def _device(isa: str, kind: str, machine: Machine | None, used: str) -> cost.DeviceCost:
+    """The figures that estimates use: a GPU's published ones, this CPU's measured ones."""
+    figures = cost.device_cost(isa, kind)
+    if kind != "cpu" or machine is None:
+        return figures
+    limits = machine.limits
+    rate = getattr(limits, used) or limits.fp32
+    return replace(figures, name=machine.name, bandwidth=limits.bandwidth / 1e6, fp32=rate / 1e6)
+
+
+def arithmetic_of(spec: KernelSpec, isa: str, kind: str, limits: Limits | None) -> Arithmetic:
+    """The arithmetic in which a kernel does its products: what its rate is compared with.
+
+    Linears multiply codes, pairs of bf16 numbers where the processor does (`limits` tells), or fp32. Everything else on
+    a CPU computes in fp32. On a GPU "bf16" are the tensor cores, and "int8" those on codes.
+    """
+    body = spec.body
+    if isinstance(body, LinearKernel) and body.codes:
+        return "int8"
+    if kind != "cpu":
+        return "bf16" if engine_and_geometry(spec, isa)[0] == "mma" else "fp32"
+    has_pairs = limits is None or limits.bf16 is not None
+    return "bf16" if isinstance(body, LinearKernel) and multiplies_bf16(spec, isa) and has_pairs else "fp32"
+
+
+__all__ = ["UNKNOWN", "StepCost", "arithmetic_of", "step_costs"]

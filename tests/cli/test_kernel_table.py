@@ -1,0 +1,98 @@
+"""`qc doctor`: which kernel serves each format and class of rows, and the machine's own figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from qcompiler import formats
+from qcompiler.cli import main
+from qcompiler.inspect import machine
+from qcompiler.inspect.doctor import diagnose, examine, extras
+from qcompiler.inspect.kernel_table import CLASSES, Served, kernel_table, table_text
+
+ZEN5 = {"avx2", "avx512_vnni", "avx512vbmi", "avx512_bf16"}
+
+
+def one(rows: list[Served], compute: str, name: str, m: str) -> Served:
+    (found,) = [row for row in rows if (row.compute, row.format, row.m) == (compute, name, m)]
+    return found
+
+
+@pytest.mark.slow
+def test_every_format_has_a_row_for_each_class_of_rows() -> None:
+    rows = kernel_table("cpu", "x86-64-v4", ZEN5)
+    names = {(row.compute, row.format, row.m) for row in rows}
+    assert len(names) == len(rows) == 3 * (1 + len(formats.names())) * len(CLASSES)
+    assert one(rows, "fp32", "nf4", "1").kernel == "linear.gemv" and one(rows, "fp32", "nf4", "65+").why_not == ()
+    assert one(rows, "int8", "q4_K", "2-8").units == "AVX-512 VNNI"
+    assert one(rows, "int8", "nf4", "1").kernel is None
+    assert "a table, not for integers" in one(rows, "int8", "nf4", "1").why_not[0][1]
+    assert all(row.kernel for row in rows if row.compute != "int8")
+
+
+def test_what_the_processor_lacks_is_the_reason() -> None:
+    rows = kernel_table("cpu", "x86-64-v4", {"avx2"}, ["nf4", "int8"])
+    assert one(rows, "bf16", "nf4", "1").why_not == (("pairs of bf16", "this processor lacks avx512_bf16"),)
+    assert one(rows, "int8", "int8", "1").why_not == (("VNNI", "this processor lacks avx512_vnni, avx512vbmi"),)
+    plain = kernel_table("cpu", "x86-64-v3", {"avx2", "avx512f"}, ["int8"])
+    (better, why) = one(plain, "fp32", "int8", "1").why_not[0]
+    assert better == "AVX-512" and "avx512bw" in why and "avx512f," not in why
+
+
+@pytest.mark.parametrize(("arch", "compute", "cores"), [
+    ("sm_75", "bf16", "CUDA cores"), ("sm_75", "f16", "tensor cores"), ("sm_80", "bf16", "tensor cores"),
+    ("sm_90a", "fp32", "CUDA cores"), ("sm_70", "f16", "CUDA cores"), ("sm_70", "int8", "CUDA cores, dp4a"),
+])  # fmt: skip
+def test_the_engine_of_a_gpu_has_its_reason(arch: str, compute: str, cores: str) -> None:
+    found = one(kernel_table("cuda", arch, names=["int4"]), compute, "int4", "65+")
+    assert found.units == cores and bool(found.why_not) == cores.startswith("CUDA")
+
+
+def test_formats_that_are_served_alike_share_a_line() -> None:
+    text = table_text(kernel_table("cuda", "sm_75", names=["float", "int4", "int8"]))
+    assert text.count("  float, int4, int8") == 3 and "not tensor cores: bf16 mma: sm_80" in text
+
+
+@pytest.mark.slow
+def test_doctor_says_what_the_machine_reaches_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--target", "sm_75"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["processor"]["limits"]["bandwidth"] > 1e8 and found["processor"]["limits"]["fp32"] > 1e8
+    assert {row["target"] for row in found["kernels"]} >= {found["processor"]["isa"], "sm_75"}
+    assert (
+        any(each["used"] for each in found["compilers"])
+        and found["gpu_problems" if not found["gpu_details"] else "gpus"]
+    )
+    assert main(["doctor", "--no-measure"]) == 0
+    assert "not measured: not asked for" in capsys.readouterr().out
+    assert main(["doctor", "--target", "sm_1"]) == 1
+    assert "kernels are compiled for" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_compiler_has_a_reason_in_place_of_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qcompiler.errors import CompilerMissingError
+
+    def none(threads: int, isa: str) -> None:
+        raise CompilerMissingError("no C++ compiler was found")
+
+    monkeypatch.setattr(machine, "cpu_limits", none)
+    found = diagnose(examine())
+    assert found.processor.limits is None and "not measured: no C++ compiler was found" in str(found)
+
+
+def test_extras_are_named_with_what_is_missing() -> None:
+    facts = {"cuda-core": "1", "nvidia-cuda-nvrtc": "missing", "jax": "missing"}
+    assert [text.partition(":")[0] for text in extras(facts)] == [
+        "pip install 'qcompiler[cuda]'", "pip install 'qcompiler[jax]'",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_gpu_is_described_with_its_figures() -> None:
+    gpu = machine.Gpu("cuda:0", "H100", "sm_90a", "13.1", 80 << 30, 70 << 30, 3e12, "H100 SXM", 6.7e13, 9.89e14)
+    found = dataclasses.replace(diagnose(examine(), measure=False), gpus=[gpu], no_gpus=[])
+    assert "H100, sm_90a, driver 13.1" in str(found) and "3000 GB/s measured" in str(found)
