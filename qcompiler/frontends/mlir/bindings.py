@@ -104,3 +104,15 @@ def _message(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if "error:" in line]
     found = (lines or [text.strip()])[0].removeprefix("error:").strip()
     return found.replace('"-":', "line ")[:500]
+
+
+def walk(op: Any) -> list[Any]:
+    """The operations inside of another one, at any depth."""
+    found, stack = [], [op]
+    while stack:
+        for region in stack.pop().regions:
+            for block in region.blocks:
+                inner = [each.operation for each in block.operations]
+                found += inner
+                stack += [each for each in inner if len(each.regions)]
+    return found

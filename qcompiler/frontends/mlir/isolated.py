@@ -1,7 +1,8 @@
 """A text is parsed in a process of its own first: MLIR's C++ ends the process on some damaged texts.
 
     parent                                        child, with limits of memory and time
-    the text                     ->               parse, verify, print in generic form, parse and verify that
+    the text                     ->               parse, verify, print in generic form, parse and verify that; print
+                                                  each place and type
     parse the printed text       <-               the printed text, or the error
 
 The parent parses only what MLIR printed, which the child has parsed already.  A child that crashes, or that takes more
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.mlir import bindings
@@ -108,8 +110,17 @@ def _again(text: ModuleText, file: str) -> str:
             f"{file} has {len(text.body)} characters, and MLIR prints it as {len(found)}: its types or places refer to "
             "each other so that they multiply, which no exporter writes"
         )
-    bindings.parse(replace(text, body=found, mixed=False), file)
+    _print_parts(bindings.parse(replace(text, body=found, mixed=False), file))
     return found
+
+
+def _print_parts(module: Any) -> None:
+    """What readers print alone: places and types, whose aliases stand for a text that doubles with each line."""
+    for op in bindings.walk(module.operation):
+        str(op.location)
+        for value in (*op.results, *(each for region in op.regions for block in region.blocks for each in block.arguments)):
+            str(value.type)
+            str(getattr(value, "location", ""))
 
 
 def _limit(size: int, seconds: int) -> None:

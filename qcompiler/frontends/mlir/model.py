@@ -152,7 +152,7 @@ def _refuse_recursion(functions: Mapping[str, Any], file: str) -> None:
     """ExportError for functions that call themselves, for calls of what is not there, and for too many calls."""
     calls: dict[str, list[str]] = {name: [] for name in functions}
     for name, function in functions.items():
-        for op in walk(function):
+        for op in bindings.walk(function):
             for key in ("callee", "decomposition"):
                 callee = _text(op.attributes, key) if op.name in _CALLS else ""
                 if callee and (callee not in functions or not len(functions[callee].regions[0].blocks)):
@@ -176,18 +176,6 @@ def _refuse_recursion(functions: Mapping[str, Any], file: str) -> None:
 _CALLS = ("func.call", "stablehlo.composite")
 MAX_CALLS = 10_000
 """Calls of a function, with those of the functions that it calls. A text of a few lines can make 2^1000."""
-
-
-def walk(op: Any) -> list[Any]:
-    """The operations inside of another one, at any depth."""
-    found, stack = [], [op]
-    while stack:
-        for region in stack.pop().regions:
-            for block in region.blocks:
-                inner = [each.operation for each in block.operations]
-                found += inner
-                stack += [each for each in inner if len(each.regions)]
-    return found
 
 
 def _text(attributes: Any, key: str = "") -> str:
