@@ -79,5 +79,5 @@ def test_aliases_that_stand_for_more_text_than_there_is_memory(name: str, monkey
     """2^40 types, or places, in 40 lines."""
     monkeypatch.setattr(isolated, "SECONDS", 5)
     aliases, body, args = DOUBLED[name]
-    with pytest.raises(ExportError, match="processor time|did not end|the process that parses it ended|crashed on it"):
+    with pytest.raises(ExportError, match=r"processor time|did not end|the process that parses it ended|crashed on it"):
         qc.from_mlir(aliases + function(body, args))

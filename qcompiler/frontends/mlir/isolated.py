@@ -72,7 +72,7 @@ def printed(text: ModuleText, file: str) -> ModuleText:
 
 def _ended(code: int, said: str, file: str, seconds: int) -> str:
     if code == -signal.SIGXCPU:
-        return f"{file}: MLIR's parser took more than {seconds} s of processor time for it, which no exporter's text does"
+        return f"{file}: MLIR's parser took more than {seconds} s of processor time, as it does for no exporter's text"
     if code > 0:
         last = said.strip().splitlines()[-1:] or ["no message"]
         return f"{file}: the process that parses it ended with {code}: {last[0][:300]}"
@@ -118,7 +118,8 @@ def _print_parts(module: Any) -> None:
     """What readers print alone: places and types, whose aliases stand for a text that doubles with each line."""
     for op in bindings.walk(module.operation):
         str(op.location)
-        for value in (*op.results, *(each for region in op.regions for block in region.blocks for each in block.arguments)):
+        blocks = [block for region in op.regions for block in region.blocks]
+        for value in (*op.results, *(each for block in blocks for each in block.arguments)):
             str(value.type)
             str(getattr(value, "location", ""))
 
