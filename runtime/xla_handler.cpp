@@ -281,7 +281,7 @@ int64_t combined(int64_t operation, int64_t a, int64_t b) {
     }
 }
 
-// An error that names the first buffer of another element type: bf16 has the bytes of f16, and is read as another number.
+// An error that names the first buffer of another element type: f16 has as many bytes as bf16, and other numbers.
 ffi::Error check_types(const Entry& entry, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
     for (size_t i = 0; i < entry.types.size(); ++i) {
         const bool is_argument = i < arguments.size();
