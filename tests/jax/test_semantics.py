@@ -188,7 +188,9 @@ CUTS: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dynamic", [None, {"x": {0: ("b", 1, 4)}}], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize(
+    "dynamic", [None, pytest.param({"x": {0: ("b", 1, 4)}}, marks=pytest.mark.slow)], ids=["fixed", "dynamic"]
+)
 @pytest.mark.parametrize("name", CUTS)
 def test_a_gather_at_known_places_in_even_steps_is_a_slice(name: str, dynamic: Any, check: Any) -> None:
     function, is_slice = CUTS[name]
@@ -200,7 +202,7 @@ def test_a_gather_at_known_places_in_even_steps_is_a_slice(name: str, dynamic: A
 # --- numbers that are known ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", [0.0, -0.0])
+@pytest.mark.parametrize("start", [pytest.param(0.0, marks=pytest.mark.slow), -0.0])
 def test_a_sum_from_a_zero_of_either_sign_is_the_sum(start: float, check: Any) -> None:
     """-0.0 changes no sum, and 0.0 only the sign of one of zeros alone."""
     zero = np.float32(start)

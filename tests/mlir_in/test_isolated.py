@@ -29,7 +29,9 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    "name", [name if name == "a crash" else pytest.param(name, marks=pytest.mark.slow) for name in BODIES]
+)
 def test_a_parser_that_ends_its_process_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code, message = BODIES[name]
     monkeypatch.setattr(isolated, "_CODE", code)

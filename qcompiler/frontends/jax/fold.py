@@ -72,7 +72,8 @@ def _of_whole_number(node: Node, rule: Fold) -> Known | None:
     if any(each is None for each in wide):
         return None
     exact = rule(node, wide)  # type: ignore[arg-type]
-    made = None if exact is None else typed(exact, node.result)
+    with np.errstate(invalid="ignore"):  # -1.0 as uint8 is no number, and not equal
+        made = None if exact is None else typed(exact, node.result)
     return made if made is not None and bool((made.astype(np.float64) == exact).all()) else None
 
 
