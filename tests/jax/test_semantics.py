@@ -138,7 +138,10 @@ def test_a_scatter_subtracts(check: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("bits", [(5, 10), (8, 7), (8, 23), (4, 3), (3, 10), (6, 23)])
+MORE_BITS = [pytest.param(each, marks=pytest.mark.slow) for each in ((8, 7), (8, 23), (4, 3), (3, 10), (6, 23))]
+
+
+@pytest.mark.parametrize("bits", [(5, 10), *MORE_BITS])
 def test_a_reduced_precision_has_the_bits_of_xla(check: Any, bits: tuple[int, int]) -> None:
     x = np.array(
         [1e-6, -1e-6, 2**-14, 6.1e-5, 1.0003, 65519, 65520, 7e4, 0, -0.0, np.nan, -np.inf, 0.3, 7.99], np.float32

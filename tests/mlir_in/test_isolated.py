@@ -29,9 +29,8 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "a crash" else pytest.param(name, marks=pytest.mark.slow) for name in BODIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BODIES)
 def test_a_parser_that_ends_its_process_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code, message = BODIES[name]
     monkeypatch.setattr(isolated, "_CODE", code)
@@ -39,6 +38,7 @@ def test_a_parser_that_ends_its_process_is_an_error(name: str, monkeypatch: pyte
         qc.from_mlir(function(ADD))
 
 
+@pytest.mark.slow
 def test_a_parser_that_waits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "_CODE", "import time; time.sleep(100)")
     monkeypatch.setattr(isolated, "SECONDS", 1)
