@@ -5,8 +5,8 @@
 // frame (activations and scratch: what a session has besides states), sets the addresses of XLA's buffers and calls the
 // compiled entry point. No Python runs. A call allocates only when more calls overlap than ever before.
 //
-// A call is text that anyone can write (`jax.ffi.ffi_call`), so it is checked: the number of symbols, their ranges, and
-// the sizes of all buffers, which the program computes from the symbols.
+// A call is text that anyone can write (`jax.ffi.ffi_call`), so it is checked: the number of symbols, their ranges, the
+// element types of all buffers, and their sizes, which the program computes from the symbols.
 #include "abi.h"
 
 #include <sys/mman.h>
@@ -40,6 +40,7 @@ struct qx_entry {
     const int32_t* outputs;
     const int64_t* ranges;  // the least and the greatest value of each symbol
     const int64_t* sizes;   // the bytes of each argument and then of each result: pairs of a qx_operation and a number
+    const char* const* types;  // the element type of each argument and then of each result, by its name in MLIR
     int32_t input_count;
     int32_t output_count;
     int32_t symbol_count;
@@ -97,12 +98,39 @@ class Pages {
     char* base_;
 };
 
+// The element types that programs have (`DType` of operands.py), under XLA's names and MLIR's.
+struct TypeName {
+    ffi::DataType type;
+    const char* name;
+};
+constexpr TypeName TYPES[] = {
+    {ffi::DataType::F64, "f64"}, {ffi::DataType::F32, "f32"}, {ffi::DataType::F16, "f16"},
+    {ffi::DataType::BF16, "bf16"}, {ffi::DataType::S64, "i64"}, {ffi::DataType::S32, "i32"},
+    {ffi::DataType::S16, "i16"}, {ffi::DataType::S8, "i8"}, {ffi::DataType::U8, "ui8"},
+    {ffi::DataType::PRED, "i1"},
+};
+
+constexpr TypeName NO_TYPE = {ffi::DataType::INVALID, "a type that XLA does not have"};  // no buffer is of it
+
+const TypeName* type_named(std::string_view name) {
+    for (const TypeName& each : TYPES)
+        if (name == each.name) return &each;
+    return &NO_TYPE;
+}
+
+std::string name_of(ffi::DataType type) {
+    for (const TypeName& each : TYPES)
+        if (type == each.type) return each.name;
+    return "XLA's type " + std::to_string(int(type));
+}
+
 struct Entry {
     qc_entry function;
     std::vector<char*> arenas;
     std::vector<int64_t> activations;
     std::vector<int32_t> inputs, outputs;
     std::vector<int64_t> ranges, sizes;
+    std::vector<const TypeName*> types;
 };
 
 // What one call has for itself. `arenas` has a list for each entry point; `stack` is for sizes.
@@ -253,6 +281,21 @@ int64_t combined(int64_t operation, int64_t a, int64_t b) {
     }
 }
 
+// An error that names the first buffer of another element type: f16 has as many bytes as bf16, and other numbers.
+ffi::Error check_types(const Entry& entry, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+    for (size_t i = 0; i < entry.types.size(); ++i) {
+        const bool is_argument = i < arguments.size();
+        const size_t place = is_argument ? i : i - arguments.size();
+        const ffi::DataType given = is_argument ? arguments.get<ffi::AnyBuffer>(place)->element_type()
+                                                : (*results.get<ffi::AnyBuffer>(place))->element_type();
+        if (given != entry.types[i]->type)
+            return ffi::Error::InvalidArgument((is_argument ? "argument " : "result ") + std::to_string(place) +
+                                               " of the call is " + name_of(given) + ", and its program takes " +
+                                               entry.types[i]->name);
+    }
+    return ffi::Error::Success();
+}
+
 // An error that names the first buffer of another size than the entry point takes for these symbols.
 ffi::Error check_sizes(const Entry& entry, ffi::Span<const int64_t> symbols, ffi::RemainingArgs arguments,
                        ffi::RemainingRets results, std::vector<int64_t>& stack) {
@@ -302,6 +345,7 @@ ffi::Error checked(std::string_view key, int64_t number, ffi::Span<const int64_t
             " results, its program " + std::to_string(entry.inputs.size()) + " and " +
             std::to_string(entry.outputs.size()));
     if (ffi::Error error = check_symbols(entry, symbols); error.failure()) return error;
+    if (ffi::Error error = check_types(entry, arguments, results); error.failure()) return error;
     const Lease lease(*program);
     Frame* const frame = lease.get();
     if (!frame) return no_memory();
@@ -351,13 +395,16 @@ void* added(const char* key, const qx_program* given) {
     const size_t arenas = size_t(given->arena_count);
     for (int32_t i = 0; i < given->entry_count; ++i) {
         const qx_entry& each = given->entries[i];
+        std::vector<const TypeName*> types;
+        for (int32_t j = 0; j < each.input_count + each.output_count; ++j) types.push_back(type_named(each.types[j]));
         program->entries.push_back({each.function,
                                     {each.arenas, each.arenas + arenas},
                                     {each.activations, each.activations + arenas},
                                     {each.inputs, each.inputs + each.input_count},
                                     {each.outputs, each.outputs + each.output_count},
                                     {each.ranges, each.ranges + 2 * each.symbol_count},
-                                    {each.sizes, each.sizes + 2 * each.operation_count}});
+                                    {each.sizes, each.sizes + 2 * each.operation_count},
+                                    std::move(types)});
     }
     program->kernels.assign(given->kernels, given->kernels + given->kernel_count);
     std::unique_lock<std::shared_mutex> held(registry_lock);

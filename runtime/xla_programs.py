@@ -43,6 +43,7 @@ class _Entry(ctypes.Structure):
         ("outputs", ctypes.c_void_p),
         ("ranges", ctypes.c_void_p),
         ("sizes", ctypes.c_void_p),
+        ("types", ctypes.c_void_p),
         ("input_count", ctypes.c_int32),
         ("output_count", ctypes.c_int32),
         ("symbol_count", ctypes.c_int32),
@@ -165,7 +166,9 @@ def _entry(program: LoadedProgram, entry: EntryPoint, offsets: Mapping[str, int]
     bounds = [bound for symbol in entry.symbols for bound in (symbol.min, symbol.max)]
     code = _sizes(entry)
     ranges, sizes = ((ctypes.c_int64 * max(len(each), 1))(*each) for each in (bounds, code))
-    held = (arenas, activations, inputs, outputs, ranges, sizes)
+    names = [sig.dtype.encode() for sig in (*entry.inputs, *entry.outputs)]
+    types = (ctypes.c_char_p * max(len(names), 1))(*names)
+    held = (arenas, activations, inputs, outputs, ranges, sizes, types)
     made = _Entry(
         library.entry(plan, entry), *map(ctypes.addressof, held),
         len(frame.inputs), len(frame.outputs), len(entry.symbols), len(code) // 2,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from qcompiler.errors import (
     MissingDependencyError,
 )
 from qcompiler.plan.dims import dim
+from qcompiler.plan.operands import ITEMSIZE
 
 R = np.random.default_rng(0)
 W = R.standard_normal((16, 8)).astype(np.float32)
@@ -230,6 +233,36 @@ def test_a_call_that_was_written_by_hand_is_checked_when_it_runs(f: Any, what: d
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: .*{message}"):
         _by_hand(f.registered.key, **what)
     assert f.registered.free_frames == frames  # what was taken for the call is given back
+
+
+HALF = jnp.asarray(ROWS[:3], jnp.bfloat16)
+OF_EQUAL_WIDTH: list[tuple[Any, Any, str]] = [
+    (HALF.astype(jnp.float16), jnp.bfloat16, "argument 0 of the call is f16, and its program takes bf16"),
+    (HALF.view(jnp.int16), jnp.bfloat16, "argument 0 of the call is i16, and its program takes bf16"),
+    (HALF.view(jnp.uint16), jnp.bfloat16, "argument 0 of the call is XLA's type 7, and its program takes bf16"),
+    (HALF, jnp.float16, "result 0 of the call is f16, and its program takes bf16"),
+]
+
+
+@pytest.fixture(scope="module")
+def of_halves() -> Any:
+    return qc.jax_callable(qc.qcompile(lambda x: x * 2, (HALF,)))
+
+
+@pytest.mark.parametrize(("x", "kind", "message"), OF_EQUAL_WIDTH, ids=range(len(OF_EQUAL_WIDTH)))
+def test_a_buffer_of_another_type_of_equal_width_is_refused(of_halves: Any, x: Any, kind: Any, message: str) -> None:
+    def call(kind: Any, x: Any) -> Any:
+        made = jax.ffi.ffi_call("qcompiler_call", jax.ShapeDtypeStruct((3, 16), kind))
+        return made(x, program=of_halves.registered.key, entry=0, symbols=np.zeros(0, np.int64))
+
+    assert np.array_equal(call(jnp.bfloat16, HALF), HALF * 2)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: .*{message}"):
+        call(kind, x)
+
+
+def test_the_handler_knows_every_element_type_of_programs() -> None:
+    source = resources.files("qcompiler.runtime").joinpath("xla_handler.cpp").read_text()
+    assert sorted(re.findall(r'ffi::DataType::\w+, "(\w+)"\}', source)) == sorted(ITEMSIZE)
 
 
 def test_no_memory_for_a_call_is_an_error_of_xla(program: qc.Program, f: Any) -> None:

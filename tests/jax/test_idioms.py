@@ -1,4 +1,4 @@
-"""Attention and rotary embeddings of functions of JAX become one op, at every size, and compute the same."""
+"""Attention, rotary embeddings and norms of functions of JAX become one op, at every size, and compute the same."""
 
 from __future__ import annotations
 
@@ -115,7 +115,58 @@ def _over_queries(x: Any) -> Any:
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, q), -2), q)
 
 
+SCALE = np.random.default_rng(1).standard_normal(forms.HIDDEN).astype(np.float32)
+
+
+def _varied(x: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5)
+
+
+def _over_deviation(x: Any) -> Any:
+    return (x - jnp.mean(x, -1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * SCALE + SCALE
+
+
+def _given_mean(x: Any) -> Any:
+    mean = jnp.mean(x, -1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True, mean=mean) + 1e-5)
+
+
+def _not_negative(x: Any) -> Any:
+    """As `equinox.nn.LayerNorm`."""
+    wide = x.astype(jnp.float32)
+    root = jax.lax.rsqrt(jnp.maximum(0.0, jnp.var(wide, -1, keepdims=True)) + 1e-5)
+    return ((wide - wide.mean(-1, keepdims=True)) * root * SCALE + SCALE).astype(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("form", "batch", "length", "dynamic", "dtype"),
+    cases((_varied, _over_deviation, _given_mean, _not_negative, jax.nn.standardize), (_not_negative,)),
+)
+def test_a_norm_by_var_becomes_one_op(
+    form: forms.Form, batch: int, length: int, dynamic: str, dtype: str, relative: Relative
+) -> None:
+    ops, ctx = raised(form, batch, length, dynamic, dtype, relative)
+    counts = Counter(op.name for op in ops)
+    assert counts["qc.layer_norm"] == 1, [(d.what, d.why) for d in ctx.report.of("raise-idioms")]
+    assert not counts["linalg.generic"] or dtype == "bfloat16"
+
+
+def _sample_variance(x: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True, ddof=1) + 1e-5)
+
+
+def _over_tokens(x: Any) -> Any:
+    return (x - x.mean(1, keepdims=True)) * jax.lax.rsqrt(jnp.var(x, 1, keepdims=True) + 1e-5)
+
+
+def _without_eps(x: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) / jnp.std(x, -1, keepdims=True)
+
+
 LOOKALIKES: dict[Any, tuple[str, str]] = {
+    _sample_variance: ("looks like a norm and stays", "not the mean over the last dim, of a fixed size"),
+    _over_tokens: ("looks like a norm and stays", "not the mean over the last dim, of a fixed size"),
+    _without_eps: ("looks like a norm and stays", "no constant is added to the mean under the root"),
     _apart: ("looks like a rotary embedding and stays", "its parts are not a * cos - b * sin and b * cos + a * sin"),
     _tables_of_heads: ("looks like a rotary embedding and stays", "its tables have a dim of heads"),
     _between: ("softmax between two matmuls stays", "its scores are not a matmul that is scaled, capped and masked"),
@@ -129,4 +180,4 @@ def test_what_looks_like_an_idiom_and_is_none_says_why(form: forms.Form, relativ
     ops, ctx = raised(form, 2, 5, "", "float32", relative)
     said = [(d.what, d.why) for d in ctx.report.of("raise-idioms")]
     assert any(text == what and why in reason for text, reason in said), said
-    assert not {"qc.attention", "qc.rope"} & {op.name for op in ops}
+    assert not {"qc.attention", "qc.rope", "qc.layer_norm", "qc.rms_norm"} & {op.name for op in ops}

@@ -142,7 +142,8 @@ CASES: dict[str, tuple[Callable[[], tuple[Any, tuple[Any, ...]]], Any, str, dict
     ),
     "equinox, mlp": (lambda: (eqx.nn.MLP(64, 8, 128, 2, key=KEY), (X[0, 0],)), X[0, 0], "layers.0.weight", {}),
     "equinox, itself": (
-        lambda: (equinox_layers(), (X[0],)), X[0], "attention.query_proj.weight", {"qc.attention": 1}
+        lambda: (equinox_layers(), (X[0],)), X[0], "attention.query_proj.weight",
+        {"qc.attention": 1, "qc.layer_norm": 1},
     ),
 }  # fmt: skip
 """The function and its arguments, what the program is called with, a path of the ledger, the idioms."""

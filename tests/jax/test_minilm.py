@@ -20,7 +20,7 @@ def test_both_doors_give_the_same_embeddings(name: str, example: ModuleType) -> 
     or a function by another name: JAX sums the squares of a norm by itself, gelu is x * (1 + erf) / 2 or erfc, and both
     are one more rounding in each of some ten sums a layer, of up to FFN terms. Independent roundings of sums of n terms
     grow as sqrt(n): 10 * LAYERS sums of sqrt(FFN) units are 3e-4 relative at the very most, and 1e-5 in the norm, since
-    each sum's own error is averaged over its WIDTH results.
+    each sum's own error is averaged over its WIDTH results. Both sides have such errors: twice that.
     """
     tolerance = 10 * LAYERS * np.sqrt(FFN) * EPSILON / np.sqrt(WIDTH) * 2
     params, peer = example.load_params(), example.torch_example()

@@ -138,7 +138,10 @@ def test_a_scatter_subtracts(check: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("bits", [(5, 10), (8, 7), (8, 23), (4, 3), (3, 10), (6, 23)])
+MORE_BITS = [pytest.param(each, marks=pytest.mark.slow) for each in ((8, 7), (8, 23), (4, 3), (3, 10), (6, 23))]
+
+
+@pytest.mark.parametrize("bits", [(5, 10), *MORE_BITS])
 def test_a_reduced_precision_has_the_bits_of_xla(check: Any, bits: tuple[int, int]) -> None:
     x = np.array(
         [1e-6, -1e-6, 2**-14, 6.1e-5, 1.0003, 65519, 65520, 7e4, 0, -0.0, np.nan, -np.inf, 0.3, 7.99], np.float32
@@ -166,3 +169,69 @@ def test_the_total_order_of_floats(check: Any, kind: Any) -> None:
     x = np.array([-0.0, 0.0, np.nan, -np.nan, np.inf, -np.inf, 1, -1, -2], np.float32).astype(kind)
     both = (np.repeat(x, 9), np.tile(x, 9))
     check(lambda a: tuple(compare.bind(*a) for compare in (lax.lt_to_p, lax.le_to_p, lax.eq_to_p)), both)
+
+
+# --- gathers at known places -----------------------------------------------------------------------------------------
+
+CUTS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "a range": (lambda x: x[:, jnp.array([2, 3, 4])], True),
+    "a step": (lambda x: x[:, jnp.array([0, 2, 4])], True),
+    "one": (lambda x: x[:, jnp.array([3])], True),
+    "a slice beside a symbolic dim": (lambda x: x[:, 1:4], True),
+    "a step beside a symbolic dim": (lambda x: x[:, ::2], True),
+    "a window": (lambda x: lax.gather(
+        x, jnp.array([1]), lax.GatherDimensionNumbers((0, 1), (), (1,)), (x.shape[0], 3)), True),
+    "a window behind the end": (lambda x: lax.gather(
+        x, jnp.array([4]), lax.GatherDimensionNumbers((0, 1), (), (1,)), (x.shape[0], 3), mode="clip"), True),
+    "backwards": (lambda x: x[:, jnp.array([4, 3, 2])], False),
+    "again": (lambda x: x[:, jnp.array([1, 1, 1])], False),
+    "other steps": (lambda x: x[:, jnp.array([0, 1, 3])], False),
+    "a matrix of places": (lambda x: x[:, jnp.array([[0, 1], [2, 3]])], False),
+    "beyond the end": (lambda x: x.at[:, jnp.array([3, 4, 5])].get(mode="clip"), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "dynamic", [None, pytest.param({"x": {0: ("b", 1, 4)}}, marks=pytest.mark.slow)], ids=["fixed", "dynamic"]
+)
+@pytest.mark.parametrize("name", CUTS)
+def test_a_gather_at_known_places_in_even_steps_is_a_slice(name: str, dynamic: Any, check: Any) -> None:
+    function, is_slice = CUTS[name]
+    result = check(function, X, dynamic_shapes=dynamic, others=((X[:1],),) if dynamic else ())
+    gathers = [op for op in result.module.walk() if op.name == "qc.gather"]
+    assert bool(gathers) != is_slice
+
+
+# --- numbers that are known ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [pytest.param(0.0, marks=pytest.mark.slow), -0.0])
+def test_a_sum_from_a_zero_of_either_sign_is_the_sum(start: float, check: Any) -> None:
+    """-0.0 changes no sum, and 0.0 only the sign of one of zeros alone."""
+    zero = np.float32(start)
+    for x in (X, np.full((2, 3), -0.0, np.float32), np.zeros((2, 0), np.float32)):
+        check(lambda x: lax.reduce(x, zero, lax.add, (1,)), x, tolerance=1e-6)
+        check(lambda x: lax.reduce_window(x, zero, lax.add, (1, 2), (1, 1), "SAME"), x, tolerance=1e-6)
+    check(lambda x: lax.reduce_window(x, zero, lax.add, (1, 5), (1, 1), ((0, 0), (4, 0))), X, tolerance=1e-6)
+
+
+def _loops(function: Any) -> int:
+    return sum(op.name == "linalg.generic" for op in import_jax(function, (X,)).module.walk())
+
+
+def test_single_whole_numbers_are_computed_with_and_others_are_not(check: Any) -> None:
+    """What `jnp.var` divides by, and whether that is more than 0."""
+
+    def whole(number: int, kind: Any = np.float32) -> Any:
+        return lax.convert_element_type(lax.full((), number, jnp.int32), kind)
+
+    def divided(count: int) -> Callable[[Any], Any]:
+        return lambda x: jnp.where(lax.sub(np.float32(8), whole(count)) > 0, x, jnp.nan)
+
+    assert _loops(divided(1)) == 0
+    check(divided(1), X)
+    check(divided(8), X)  # 0 is not more than 0: NaN everywhere
+    zeros = X * 0
+    check(lambda x: x + lax.sub(np.float32(2**24 + 2), whole(1)), zeros, tolerance=0.0)
+    check(lambda x: x + whole(2**24 + 1), zeros, tolerance=0.0)
+    check(lambda x: x + whole(257, jnp.bfloat16).astype(np.float32), zeros, tolerance=0.0)

@@ -15,6 +15,7 @@ import pytest
 
 import qcompiler as qc
 from qcompiler.errors import ExportError, FormatShapeError, RecipeError, WeightsError
+from qcompiler.frontends.jax import trees
 from qcompiler.frontends.jax.frontend import import_jax
 from qcompiler.frontends.jax.importer import JaxImport
 
@@ -187,3 +188,30 @@ def test_two_arrays_with_one_path_are_refused() -> None:
     params = {"a.b": np.ones((4, 4), np.float32), "a": {"b": np.ones((4, 4), np.float32)}}
     with pytest.raises(ExportError, match=r"two arrays.*'a\.b'"):
         import_jax(lambda p, x: x @ p["a.b"] + x @ p["a"]["b"], (params, np.ones((2, 4), np.float32)))
+
+
+class _Variable:
+    """Stands for a variable of Flax NNX: a node whose only leaf is its value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _variables(module: str) -> Any:
+    """A pytree with a class of the name `Variable` of a module, and a subclass."""
+    base = type("Variable", (_Variable,), {"__module__": module})
+    found = type("Param", (base,), {"__module__": "elsewhere"})
+    jax.tree_util.register_pytree_with_keys(
+        found, lambda v: (((jax.tree_util.GetAttrKey("value"), v.value),), None), lambda _, parts: found(*parts)
+    )
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), [("flax.nnx.variablelib", "up.kernel"), ("other", "up.kernel.value")])
+def test_a_variable_of_nnx_has_the_path_of_its_place_and_no_value_in_it(module: str, path: str) -> None:
+    """Told by the class's name and module: a class of the same name elsewhere keeps its path."""
+    variable = _variables(module)
+    (found,) = trees.leaf_paths({"up": {"kernel": variable(W)}})
+    assert trees.path_text(found[0]) == path and found[1] is W
+    result = import_jax(lambda p, x: x @ p["up"]["kernel"].value, ({"up": {"kernel": variable(W)}}, X), quant=ANY_SIZE)
+    assert formats(result) == {path: "nf4:block=64"}

@@ -36,6 +36,7 @@ RUN = {
     "frontends/test_conv.py": "test_more_models.py",
     "frontends/test_experts.py": "test_more_models.py",
     "frontends/test_models.py": "test_more_models.py",
+    "jax/test_libraries.py": "test_jax_models.py",
     "support/jax_models.py": "test_jax_models.py",
 }
 """The file of this folder that loads a file's models and runs them; `NOT_RUN` has exceptions."""
@@ -67,6 +68,7 @@ NOT_RUN = {
     "frontends/test_torch_ops.py": "qc.quantize has no lowering (docs/mlir.md)",
     "files/test_folder_to_gguf.py": SAME,
     "files/test_torchao_folder.py": "settings of torchao, and no model",
+    "jax/test_callable.py": SINGLE,
     "lm/test_adapters.py": SAME,
     "lm/test_rings.py": "the zoo's Gemma 3 keeps a ring and runs; gpt-oss runs from a file and as in lm/test_moe.py",
     "models/test_attributes.py::Batch": REFUSED,
@@ -86,6 +88,8 @@ NOT_RUN = {
     "models/test_state.py::WritesItsParameter": REFUSED,
     "models/test_static_cache.py::MistralConfig": REFUSED,
     "support/launches.py": SAME,
+    "support/mlir_models.py": SAME,
+    "support/turned_linear.py": SINGLE,
 }
 
 TABLES = {
@@ -95,6 +99,7 @@ TABLES = {
     "models/test_state.py::CASES": "test_more_models.py",
     "models/test_attributes.py::KEPT": "test_more_models.py",
     "jax/test_models.py::CASES": "test_jax_models.py",
+    "jax/test_libraries.py::CASES": "test_jax_models.py",
     "lm/test_moe.py::MODELS": "test_language_models.py",
     "frontends/test_conv.py::IMAGE": "test_more_models.py",
 }

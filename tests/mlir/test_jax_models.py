@@ -14,14 +14,14 @@ from by_path import load
 from qcompiler.frontends.jax.frontend import import_jax
 from qcompiler.ir.mlir_oracle import mlir_jit, parses_in_mlir
 
-models = load("tests/jax/test_models.py")
+models, libraries = load("tests/jax/test_models.py"), load("tests/jax/test_libraries.py")
 FORMATS = (None, "nf4", "int8", "q8_0", "int4")
 
 
-def agree(function: Any, params: Any, example: Any, calls: Any, quant: Any, dynamic_shapes: Any = None) -> None:
-    """The text for the sizes of `example`, at each of `calls`."""
+def agree(function: Any, example: Any, calls: Any, quant: Any, dynamic_shapes: Any = None) -> None:
+    """The text for the sizes of `example`, the weights with them, at each of `calls`."""
     recipe = None if quant is None else models.qc.QuantConfig(quant, promise_bits=None)
-    imported = import_jax(function, (params, *example), None, recipe, dynamic_shapes)
+    imported = import_jax(function, example, None, recipe, dynamic_shapes)
     oracle = jax.jit(imported.oracle())
     module = upstream_cases.of_stage(imported, "arguments")
     parses_in_mlir(module.text, upstream_only=True)
@@ -38,13 +38,20 @@ def agree(function: Any, params: Any, example: Any, calls: Any, quant: Any, dyna
 @pytest.mark.parametrize("name", models.CASES)
 def test_models_in_plain_jax(name: str) -> None:
     function, made, args = models.CASES[name]
-    agree(function, made(), args, [args], FORMATS[list(models.CASES).index(name) % len(FORMATS)])
+    agree(function, (made(), *args), [args], FORMATS[list(models.CASES).index(name) % len(FORMATS)])
+
+
+@pytest.mark.parametrize("name", libraries.CASES)
+def test_modules_of_flax_and_equinox(name: str) -> None:
+    made, given, _, _ = libraries.CASES[name]
+    function, args = made()
+    agree(function, args, [(given,)], FORMATS[list(libraries.CASES).index(name) % len(FORMATS)])
 
 
 def test_one_text_serves_every_size() -> None:
     tokens = jax_models.tokens
     calls = [(tokens(1, 1),), (tokens(3, 16),)]
-    agree(jax_models.llama, jax_models.llama_params(), (tokens(2, 7),), calls, "nf4", models.WINDOW)
+    agree(jax_models.llama, (jax_models.llama_params(), tokens(2, 7)), calls, "nf4", models.WINDOW)
 
 
 HOSTILE = (

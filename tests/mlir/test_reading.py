@@ -17,7 +17,7 @@ from mlir_models import DIALECTS, example, model, text
 from mlir_texts import NF4, answers, formats, function, read
 
 import qcompiler as qc
-from qcompiler.errors import IndexOutOfRangeError, QCompilerError, UnsupportedOperatorError
+from qcompiler.errors import ExportError, IndexOutOfRangeError, QCompilerError, UnsupportedOperatorError
 from qcompiler.frontends.mlir.torch_dialect import torch_program
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.ir.context import QCContext
@@ -113,6 +113,16 @@ def test_our_own_text_is_read_back_and_means_the_same(name: str) -> None:
         x = example(name, batch)
         with torch.no_grad():
             assert close(answers(result, [x.numpy()])[0], module(x).numpy())
+
+
+def test_a_text_that_crashes_the_parser_is_an_error() -> None:
+    """A permutation without a comma ends the process in MLIR 22's custom parser of linalg.transpose."""
+    body = (
+        "%e = tensor.empty() : tensor<4x3xf32>\n%0 = linalg.transpose ins(%x : tensor<3x4xf32>) "
+        "outs(%e : tensor<4x3xf32>) permutation = [1 0]"
+    )
+    with pytest.raises(ExportError, match=r"MLIR's parser crashed on it \(SIGSEGV\)"):
+        qc.from_mlir(function(body, "%x: tensor<3x4xf32>", "tensor<4x3xf32>"))
 
 
 # --- idioms ----------------------------------------------------------------------------------------------------------

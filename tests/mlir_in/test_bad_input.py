@@ -141,7 +141,7 @@ def test_a_hostile_text_is_looked_at_in_time_proportional_to_its_size(unit: str,
 
 def test_names_of_a_text_are_cleaned() -> None:
     text = function(ADD, '%x: tensor<4x4xf32> {qc.name = "x\\22); system(\\22rm\\0A"}')
-    (argument,) = qc.from_mlir(text).inputs
+    (argument,) = qc.from_mlir(text, trusted=True).inputs
     assert argument.name.replace("_", "").isalnum()
 
 
@@ -165,13 +165,13 @@ W = np.ones((4, 4), np.float32)
 )
 def test_weights_that_do_not_fit_are_named(weights: Any, kind: type[QCompilerError], message: str) -> None:
     with pytest.raises(kind, match=message):
-        qc.from_mlir(NAMED, weights)
+        qc.from_mlir(NAMED, weights, trusted=True)
 
 
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(WeightsError, match="no safetensors file"):
-        qc.from_mlir(NAMED, tmp_path / "w.safetensors")
+        qc.from_mlir(NAMED, tmp_path / "w.safetensors", trusted=True)
     save_file({"layer.w": W}, tmp_path / "good.safetensors")
     assert list(formats(read(NAMED, weights=tmp_path / "good.safetensors"))) == ["layer.w"]
     with pytest.raises(ExportError, match="no file"):
@@ -196,7 +196,7 @@ def test_malformed_sizes_are_refused(shapes: Any, kind: type[QCompilerError], me
 
 
 def test_arguments_of_qcompile_that_a_text_does_not_take() -> None:
-    model = qc.from_mlir(function(ADD))
+    model = qc.from_mlir(function(ADD), trusted=True)
     for given in ({"kwargs": {"x": W}}, {"weights": "w.safetensors"}, {"calibrate": [W]}, {"fallback": "torch"}):
         with pytest.raises(ArgumentError):
             qc.qcompile(model, **given)  # type: ignore[arg-type]

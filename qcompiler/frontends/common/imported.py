@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
@@ -10,12 +13,28 @@ import numpy.typing as npt
 from qcompiler.ledger import Ledger
 from qcompiler.plan.plan import Signature
 from qcompiler.plan.weights import Bytes, WeightStore
+from qcompiler.runtime.progress import stage
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
 FRONTEND_STAGES = ("export", "insert-qdq", "import")
 """The stages of every frontend, in order."""
+
+
+@dataclass
+class Stages:
+    """What a frontend's stages take and write: `with stages("export"): …; stages.texts["00-export"] = …`."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        stage(name)
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
 
 
 class Imported(Protocol):

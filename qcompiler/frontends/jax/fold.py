@@ -5,7 +5,8 @@
     %s = concatenate([%m], [64])        [8*b, 64]: the shape of a dynamic_reshape
 
 Values are NumPy arrays of the tensor's dtype; with a symbol among them they are arrays of objects, each a number or an
-`Expr`. Floats are kept, and not computed with: the program rounds as its kernels do.
+`Expr`. Floats are kept, and not computed with: the program rounds as its kernels do. The exception is one whole number,
+where the result is exact: `jnp.var` subtracts the degrees of freedom from the number of elements in the function.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ def folds(*names: str) -> Callable[[Fold], Fold]:
 
 
 def fold(node: Node, ranges: Mapping[str, Range]) -> Known | None:
-    """The value of the node's only result, if it is an integer or a truth value that can be computed now."""
+    """The value of the node's only result, if it can be computed now: an integer, a truth value, or one whole float."""
     rule = _FOLDS.get(node.op)
-    if rule is None or len(node.results) != 1 or node.result.floating or node.result.type not in NUMPY:
+    if rule is None or len(node.results) != 1 or node.result.type not in NUMPY:
         return None
+    if any(value.floating for value in (*node.operands, node.result)):
+        return _of_whole_number(node, rule)
     known = [value.known for value in node.operands]
     if any(each is None for each in known) or not all(isinstance(size, int) for size in node.result.shape):
         return None
-    if int(np.prod([int(size) for size in node.result.shape])) > LIMIT or any(v.floating for v in node.operands):
+    if int(np.prod([int(size) for size in node.result.shape])) > LIMIT:
         return None
     node.attrs["_ranges"] = ranges
     try:
@@ -54,6 +57,33 @@ def fold(node: Node, ranges: Mapping[str, Range]) -> Known | None:
     finally:
         del node.attrs["_ranges"]
     return None if made is None else typed(made, node.result)
+
+
+_EXACT = ("stablehlo.add", "stablehlo.subtract", "stablehlo.convert", "stablehlo.compare")
+_WHOLE = 2**24
+"""Up to here fp32 holds every whole number; a narrower type is asked."""
+
+
+def _of_whole_number(node: Node, rule: Fold) -> Known | None:
+    """The result of a sum, a conversion or a comparison of single whole numbers, if its type holds it exactly."""
+    if node.op not in _EXACT or node.attrs.get("compare_type") == "TOTALORDER":
+        return None
+    wide = [_whole_number(value) for value in node.operands]
+    if any(each is None for each in wide):
+        return None
+    exact = rule(node, wide)  # type: ignore[arg-type]
+    with np.errstate(invalid="ignore"):  # -1.0 as uint8 is no number, and not equal
+        made = None if exact is None else typed(exact, node.result)
+    return made if made is not None and bool((made.astype(np.float64) == exact).all()) else None
+
+
+def _whole_number(value: Value) -> Known | None:
+    """A known whole number alone, in fp64."""
+    known = value.known
+    if known is None or known.size != 1 or known.dtype == object:
+        return None
+    number = float(known.reshape(-1)[0])
+    return np.full(known.shape, number) if number.is_integer() and abs(number) <= _WHOLE else None
 
 
 def typed(made: Any, value: Value) -> Known:

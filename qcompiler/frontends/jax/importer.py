@@ -9,7 +9,6 @@ The result is what the torch frontend makes of the same model; nothing behind it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from qcompiler.config import QuantConfig
 from qcompiler.errors import DimError, FrontendError, QCompilerError, UnsupportedOperatorError
+from qcompiler.frontends.common.imported import Stages
 from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import Node, Value
 from qcompiler.frontends.jax.indexing import row_index
@@ -38,7 +38,6 @@ from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.plan import Signature, initial_weight
 from qcompiler.plan.weights import Bytes, WeightStore
-from qcompiler.runtime.progress import stage
 
 
 @dataclass
@@ -88,21 +87,16 @@ def import_in_stages(
 
     See `quantise` and `import_graph` for errors.
     """
-    stage("export")
-    began = time.perf_counter()
-    exported = export()
-    text, export_ended = exported.graph.text(), time.perf_counter()
-    stage("insert-qdq")
-    quantized = quantise(exported, quant, valued=valued, files=files)
-    qdq_text, qdq_ended = quantized.text(), time.perf_counter()
-    stage("import")
-    result = import_graph(quantized)
-    result.texts = {"00-export": text, "01-insert-qdq": qdq_text}
-    result.seconds = {
-        "export": export_ended - began,
-        "insert-qdq": qdq_ended - export_ended,
-        "import": time.perf_counter() - qdq_ended,
-    }
+    stages = Stages()
+    with stages("export"):
+        exported = export()
+        stages.texts["00-export"] = exported.graph.text()
+    with stages("insert-qdq"):
+        quantized = quantise(exported, quant, valued=valued, files=files)
+        stages.texts["01-insert-qdq"] = quantized.text()
+    with stages("import"):
+        result = import_graph(quantized)
+    result.texts, result.seconds = stages.texts, stages.seconds
     return result
 
 

@@ -152,7 +152,7 @@ def _cut_at_known(s: Scope, x: V, indices: Value, picked: Picked, node: Node) ->
         for axis, start, size in zip(picked.axes, starts, picked.windows, strict=True):
             x = s.slice(x, axis, int(start[0]), size)
         return s.transpose(x, front)
-    steps = set(np.diff(starts[0]).tolist()) if len(starts) == 1 else set()
+    steps = set(np.diff(starts[0]).tolist() or [1]) if len(starts) == 1 else set()  # one place has no step
     if len(picked.batch) != 1 or picked.windows != [1] or len(steps) != 1 or min(steps) < 1:
         return None
     offsets, wide, strides = [0] * len(shape), list(shape), [1] * len(shape)

@@ -4,6 +4,7 @@
     stablehlo.while, trips known              its body once for each trip; the counter is a number in each
     stablehlo.case, index known               the ops of that branch
     stablehlo.case, index unknown             the ops of all branches, and a select for each result
+    stablehlo.select, one condition, known    the operand that it chooses
     stablehlo.composite "chlo.erf"            one node if the table has it, else the ops of its decomposition
 
 A scan over stacked layers is such a loop: after unrolling each layer reads a slice of the stacked weights at a fixed
@@ -236,6 +237,17 @@ def _case(reader: Reader, op: Any, operands: list[Value], values: Values) -> lis
     return found
 
 
+def _select(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:
+    """`jnp.var` chooses between the variance and NaN by the number of elements.
+
+    A condition for each element stays, also where all of them are known: masks of attention are read from selects.
+    """
+    known = operands[0].known
+    if known is not None and known.shape == () and known.dtype == np.bool_:
+        return [operands[1 if known else 2]]
+    return reader.node(op, operands, values)
+
+
 def _chosen(reader: Reader, op: Any, index: Value, number: int, yes: Value, no: Value) -> Value:
     """`yes` where the index is `number`, else `no`."""
     if yes is no:
@@ -255,4 +267,5 @@ _RULES: Mapping[str, Rule] = {
     "stablehlo.while": _while,
     "stablehlo.case": _case,
     "stablehlo.if": _case,
+    "stablehlo.select": _select,
 }

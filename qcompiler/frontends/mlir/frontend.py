@@ -125,11 +125,20 @@ def _no_run(leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _oracle(exported: Exported) -> Any:
-    """The text's meaning with these weights, by the interpreter: `run(leaves, args, kwargs)`."""
+    """The text's meaning with these weights, by the interpreter: `run(leaves, args, kwargs)`.
+
+    It is imported once for the same weights: a program's oracle calls with the same ones each time.
+    """
+    made: list[tuple[Sequence[Any], JaxImport]] = []
+
+    def imported(leaves: Sequence[Any]) -> JaxImport:
+        if not made or any(a is not b for a, b in zip(made[0][0], leaves, strict=True)):
+            made[:] = [(list(leaves), import_graph(quantise(replace(exported, leaves=list(leaves)), None)))]
+        return made[0][1]
 
     def answer(leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         given = [*args, *(kwargs[name] for name in exported.names[len(args) :])]
-        plain = import_graph(quantise(replace(exported, leaves=list(leaves)), None))
+        plain = imported(leaves)
         found = run(plain.module, plain.weights, [np.asarray(each) for each in given], states={})
         return found[0] if len(found) == 1 else tuple(found)
 

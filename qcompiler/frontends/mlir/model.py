@@ -18,7 +18,7 @@ import safetensors
 
 from qcompiler.errors import ArgumentError, ExportError, WeightsError
 from qcompiler.frontends.jax.graph import NUMPY
-from qcompiler.frontends.mlir import bindings, names
+from qcompiler.frontends.mlir import bindings, isolated, names
 from qcompiler.frontends.mlir.text import Dialect, ModuleText, read_text
 from qcompiler.frontends.mlir.types import Argument, parse_type
 
@@ -56,7 +56,11 @@ class MlirModel:
 
 
 def from_mlir(
-    source: Any, weights: Mapping[str, Any] | str | os.PathLike[str] | None = None, *, entry: str | None = None
+    source: Any,
+    weights: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    *,
+    entry: str | None = None,
+    trusted: bool = False,
 ) -> MlirModel:
     """Reads a function in StableHLO, in torch-mlir's torch dialect, or in linalg on tensors.
 
@@ -66,11 +70,17 @@ def from_mlir(
     the name of its attribute `qc.name` or of its location (`loc("up.weight")`), else `arg0`, `arg1`, ….
     `entry` is the function to compile; by default the only public one, or @main.
 
+    A text is parsed in a process of its own first (0.5 s), since MLIR's parsers crash on some damaged texts.
+    `trusted=True` parses it in this process alone, as a module of bindings always is, which MLIR printed here.
+
     StableHLO needs the extra qcompiler[jax], torch and linalg need qcompiler[mlir]; MissingDependencyError has the
     command.  ExportError for a text that is refused, WeightsError for weights that do not fit its arguments.
     """
     text, file = _source(source)
     read = read_text(text, file)
+    bindings.load(read, file)
+    if not trusted and isinstance(source, str | bytes | os.PathLike):
+        read = isolated.printed(read, file)
     module = bindings.parse(read, file)
     functions = _functions(module, file)
     function = _entry(functions, entry, file)
@@ -142,7 +152,7 @@ def _refuse_recursion(functions: Mapping[str, Any], file: str) -> None:
     """ExportError for functions that call themselves, for calls of what is not there, and for too many calls."""
     calls: dict[str, list[str]] = {name: [] for name in functions}
     for name, function in functions.items():
-        for op in walk(function):
+        for op in bindings.walk(function):
             for key in ("callee", "decomposition"):
                 callee = _text(op.attributes, key) if op.name in _CALLS else ""
                 if callee and (callee not in functions or not len(functions[callee].regions[0].blocks)):
@@ -166,18 +176,6 @@ def _refuse_recursion(functions: Mapping[str, Any], file: str) -> None:
 _CALLS = ("func.call", "stablehlo.composite")
 MAX_CALLS = 10_000
 """Calls of a function, with those of the functions that it calls. A text of a few lines can make 2^1000."""
-
-
-def walk(op: Any) -> list[Any]:
-    """The operations inside of another one, at any depth."""
-    found, stack = [], [op]
-    while stack:
-        for region in stack.pop().regions:
-            for block in region.blocks:
-                inner = [each.operation for each in block.operations]
-                found += inner
-                stack += [each for each in inner if len(each.regions)]
-    return found
 
 
 def _text(attributes: Any, key: str = "") -> str:

@@ -21,9 +21,10 @@ from qcompiler.frontends.jax.graph import NUMPY, Graph, Value, user_line
 from qcompiler.frontends.jax.reader import _RULES as READER_RULES
 from qcompiler.frontends.jax.reader import IDENTITIES, Reader
 from qcompiler.frontends.jax.table import BUILDERS, COMPOSITES
+from qcompiler.frontends.mlir.bindings import walk
 from qcompiler.frontends.mlir.constants import Constants
 from qcompiler.frontends.mlir.dense import dense_array as dense_text
-from qcompiler.frontends.mlir.model import MlirModel, walk
+from qcompiler.frontends.mlir.model import MlirModel
 from qcompiler.frontends.mlir.scalars import SCALARS
 from qcompiler.frontends.mlir.types import parse_type
 from qcompiler.plan.dims import dim

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch.export import ExportedProgram
 
 from qcompiler.config import QuantConfig
 from qcompiler.errors import PromiseError, QCompilerError, UnsupportedOperatorError
-from qcompiler.frontends.common.imported import FRONTEND_STAGES
+from qcompiler.frontends.common.imported import FRONTEND_STAGES, Stages
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.insert_qdq import insert_qdq
 from qcompiler.frontends.torch.capture.export import Exported, export_model
@@ -19,7 +18,6 @@ from qcompiler.frontends.torch.capture.fallback import KEPT_WHOLE
 from qcompiler.frontends.torch.importer import BUILDERS, FallbackChoice, ImportResult, import_program
 from qcompiler.frontends.weights.weight_files import WeightFiles
 from qcompiler.frontends.weights.weight_source import NoValues, WeightSource
-from qcompiler.runtime.progress import stage
 
 __all__ = ["FRONTEND_STAGES", "import_torch"]
 
@@ -41,26 +39,21 @@ def import_torch(
     of packed weights, `calibration` the inputs that the graph runs over before weights are encoded.
     See `export_model` for dynamic_shapes, `insert_qdq` and `import_program` for errors.
     """
-    stage("export")
-    began = time.perf_counter()
-    keep = KEPT_WHOLE.union(BUILDERS) if fallback is not None else None
-    exported = export_model(model, args, kwargs, dynamic_shapes, keep=keep)
-    exported_text, export_ended = exported.text(), time.perf_counter()
-    stage("insert-qdq")
-    try:
-        quantized = insert_qdq(exported, quant, weights, files, calibration)
-    except PromiseError as error:
-        _raise_cause(exported, error, fallback)
-        raise
-    quantized_text, qdq_ended = quantized.text(), time.perf_counter()
-    stage("import")
-    result = import_program(quantized, fallback=fallback)
-    result.texts = {"00-export": exported_text, "01-insert-qdq": quantized_text}
-    result.seconds = {
-        "export": export_ended - began,
-        "insert-qdq": qdq_ended - export_ended,
-        "import": time.perf_counter() - qdq_ended,
-    }
+    stages = Stages()
+    with stages("export"):
+        keep = KEPT_WHOLE.union(BUILDERS) if fallback is not None else None
+        exported = export_model(model, args, kwargs, dynamic_shapes, keep=keep)
+        stages.texts["00-export"] = exported.text()
+    with stages("insert-qdq"):
+        try:
+            quantized = insert_qdq(exported, quant, weights, files, calibration)
+        except PromiseError as error:
+            _raise_cause(exported, error, fallback)
+            raise
+        stages.texts["01-insert-qdq"] = quantized.text()
+    with stages("import"):
+        result = import_program(quantized, fallback=fallback)
+    result.texts, result.seconds = stages.texts, stages.seconds
     return result
 
 
