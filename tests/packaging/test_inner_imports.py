@@ -22,6 +22,7 @@ PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich",
 DOORS = {
     "qcompiler/api.py",  # torch and xdsl load with the first compilation
     "qcompiler/cli.py",  # `qc --help` and `qc run` start without them
+    "qcompiler/compile_command.py",  # `qc --help` knows its options without torch
     "qcompiler/frontends/mlir/frontend.py",  # JAX's parser is optional: linalg is read without it
     "qcompiler/ir/universe.py",  # xdsl-opt asks for dialects and passes by name
     "qcompiler/lm/arguments.py",  # `qc --help` knows the commands of language models without the runtime
