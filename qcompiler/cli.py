@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     add_watching(command)
     command.set_defaults(run=_opt)
 
+    _add_reduce(commands)
     _add_bench(commands)
     _add_convert(commands)
     add_language_models(commands)
@@ -137,6 +138,17 @@ def _add_inspect(commands: Any) -> None:
     )
     command.add_argument("--between", type=_times, metavar="US,US", help="with --timeline: the part between two times")
     command.set_defaults(run=_inspect)
+
+
+def _add_reduce(commands: Any) -> None:
+    command = commands.add_parser("reduce", help="shrink a failing IR while it fails in the same way")
+    command.add_argument("file", type=Path, help="a reproducer, or another file of IR")
+    command.add_argument("-o", "--output", type=Path, help="the file to write; default PASS.reduced.mlir")
+    command.add_argument("-p", "--passes", help="the passes that fail; default those of the file's RUN line")
+    command.add_argument("--context", type=Path, metavar="FILE", help="weights and target; default of the RUN line")
+    command.add_argument("--verify-each", choices=("ir", "numerics"), help="numerics: the failure is a wrong answer")
+    command.add_argument("--timeout", type=_count, metavar="S", help="seconds after which a run counts as a hang")
+    command.set_defaults(run=_reduce)
 
 
 def _add_bench(commands: Any) -> None:
@@ -457,17 +469,14 @@ def _timeline(options: argparse.Namespace) -> None:
 
 def _opt(options: argparse.Namespace) -> None:
     from qcompiler.inspect.dumps import StageDumps, print_after_of
-    from qcompiler.inspect.opt import list_passes, run_passes
+    from qcompiler.inspect.opt import list_passes, read_text, run_passes
     from qcompiler.inspect.terminal import show
     from qcompiler.passes.pipeline import ALL_PASSES
 
     if options.list:
         print(list_passes())
         return
-    try:
-        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_bytes().decode()
-    except (OSError, ValueError) as error:  # ValueError: invalid UTF-8, a NUL in the name
-        raise ArgumentError(f"cannot read '{options.file}': {error}") from error
+    text = read_text(options.file)
     syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
     where = "<stdin>" if options.file == "-" else options.file
     dumps = StageDumps(print_after=print_after_of(print_after(options), tuple(ALL_PASSES)))
@@ -477,6 +486,13 @@ def _opt(options: argparse.Namespace) -> None:
     show(shown.removesuffix("\n"), "ir")
     if options.timing:
         print(dumps.timing(), file=sys.stderr)
+
+
+def _reduce(options: argparse.Namespace) -> int:
+    from qcompiler.reduce.command import reduce
+
+    check_writable(options.output)
+    return reduce(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -3,9 +3,11 @@
     qc opt -p plan-memory …/before-plan-memory.mlir --context …/context.safetensors
     qc reduce …/before-plan-memory.mlir            # shrinks it
 
-A report lies beside them (runtime/failure_report.py).  The command names the pass with its options. IR holds no weights. The context file holds their directory, the target and
-the devices as JSON, and the bytes of plain weights up to `LARGEST_KEPT`, since passes compute with those (stored masks,
-position tables). Larger weights and packed weights are read back as zeros: passes only move them.
+A report lies beside them (runtime/failure_report.py).  The command names the pass with its options.  IR holds no
+weights.  The context file holds their directory, the target and the devices as JSON, and the bytes of plain weights up
+to `LARGEST_KEPT`, since passes compute with those (stored masks, position tables).  Larger weights and packed weights
+are read back as zeros: passes only move them.  Where the failure is a wrong answer, the file also holds the inputs that
+showed it, and the bytes of weights up to `LARGEST_WITH_SAMPLES`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ MAX_ELEMENTS = 1 << 40
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 _REFUSED = (
-    OSError, ValueError, KeyError, SafetensorError, msgspec.MsgspecError, RecursionError, FormatError, PlanError, MemoryError,
+    OSError, ValueError, KeyError, SafetensorError, msgspec.MsgspecError, RecursionError, FormatError, PlanError,
+    MemoryError,
 )  # fmt: skip
 """Errors of a damaged or inconsistent file: those of safetensors and msgspec, and our own. MemoryError: a weight's
 zeros are as large as the model's weight was."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from qcompiler.errors import NumericsError
+from qcompiler.errors import ArgumentError, NumericsError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.sample_inputs import samples_for
 from qcompiler.ir.context import QCContext
@@ -29,6 +30,14 @@ class Job:
     samples: Samples | None = None
 
 
+def read_text(file: str) -> str:
+    """The text of a file, or of stdin for "-". ArgumentError for what cannot be read as text."""
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_bytes().decode()
+    except (OSError, ValueError) as error:  # ValueError: invalid UTF-8, a NUL in the name
+        raise ArgumentError(f"cannot read '{file}': {error}") from error
+
+
 def read_job(text: str, context_file: str | Path | None = None, *, where: str = "<input>") -> Job:
     """Parses and verifies. Raises QCompilerError with the position in the text.
 
@@ -41,9 +50,13 @@ def read_job(text: str, context_file: str | Path | None = None, *, where: str = 
 
 
 def apply_passes(
-    job: Job, passes: Sequence[ModulePass], verify_each: VerifyEach | None = None, dumps: StageDumps | None = None
+    job: Job,
+    passes: Sequence[ModulePass],
+    verify_each: VerifyEach | None = None,
+    dumps: StageDumps | None = None,
+    begins: Callable[[str], None] | None = None,
 ) -> None:
-    """Runs the passes in order on the module, and verifies it after each.
+    """Runs the passes in order on the module, and verifies it after each. `begins` is called with each one's name.
 
     `verify_each="numerics"` also compares the program's results before and after each pass, on the job's samples or
     on random ones.  NumericsError names the first pass that changed them by more than it declares.
@@ -53,6 +66,8 @@ def apply_passes(
         samples = samples_for(job.module, job.samples)
         check = NumericsCheck(job.module, job.context, samples.inputs, samples.states)
     for each in passes:
+        if begins is not None:
+            begins(each.name)
         began = time.perf_counter()
         with applying(each.name):
             each.apply(job.context, job.module)
