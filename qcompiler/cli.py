@@ -1,7 +1,8 @@
-"""`qc compile | run | inspect | opt | bench | convert | doctor | generate | chat | eval | search`.
+"""`qc COMMAND`: compile, run, inspect, opt, reduce, bench, convert, generate, chat, eval, search, doctor, completion.
 
 Data goes to stdout, progress and messages to stderr. Exit status 1 and one message on stderr for every `QCompilerError`
-and for files that cannot be read or written; 2 for a wrong command line, before anything is read or compiled.
+and for files that cannot be read or written; 2 for a wrong command line, before anything is read or compiled; 70 for
+any other exception, whose traceback goes into a file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from qcompiler import __version__
+from qcompiler.command_help import add_completion, finish
 from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.compile_command import add_compile, add_watching, print_after
 from qcompiler.errors import ArgumentError, QCompilerError
@@ -113,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--device", default="cpu", help="with --model: cpu, cuda:0 or sim:0")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=_doctor)
+    add_completion(commands)
+    finish(parser)
+    parser.set_defaults(parser=parser)
     return parser
 
 
@@ -282,6 +287,8 @@ def _may_replace(target: Path) -> bool:
 def _run(options: argparse.Namespace) -> None:
     import numpy as np
 
+    from qcompiler.runtime.files import replacing
+
     check_writable(options.output)
     args, kwargs = _read_inputs(options.inputs)
     run = _load(options)
@@ -289,7 +296,7 @@ def _run(options: argparse.Namespace) -> None:
     result = run(*given, **named)
     leaves = dict(_leaves(result, "result"))
     if options.output is not None:
-        with options.output.open("wb") as file:  # given a name, numpy would append .npz to it
+        with replacing(options.output) as file:  # given a name, numpy would append .npz to it
             np.savez(file, **leaves)
         return
     for name, value in leaves.items():

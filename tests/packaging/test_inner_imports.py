@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("qcompiler", "passes", "kernels", "runtime")
 
-PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich", "tokenizers", "jinja2"}
+PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich", "tokenizers", "jinja2", "shtab"}
 """Optional, or slow to load: what runs programs needs none of them."""
 
 DOORS = {

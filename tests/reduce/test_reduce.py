@@ -167,7 +167,7 @@ def test_an_interrupt_leaves_the_smallest_so_far(
 
     def interrupted(case: Case, seconds: float) -> object:
         calls.append(case.size)
-        if len(calls) == 6:
+        if len(calls) == 12:
             raise KeyboardInterrupt
         return ahead(case, seconds)
 
@@ -179,6 +179,7 @@ def test_an_interrupt_leaves_the_smallest_so_far(
         run_passes(text, "dce")
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_is_found_again_by_its_inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: FuseElementwisePass, ctx: Context, op: ModuleOp) -> None:
         for each in list(op.walk()):
