@@ -48,9 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
         return 1
     except Exception as error:  # a bug of ours, or in the model that was named: the traceback goes into a file
-        from qcompiler.runtime.failure_report import report_alone
-
-        _say(f"{type(error).__name__}: {error}; the traceback is in {report_alone(error)}")
+        _say(f"{type(error).__name__}: {error}; {_reported(error)}")
         return 70
     return status or 0
 
@@ -59,6 +57,16 @@ def _say(message: str) -> None:
     """One message on stderr."""
     if sys.stderr is not None:
         print(f"qc: {_printable(message)}", file=sys.stderr)
+
+
+def _reported(error: Exception) -> str:
+    """Writes the traceback to a file, and says where it is."""
+    from qcompiler.runtime.failure_report import report_alone
+
+    try:
+        return f"the traceback is in {report_alone(error)}"
+    except OSError as second:
+        return f"no report could be written: {second}"
 
 
 def _drop_stdout() -> None:

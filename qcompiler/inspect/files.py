@@ -27,6 +27,10 @@ SOURCE_STAGE = "emit-kernels"
 _SOURCE_FILES = {"cpu": "kernels/program.cpp", "cuda": "kernels/program.cu"}
 
 
+MOST_DIMENSIONS = 64
+"""torch has as many at most."""
+
+
 def source_file(kind: str) -> str:
     """The name of the emitted source in a program file for a kind of target."""
     return _SOURCE_FILES[kind]
@@ -113,7 +117,9 @@ def ledger_of(path: str | Path) -> Ledger:
     if header.ledger is None:
         raise ArgumentError(f"{path} holds no ledger: it was not made by qcompile")
     totals = _checked(Path(path), header.ledger).totals
-    rows = _converted(Path(path), header.ledger["rows"], tuple[LedgerRow, ...])
+    rows: tuple[LedgerRow, ...] = _converted(Path(path), header.ledger["rows"], tuple[LedgerRow, ...])
+    if any(len(row.shape) > MOST_DIMENSIONS for row in rows):  # their product would take forever
+        raise CorruptFileError(f"{path}: the ledger in the file has a shape of more than {MOST_DIMENSIONS} dimensions")
     return Ledger(rows, totals.recipe, totals.promise_bits, totals.later)
 
 

@@ -34,6 +34,9 @@ from qcompiler.reduce.case import Case
 ROOM = 8 << 30
 """Bytes of address space that a child may take beyond those that it starts with."""
 
+SLICE = 0.5
+"""Seconds of one wait for a child."""
+
 _NOISE = (
     (re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`"), "''"),
     (re.compile(r"[%@][\w.$-]+"), "%"),
@@ -85,9 +88,13 @@ def observe(case: Case, seconds: float) -> Failure | None:
 
 def _listen(read: int, seconds: float) -> tuple[list[dict[str, str]], bool]:
     """What the child said, a line of JSON each, and whether it ended in time."""
-    text, until = b"", time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        if select.select([read], [], [], left)[0]:
+    text, left = b"", seconds
+    while left > 0:
+        began = time.monotonic()
+        ready = select.select([read], [], [], min(left, SLICE))[0]
+        # Whoever stops this process (Ctrl-Z, a debugger) stops the child as well: that time is not the child's.
+        left -= min(time.monotonic() - began, 2 * SLICE)
+        if ready:
             part = os.read(read, 1 << 16)
             if not part:
                 return _lines(text), True
@@ -133,7 +140,7 @@ def _run(case: Case, write: int, seconds: float) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then kills this process
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(seconds) + 5)  # if the parent is killed
+        signal.alarm(10 * int(seconds) + 600)  # if the parent is killed; long, since a stopped process counts as well
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):  # what a crash prints is noise here
             os.dup2(nowhere, standard)
