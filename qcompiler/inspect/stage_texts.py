@@ -236,6 +236,7 @@ def _script(old: Sequence[str], new: Sequence[str]) -> list[tuple[str, str]]:
     at_old = at_new = 0
     for a, b, size in blocks:
         script += [("-", line) for line in old[at_old:a]]
+        renamed.update((value, "") for line in old[at_old:a] for value in _defined(line))
         script += [("+", line) for line in new[at_new:b]]
         for before, after in zip(old[a : a + size], new[b : b + size], strict=True):
             script += [(" ", after)] if _same(before, after, renamed) else [("-", before), ("+", after)]
@@ -243,14 +244,20 @@ def _script(old: Sequence[str], new: Sequence[str]) -> list[tuple[str, str]]:
     return script
 
 
+def _defined(line: str) -> list[str]:
+    """The values on the left of a line's `=`."""
+    found = _DEFINED.match(line)
+    return _VALUE.findall(found[1]) if found else []
+
+
 def _same(before: str, after: str, renamed: dict[str, str]) -> bool:
-    """Whether two lines that are equal without numbers have the same operands; learns what they define."""
+    """Whether two lines that are equal without numbers have the same operands; learns what they define. A value whose
+    definition is gone equals no other."""
     values = list(zip(_VALUE.findall(before), _VALUE.findall(after), strict=True))
     if before.lstrip().startswith("^") or "func.func" in before:  # arguments of a block or of a function
         renamed.update(values)
         return True
-    found = _DEFINED.match(before)
-    count = len(_VALUE.findall(found[1])) if found else 0
+    count = len(_defined(before))
     renamed.update(values[:count])
     return all(renamed.get(old, new) == new for old, new in values[count:])
 

@@ -80,11 +80,24 @@ def test_another_operand_is_a_difference_though_only_a_number_changed() -> None:
     assert '-    %5 = qc.softmax %2 {qc.path = "b"}' in text and '+    %15 = qc.softmax %0 {qc.path = "b"}' in text
 
 
-def test_a_deleted_op_is_the_only_difference() -> None:
-    without = BEFORE.replace('    %1 = qc.const @w {qc.path = "a.w"} : tensor<4xf32>\n', "")
-    without = re.sub(r"%([2-5])", lambda m: f"%{int(m[1]) - 1}", without)
-    shown = difference(BEFORE, without)
+def test_a_deleted_op_that_nothing_reads_is_the_only_difference() -> None:
+    line = "    %1 = qc.const @w"
+    longer = re.sub(r"%([1-5])", lambda found: f"%{int(found[1]) + 1}", BEFORE).replace(
+        "    %2 = qc.const @w", '    %1 = qc.dim "s" : index\n    %2 = qc.const @w'
+    )
+    assert line in BEFORE and line not in longer
+    shown = difference(longer, BEFORE)
     assert (shown.removed, shown.added) == (1, 0), shown.text("a", "b")
+
+
+def test_an_op_that_read_a_deleted_value_differs() -> None:
+    first = "%1 = a.x : t\n%2 = a.cast %1 : t\n%3 = a.use %2 : t"
+    second = "%1 = a.x : t\n%2 = a.use %1 : t"
+    assert [line for hunk in difference(first, second).hunks for line in hunk if line[0] != " "] == [
+        "-%2 = a.cast %1 : t",
+        "-%3 = a.use %2 : t",
+        "+%2 = a.use %1 : t",
+    ]
 
 
 def test_texts_of_any_shape_are_compared() -> None:
