@@ -14,7 +14,7 @@ from qcompiler.inspect.opt import read_job, read_text
 from qcompiler.inspect.sample_inputs import samples_for
 from qcompiler.ir.text import print_module
 from qcompiler.passes.checks.reproducer import write_context
-from qcompiler.passes.pipeline import parse_passes
+from qcompiler.passes.pipeline import VerifyEach, parse_passes
 from qcompiler.reduce.case import Case
 from qcompiler.reduce.failure import observe
 from qcompiler.reduce.reducer import Reducer
@@ -46,7 +46,7 @@ def reduce(options: argparse.Namespace) -> int:
     text = read_text(str(source))
     run = _run_of(text, source, options)
     job = read_job(text, run.context, where=str(source))
-    mode = "numerics" if run.verify_each == "numerics" else None
+    mode: VerifyEach | None = "numerics" if run.verify_each == "numerics" else None
     context = job.context if run.context is not None else None
     case = Case(job.module, tuple(parse_passes(run.passes)), context, job.samples, mode)
     reducer = Reducer.of(case, options.timeout)

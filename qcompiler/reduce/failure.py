@@ -14,6 +14,7 @@ Every case runs in a forked child, so that a crash, a hang or a changed global o
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -144,6 +145,7 @@ def _run(case: Case, write: int, seconds: float) -> NoReturn:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):  # what a crash prints is noise here
             os.dup2(nowhere, standard)
+        faulthandler.disable()  # as is what Python prints, to a descriptor of its own
         _limit_memory()
         failure = _attempt(case, write)
         if failure is not None:

@@ -64,11 +64,12 @@ def _outer(module: ModuleOp) -> list[Operation]:
 
 def _inner(module: ModuleOp) -> list[Operation]:
     """The ops in regions, but for the bodies of functions."""
-    return [
-        op
-        for op in module.walk()
-        if not isinstance(op.parent_op(), ModuleOp | func.FuncOp | None) and _is_removable(op)
-    ]
+    found = []
+    for op in module.walk():
+        parent = op.parent_op()
+        if parent is not None and not isinstance(parent, ModuleOp | func.FuncOp) and _is_removable(op):
+            found.append(op)
+    return found
 
 
 def _top(module: ModuleOp) -> list[Operation]:
