@@ -71,9 +71,10 @@ def _reported(error: Exception) -> str:
 
 def _drop_stdout() -> None:
     """Forgets what could not be written: Python would try again at its end, and complain."""
-    if sys.stdout is not None and sys.stdout is sys.__stdout__:
+    stdout = sys.__stdout__
+    if stdout is not None and sys.stdout is stdout:
         with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            os.dup2(nowhere.fileno(), stdout.fileno())
 
 
 def _printable(text: str) -> str:

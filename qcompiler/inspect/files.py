@@ -154,7 +154,8 @@ def _totals(path: Path, ledger: Any) -> dict[str, Any] | None:
 
 
 def _checked(path: Path, ledger: Any) -> _Ledger:
-    return _converted(path, ledger, _Ledger)
+    known: _Ledger = _converted(path, ledger, _Ledger)
+    return known
 
 
 def _converted(path: Path, value: Any, kind: Any) -> Any:

@@ -127,8 +127,7 @@ def _erase(op: Operation, instead: Substitute) -> bool:
         if value is None:
             return False
         result.replace_all_uses_with(value)
-    op.detach()
-    op.erase(safe_erase=False)
+    op.parent.erase_op(op, safe_erase=False)
     return True
 
 
