@@ -37,7 +37,7 @@ from qcompiler.passes.checks.numerics import (
     count_widenings,
     difference,
 )
-from qcompiler.passes.checks.reproducer import write_reproducer
+from qcompiler.passes.checks.reproducer import Reproducer, Samples, write_reproducer
 from qcompiler.runtime import progress
 
 Array = npt.NDArray[Any]
@@ -176,7 +176,7 @@ def run_pipeline(
     start, start_ctx = module.clone(), ctx.clone()
     times: list[StageTime] = []
     verifier = Verifier()
-    check = _NumericsCheck(module, ctx, sample_inputs, sample_states) if verify_each == "numerics" else None
+    check = NumericsCheck(module, ctx, sample_inputs, sample_states) if verify_each == "numerics" else None
     for number, stage in enumerate(chosen):
         progress.stage(stage.name)
         began = time.perf_counter()
@@ -186,12 +186,13 @@ def run_pipeline(
             seconds = time.perf_counter() - began
             changed = verifier.verify(module)
         except Exception as error:
-            reproducer = _reproduce(start, start_ctx, chosen[:number], made)
+            wanted = _reproducer(start, start_ctx, chosen[:number], made)
+            reproducer = write_reproducer(wanted, error, ctx.report.decisions)
             if isinstance(error, QCompilerError) and not isinstance(error, PassError):
                 error.add_note(f"in stage '{stage.name}'; to reproduce: {reproducer}")
                 raise
             raise PassError(
-                f"stage '{stage.name}' failed: {error}\nreproducer: {reproducer}",
+                f"stage '{stage.name}' failed: {error}\n{_LEFT.format(reproducer)}",
                 stage=stage.name,
                 reproducer=reproducer,
             ) from error
@@ -201,14 +202,21 @@ def run_pipeline(
         if check is not None:
             found = check.after(made, module, ctx)
             if found is not None:
-                reproducer = _reproduce(start, start_ctx, chosen[:number], made)
-                message = f"stage '{stage.name}' changed the program's answer: {found}\nreproducer: {reproducer}"
+                message = f"stage '{stage.name}' changed the program's answer: {found}"
+                wanted = replace(_reproducer(start, start_ctx, chosen[:number], made), samples=check.samples)
+                failure = NumericsError(message, stage=stage.name)
+                reproducer = write_reproducer(wanted, failure, ctx.report.decisions)
+                message = f"{message}\n{_LEFT.format(reproducer)}"
                 raise NumericsError(message, stage=stage.name, reproducer=reproducer)
     return times
 
 
-class _NumericsCheck:
-    """Compares the program's results before and after each pass."""
+_LEFT = "reproducer, with a report beside it: {}"
+"""The one line that says what a failing pass has left behind."""
+
+
+class NumericsCheck:
+    """Compares the program's results before and after each pass. States that are not given start as zeros."""
 
     def __init__(
         self,
@@ -220,6 +228,7 @@ class _NumericsCheck:
         assert inputs is not None
         self._inputs = inputs
         self._states = {**initial_states(module), **(states or {})}
+        self.samples = Samples(tuple(inputs), self._states)
         self._columns = cache_columns(module)
         self._answers = self._values(answers(module, ctx, inputs, self._states))
         self._roundings = count_roundings(module)
@@ -257,8 +266,8 @@ class _NumericsCheck:
         return values
 
 
-def _reproduce(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: ModulePass) -> str:
-    """Runs the stages before the failing one again, and writes their result. Passes are deterministic."""
+def _reproducer(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: ModulePass) -> Reproducer:
+    """Runs the stages before the failing one again. Passes are deterministic."""
 
     def repeat() -> tuple[ModuleOp, QCContext]:
         module = start.clone()
@@ -266,4 +275,4 @@ def _reproduce(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing
             stage.make().apply(ctx, module)
         return module, ctx
 
-    return write_reproducer(repeat, start, failing)
+    return Reproducer(repeat, start, failing)

@@ -20,7 +20,7 @@ from qcompiler.errors import (
 )
 from qcompiler.frontends.common.doors import is_jax_call, is_mlir, is_plain_function
 from qcompiler.frontends.common.imported import FRONTEND_STAGES, Imported
-from qcompiler.inspect.dumps import StageDumps
+from qcompiler.inspect.dumps import StageDumps, print_after_of
 from qcompiler.inspect.report import Choice
 from qcompiler.inspect.upstream import STAGE
 from qcompiler.ir.context import QCContext, Target
@@ -55,6 +55,7 @@ def qcompile(
     targets: Sequence[str] | None = None,
     fallback: Literal["torch"] | None = None,
     dump_ir: str | Path | None = None,
+    print_after: str | None = None,
     verify_each: Literal["ir", "numerics"] | None = None,
     buckets: Buckets | None = None,
     weights: str | Path | WeightSource | None = None,
@@ -80,9 +81,10 @@ def qcompile(
     stores a native build for each, and the program runs the best one that the device supports.  The default is the
     device's own.  With `targets`, a machine can compile and save a program that it cannot run.
     QC_COMPUTE_STREAMS is the maximum number of streams for a GPU's kernels (default 4; 1: no overlap).
-    `dump_ir` (or QC_DUMP_IR) is a folder for the text of every stage.  `verify_each="numerics"` runs the program
-    after every pass and names the pass that changed the answer.  `buckets` are entry points to specialise for,
-    `[("decode", {"s": (1, 1)})]`.
+    `dump_ir` (or QC_DUMP_IR) is a folder for the text of every stage.  `print_after` (or QC_PRINT_AFTER) prints it to
+    stderr after the stages that it names, "import,dce", after "all", or after each "change".
+    `verify_each="numerics"` runs the program after every pass and names the pass that changed the answer.  `buckets`
+    are entry points to specialise for, `[("decode", {"s": (1, 1)})]`.
 
     `weights` is the source of values: None (the model's own parameters), a safetensors file or a folder of shards (or
     `qc.Shards(path, …)`), read one tensor at a time, or "none" (no values: the program has a plan, IR, sizes and a
@@ -131,8 +133,8 @@ def qcompile(
         check_function(weights, calibrate, fallback)
         return _compile_function(
             model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, device=device, targets=targets,
-            dump_ir=dump_ir, verify_each=verify_each, buckets=buckets, valued=weights != "none", workdir=workdir,
-            progress=progress, donate_argnums=donate_argnums,
+            dump_ir=dump_ir, print_after=print_after, verify_each=verify_each, buckets=buckets,
+            valued=weights != "none", workdir=workdir, progress=progress, donate_argnums=donate_argnums,
         )  # fmt: skip
     if donate_argnums is not None:
         raise ArgumentError("donate_argnums: a model of torch has states in its buffers; leave `donate_argnums` out")
@@ -149,7 +151,7 @@ def qcompile(
     from qcompiler.passes.pipeline import STAGES
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
-    dumps = StageDumps(directory or None)
+    dumps = StageDumps(directory or None, stages_to_print(print_after))
     files = WorkFolder(workdir) if workdir is not None and source.valued else None
     calibration = None if calibrate is None else Calibration(calibrate, files.path if files is not None else None)
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
@@ -208,6 +210,13 @@ def finish(
     )  # fmt: skip
 
 
+def stages_to_print(print_after: str | None) -> frozenset[str]:
+    """`print_after`, or QC_PRINT_AFTER, as names. ArgumentError for a name that is no stage."""
+    from qcompiler.passes.pipeline import STAGES
+
+    return print_after_of(print_after, (*FRONTEND_STAGES, *(each.name for each in STAGES)))
+
+
 def check_function(weights: Any, calibrate: Any, fallback: Any) -> None:
     """ArgumentError for the arguments of `qcompile` that only models of torch have."""
     if weights not in (None, "none"):
@@ -231,6 +240,7 @@ def _compile_function(
     device: Devices | None,
     targets: Sequence[str] | None,
     dump_ir: str | Path | None,
+    print_after: str | None,
     verify_each: Literal["ir", "numerics"] | None,
     buckets: Buckets | None,
     valued: bool,
@@ -247,7 +257,8 @@ def _compile_function(
     from qcompiler.frontends.weights.workdir import WorkFolder
     from qcompiler.passes.pipeline import STAGES
 
-    dumps = StageDumps(dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR") or None)
+    directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
+    dumps = StageDumps(directory or None, stages_to_print(print_after))
     files = WorkFolder(workdir) if workdir is not None and valued else None
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
         imported = _import_function(function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums)

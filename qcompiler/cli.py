@@ -1,23 +1,28 @@
-"""`qc compile | run | inspect | opt | bench | convert | doctor | generate | chat | eval | search`.
+"""`qc COMMAND`: compile, run, inspect, opt, reduce, bench, convert, generate, chat, eval, search, doctor, completion.
 
 Data goes to stdout, progress and messages to stderr. Exit status 1 and one message on stderr for every `QCompilerError`
-and for files that cannot be read or written; 2 for a wrong command line, before anything is read or compiled.
+and for files that cannot be read or written; 2 for a wrong command line, before anything is read or compiled; 70 for
+any other exception, whose traceback goes into a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from qcompiler import __version__
+from qcompiler.command_help import add_completion, finish
 from qcompiler.command_inputs import check_writable, from_factory
+from qcompiler.compile_command import add_compile, add_watching, print_after
 from qcompiler.errors import ArgumentError, QCompilerError
 from qcompiler.lm.arguments import add_commands as add_language_models
-from qcompiler.units import human_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,17 +30,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int | None = options.run(options)
+        if sys.stdout is not None:  # None: closed by the caller
+            sys.stdout.flush()  # what fails here would otherwise be a traceback of Python's at its end
     except QCompilerError as error:
-        print(f"qc: {type(error).__name__}: {_printable(str(error))}", file=sys.stderr)
+        _say("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
         return 1
     except KeyboardInterrupt:
+        _say("interrupted")
         return 130
     except BrokenPipeError:
+        _drop_stdout()
         return 141  # the reader of our stdout has closed it, as in `qc opt … | head`
-    except OSError as error:  # a missing file, or one without permission to read or write
-        print(f"qc: {_printable(str(error))}", file=sys.stderr)
+    except OSError as error:  # a missing file, one without permission to read or write, or no room
+        _drop_stdout()
+        _say(str(error))
         return 1
+    except Exception as error:  # a bug of ours, or in the model that was named: the traceback goes into a file
+        _say(f"{type(error).__name__}: {error}; {_reported(error)}")
+        return 70
     return status or 0
+
+
+def _say(message: str) -> None:
+    """One message on stderr."""
+    if sys.stderr is not None:
+        print(f"qc: {_printable(message)}", file=sys.stderr)
+
+
+def _reported(error: Exception) -> str:
+    """Writes the traceback to a file, and says where it is."""
+    from qcompiler.runtime.failure_report import report_alone
+
+    try:
+        return f"the traceback is in {report_alone(error)}"
+    except OSError as second:
+        return f"no report could be written: {second}"
+
+
+def _drop_stdout() -> None:
+    """Forgets what could not be written: Python would try again at its end, and complain."""
+    stdout = sys.__stdout__
+    if stdout is not None and sys.stdout is stdout:
+        with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), stdout.fileno())
 
 
 def _printable(text: str) -> str:
@@ -48,45 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qcompiler {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    command = commands.add_parser("compile", help="compile a PyTorch model or a text of MLIR to a .qca file")
-    command.add_argument(
-        "model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes); or a .mlir file"
-    )
-    command.add_argument("-o", "--output", type=Path, help="the file to write; needed unless --weights none")
-    command.add_argument(
-        "--quant",
-        default=None,
-        help="a storage format such as nf4, int8, int4 or nf4:block=128, or a file such as recipe.toml; default float",
-    )
-    command.add_argument(
-        "--compute", choices=("exact", "bf16", "int8"), help="the arithmetic of linears with quantised weights"
-    )
-    command.add_argument(
-        "--device", default=None, help="cpu, cuda:0 or sim:0 (the simulated GPU); default: the model's"
-    )
-    command.add_argument(
-        "--targets", "--target", default=None, metavar="NAME,…",
-        help="the targets of the native builds: x86-64,x86-64-v3,x86-64-v4, or sm_80,sm_90a,…; default: this machine",
-    )  # fmt: skip
-    command.add_argument(
-        "--weights", default=None, metavar="PATH", help="safetensors file or folder; 'none': plan and sizes only"
-    )
-    command.add_argument(
-        "--dynamic", action="append", default=[], type=_dynamic, metavar="X:AXIS=NAME,LOW,HIGH",
-        help="a .mlir file: the name and range of a dimension that is ?, as in x:0=b,1,64",
-    )  # fmt: skip
-    command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile can continue")
-    command.add_argument("--layout", choices=("target", "canonical"), default="target")
-    command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
-    command.add_argument("--dump-ir", type=Path, default=None)
-    command.add_argument("--mlir", type=Path, default=None, metavar="FILE", help="write it in upstream MLIR, too")
-    command.add_argument(
-        "--fallback", choices=("torch",), default=None, help="torch: run operators without a lowering in torch"
-    )
-    command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
-    command.add_argument("--timing", action="store_true", help="print the seconds of each stage")
-    command.set_defaults(run=_compile)
-
+    add_compile(commands)
     command = commands.add_parser("run", help="run a .qca file on .npy/.npz inputs")
     command.add_argument("program", type=Path)
     command.add_argument(
@@ -108,8 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--mlir", action="store_true", help="print what a stock MLIR parses")
     command.add_argument("--list", action="store_true", help="list the passes")
     command.add_argument("--context", metavar="FILE", help="weights, target and buckets, as written with a reproducer")
+    command.add_argument("--verify-each", choices=("ir", "numerics"), help="numerics: also compare the answers")
+    add_watching(command)
     command.set_defaults(run=_opt)
 
+    _add_reduce(commands)
     _add_bench(commands)
     _add_convert(commands)
     add_language_models(commands)
@@ -124,16 +126,27 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--no-measure", action="store_true", help="leave bandwidth and rates out")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=_doctor)
+    add_completion(commands)
+    finish(parser)
+    parser.set_defaults(parser=parser)
     return parser
 
 
 def _add_inspect(commands: Any) -> None:
     command = commands.add_parser("inspect", help="show what a .qca file holds, without running it")
-    command.add_argument("program", type=Path)
+    command.add_argument("program", type=Path, help="a .qca file; for texts of stages also a folder of --dump-ir")
     command.add_argument("--json", action="store_true")
-    command.add_argument("--plan", action="store_true", help="print the plan as JSON")
-    command.add_argument("--ir", metavar="STAGE", help="print the text of a stage")
-    command.add_argument("--timeline", action="store_true", help="chart what runs on which stream, by estimated times")
+    part = command.add_mutually_exclusive_group()
+    part.add_argument("--plan", action="store_true", help="print the plan as JSON")
+    part.add_argument("--stage", "--ir", metavar="STAGE", help="print the text of a stage, by name or number")
+    part.add_argument("--diff", nargs=2, metavar=("A", "B"), help="print what the texts of two stages differ in")
+    part.add_argument("--ledger", action="store_true", help="print every parameter with its format and bytes")
+    part.add_argument("--kernels", action="store_true", help="list the kernels and what they serve")
+    part.add_argument("--timeline", action="store_true", help="chart what runs on which stream, by estimated times")
+    command.add_argument(
+        "--op", type=_pattern, metavar="REGEX",
+        help="print the ops that match, such as 'qc.linear' or a module path: of --stage, or stage by stage",
+    )  # fmt: skip
     command.add_argument("--perfetto", type=Path, metavar="OUT", help="write the timeline as a trace for Perfetto")
     command.add_argument("--entry", help="for a timeline: the entry point; default: the first for these sizes")
     command.add_argument(
@@ -141,6 +154,17 @@ def _add_inspect(commands: Any) -> None:
     )
     command.add_argument("--between", type=_times, metavar="US,US", help="with --timeline: the part between two times")
     command.set_defaults(run=_inspect)
+
+
+def _add_reduce(commands: Any) -> None:
+    command = commands.add_parser("reduce", help="shrink a failing IR while it fails in the same way")
+    command.add_argument("file", type=Path, help="a reproducer, or another file of IR")
+    command.add_argument("-o", "--output", type=Path, help="the file to write; default PASS.reduced.mlir")
+    command.add_argument("-p", "--passes", help="the passes that fail; default those of the file's RUN line")
+    command.add_argument("--context", type=Path, metavar="FILE", help="weights and target; default of the RUN line")
+    command.add_argument("--verify-each", choices=("ir", "numerics"), help="numerics: the failure is a wrong answer")
+    command.add_argument("--timeout", type=_count, metavar="S", help="seconds after which a run counts as a hang")
+    command.set_defaults(run=_reduce)
 
 
 def _add_bench(commands: Any) -> None:
@@ -211,14 +235,12 @@ def _dim(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
-def _dynamic(text: str) -> tuple[str, int, tuple[str, int, int]]:
-    """`X:AXIS=NAME,LOW,HIGH`."""
-    place, _, rest = text.partition("=")
-    name, _, axis = place.rpartition(":")
-    parts = rest.split(",")
-    if not name or not axis.isdecimal() or len(parts) != 3 or not all(part.isdecimal() for part in parts[1:]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a dimension with a name and a range, such as x:0=b,1,64")
-    return name, int(axis), (parts[0], int(parts[1]), int(parts[2]))
+def _pattern(text: str) -> re.Pattern[str]:
+    """A regular expression of Python."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
 
 
 def _times(text: str) -> tuple[float, float]:
@@ -248,70 +270,6 @@ def _loading(options: argparse.Namespace) -> dict[str, Any]:
         "verify": options.verify,
         "trust_operators": options.trust_operators.split(",") if options.trust_operators else (),
     }
-
-
-# --- compile ---------------------------------------------------------------------------------------------------------
-
-
-def _compile(options: argparse.Namespace) -> None:
-    from qcompiler.runtime.progress import Stages, stage
-
-    if (options.output is None) != (options.weights == "none"):
-        raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
-    if options.mlir is not None and options.weights == "none":
-        raise ArgumentError("--mlir writes the weights, and --weights none has none")
-    check_writable(options.output)
-    check_writable(options.mlir)
-    with Stages(1):
-        stage(f"load {options.model}")
-        from qcompiler.api import qcompile  # torch, which takes seconds to import
-        from qcompiler.config import recipe_of
-
-        weights = options.weights
-        if options.model.endswith(".mlir"):
-            model, args, kwargs, dynamic_shapes = _mlir(options)
-            weights = "none" if weights == "none" else None
-        else:
-            model, args, kwargs, dynamic_shapes = from_factory(options.model)
-    program = qcompile(
-        model,
-        args,
-        kwargs,
-        quant=recipe_of(options.quant, options.compute),
-        dynamic_shapes=dynamic_shapes,
-        device=options.device,
-        targets=options.targets.split(",") if options.targets else None,
-        dump_ir=options.dump_ir,
-        verify_each=options.verify_each,
-        weights=weights,
-        workdir=options.workdir,
-        fallback=options.fallback,
-    )
-    if options.mlir is not None:
-        program.to_mlir("linalg").save(options.mlir)
-        print(f"wrote {options.mlir} ({human_bytes(options.mlir.stat().st_size)})", file=sys.stderr)
-    if options.output is None:
-        print(program.report())
-        print(program.timing() if options.timing else program.ledger.totals())
-        return
-    builds = program.save(options.output, layout=options.layout, stages=not options.no_stages)
-    print(program.ledger.totals(), file=sys.stderr)
-    if options.timing:
-        print(program.timing())
-    for isa, digest in builds.items():
-        print(f"native build for {isa}: {digest}", file=sys.stderr)
-    print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
-
-
-def _mlir(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
-    """A text of MLIR, with weights by name from a safetensors file."""
-    from qcompiler.frontends.mlir.model import from_mlir
-
-    dims: dict[str, dict[int, tuple[str, int, int]]] = {}
-    for name, axis, entry in options.dynamic:
-        dims.setdefault(name, {})[axis] = entry
-    weights = None if options.weights == "none" else options.weights
-    return from_mlir(Path(options.model), weights), (), {}, dims or None
 
 
 # --- convert ---------------------------------------------------------------------------------------------------------
@@ -346,6 +304,8 @@ def _may_replace(target: Path) -> bool:
 def _run(options: argparse.Namespace) -> None:
     import numpy as np
 
+    from qcompiler.runtime.files import replacing
+
     check_writable(options.output)
     args, kwargs = _read_inputs(options.inputs)
     run = _load(options)
@@ -353,7 +313,7 @@ def _run(options: argparse.Namespace) -> None:
     result = run(*given, **named)
     leaves = dict(_leaves(result, "result"))
     if options.output is not None:
-        with options.output.open("wb") as file:  # given a name, numpy would append .npz to it
+        with replacing(options.output) as file:  # given a name, numpy would append .npz to it
             np.savez(file, **leaves)
         return
     for name, value in leaves.items():
@@ -449,50 +409,70 @@ def _bench_language_model(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from qcompiler.inspect.files import describe, ir_text, plan_json, summary
+    from qcompiler.inspect.files import describe, plan_json, summary
+    from qcompiler.inspect.shown import show_kernels, show_ledger, show_stages
+    from qcompiler.inspect.terminal import show
 
     check_writable(options.perfetto)
-    if options.timeline or options.perfetto is not None:
+    if options.op is not None or options.stage is not None or options.diff is not None:
+        show_stages(options)
+    elif options.ledger:
+        show_ledger(options.program, as_json=options.json)
+    elif options.kernels:
+        show_kernels(options.program, as_json=options.json)
+    elif options.timeline or options.perfetto is not None:
         _timeline(options)
     elif options.entry is not None or options.dim or options.between is not None:
         raise ArgumentError("--entry, --dim and --between are of a timeline: add --timeline or --perfetto OUT")
-    elif options.ir is not None:
-        print(ir_text(options.program, options.ir))
     elif options.plan:
-        print(plan_json(options.program))
+        show(plan_json(options.program))
     elif options.json:
-        print(json.dumps(describe(options.program), indent=1))
+        show(json.dumps(describe(options.program), indent=1))
     else:
-        print(summary(options.program))
+        show(summary(options.program))
 
 
 def _timeline(options: argparse.Namespace) -> None:
     from qcompiler.inspect.files import printable, timeline_of
+    from qcompiler.inspect.terminal import show, width
 
     shown = timeline_of(options.program, options.entry, dict(options.dim))
     if options.perfetto is not None:
         shown.save(options.perfetto)
         print(f"wrote {options.perfetto}; open it at ui.perfetto.dev", file=sys.stderr)
     if options.json:
-        print(json.dumps(shown.as_dict(), indent=1))
+        show(json.dumps(shown.as_dict(), indent=1))
     elif options.timeline:
         begin, end = options.between or (0.0, None)
-        print(printable(shown.text(begin=begin, end=end)))
+        show(printable(shown.text(max(width(), 80), begin, end)))
 
 
 def _opt(options: argparse.Namespace) -> None:
-    from qcompiler.inspect.opt import list_passes, run_passes
+    from qcompiler.inspect.dumps import StageDumps, print_after_of
+    from qcompiler.inspect.opt import list_passes, read_text, run_passes
+    from qcompiler.inspect.terminal import show
+    from qcompiler.passes.pipeline import ALL_PASSES
 
     if options.list:
         print(list_passes())
         return
-    try:
-        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_bytes().decode()
-    except (OSError, ValueError) as error:  # ValueError: invalid UTF-8, a NUL in the name
-        raise ArgumentError(f"cannot read '{options.file}': {error}") from error
+    text = read_text(options.file)
     syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
     where = "<stdin>" if options.file == "-" else options.file
-    print(run_passes(text, options.passes, syntax, options.context, where=where))
+    dumps = StageDumps(print_after=print_after_of(print_after(options), tuple(ALL_PASSES)))
+    shown = run_passes(
+        text, options.passes, syntax, options.context, where=where, verify_each=options.verify_each, dumps=dumps
+    )
+    show(shown.removesuffix("\n"), "ir")
+    if options.timing:
+        print(dumps.timing(), file=sys.stderr)
+
+
+def _reduce(options: argparse.Namespace) -> int:
+    from qcompiler.reduce.command import reduce
+
+    check_writable(options.output)
+    return reduce(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:

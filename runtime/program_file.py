@@ -57,7 +57,7 @@ from qcompiler.runtime.image import (
 )
 from qcompiler.runtime.memory import Block, Bytes
 from qcompiler.runtime.placement import choose_devices
-from qcompiler.runtime.progress import note
+from qcompiler.runtime.progress import Progress, note
 from qcompiler.runtime.repack import canonical_directory, to_canonical, to_target
 from qcompiler.units import human_bytes
 
@@ -211,8 +211,11 @@ def _safetensors_header(nbytes: int) -> bytes:
 
 def _pieces(front: bytes, weights: Bytes) -> Iterator[bytes | memoryview]:
     yield front
-    for start in range(0, weights.nbytes, CHUNK):
-        yield weights.data[start : start + CHUNK]
+    with Progress("writing weights", weights.nbytes) as progress:
+        for start in range(0, weights.nbytes, CHUNK):
+            part = weights.data[start : start + CHUNK]
+            yield part
+            progress.step(part.nbytes)
 
 
 def _sha256(data: bytes | memoryview) -> str:
@@ -414,13 +417,17 @@ def _check_digests(data: memoryview, members: dict[str, Member], header: Header)
 
 
 def _check_weights(header: Header, weights: Bytes) -> None:
-    for entry in header.stored:
-        found = chunk_digests(weights[entry.offset : entry.offset + entry.nbytes])
-        if found != entry.sha256:
-            where = next((i for i, pair in enumerate(zip(found, entry.sha256, strict=False)) if pair[0] != pair[1]), 0)
-            raise CorruptFileError(
-                f"the weight '{entry.name}' is damaged (chunk {where} of {len(found)}); copy or download the file again"
-            )
+    with Progress("checking weights", sum(entry.nbytes for entry in header.stored)) as progress:
+        for entry in header.stored:
+            found = chunk_digests(weights[entry.offset : entry.offset + entry.nbytes])
+            if found != entry.sha256:
+                pairs = enumerate(zip(found, entry.sha256, strict=False))
+                where = next((i for i, pair in pairs if pair[0] != pair[1]), 0)
+                raise CorruptFileError(
+                    f"the weight '{entry.name}' is damaged (chunk {where} of {len(found)}); copy or download the file "
+                    "again"
+                )
+            progress.step(entry.nbytes)
 
 
 class _Texts(Mapping[str, str]):

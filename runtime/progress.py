@@ -5,7 +5,8 @@
         with Progress("packing weights", total) as progress:
             progress.step(nbytes)
 
-After two seconds a terminal shows bars; elsewhere a line names the work, and another follows every five seconds.
+Bytes come with the rate and the time left.  After two seconds a terminal shows bars; elsewhere a line names the work,
+and another follows every five seconds.
 `QC_QUIET=1` silences it; stdout is never used.
 """
 
@@ -137,7 +138,7 @@ class Progress:
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._done = what, total, 0
-        self._said = time.monotonic()
+        self._began = self._said = time.monotonic()
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._bar: TaskID | None = None
@@ -171,7 +172,16 @@ class Progress:
 
     @property
     def _far(self) -> str:
-        return f"{human_bytes(self._done)} of {human_bytes(self._total)}"
+        taken = time.monotonic() - self._began
+        rate = f", {human_bytes(int(self._done / taken))}/s" if self._done and taken > 0 else ""
+        return f"{human_bytes(self._done)} of {human_bytes(self._total)}{rate}{self._left}"
+
+    @property
+    def _left(self) -> str:
+        """The time that the rest takes at the mean rate up to now."""
+        taken = time.monotonic() - self._began
+        left = taken * (self._total - self._done) / self._done if self._done else 0.0
+        return f", {human_seconds(left)} left" if self._done else ""
 
     def _reached(self, done: int) -> None:
         self._done = done
@@ -197,16 +207,11 @@ class Counted(Progress):
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         super().__init__(what, total)
-        self._unit, self._began = unit, time.monotonic()
+        self._unit = unit
 
     @property
     def _far(self) -> str:
         return f"{self._done} of {self._total} {self._unit}{self._left}"
-
-    @property
-    def _left(self) -> str:
-        taken = time.monotonic() - self._began
-        return f", {human_seconds(taken * (self._total - self._done) / self._done)} left" if self._done else ""
 
 
 class Runs(Counted):

@@ -11,6 +11,7 @@ from qcompiler.errors import FormatError, PlanError
 from qcompiler.kernels import layouts
 from qcompiler.plan.plan import WeightEntry
 from qcompiler.runtime.memory import Block, Bytes, align_up, file_bytes
+from qcompiler.runtime.progress import Progress
 
 ALIGNMENT = 256
 IN_MEMORY = 1 << 20
@@ -31,17 +32,22 @@ def to_canonical(entries: tuple[WeightEntry, ...], weights: Bytes, stored: tuple
     """The bytes that `stored` describes, from the arena that `entries` describes."""
     nbytes = max((entry.offset + entry.nbytes for entry in stored), default=0)
     made = file_bytes(nbytes) if nbytes > IN_MEMORY else Block(nbytes).bytes  # for the duration of a save
-    for source, target in zip(entries, stored, strict=True):
-        _place(source, weights, target, made)
+    _place_all(entries, weights, stored, made)
     return made
 
 
 def to_target(stored: tuple[WeightEntry, ...], weights: Bytes, entries: tuple[WeightEntry, ...], nbytes: int) -> Bytes:
     """The constants arena of `nbytes` bytes that `entries` describes, from the bytes that `stored` describes."""
     block = Block(nbytes)
-    for source, target in zip(stored, entries, strict=True):
-        _place(source, weights, target, block.bytes)
+    _place_all(stored, weights, entries, block.bytes)
     return block.bytes
+
+
+def _place_all(sources: tuple[WeightEntry, ...], data: Bytes, targets: tuple[WeightEntry, ...], into: Bytes) -> None:
+    with Progress("changing layouts", sum(source.nbytes for source in sources)) as progress:
+        for source, target in zip(sources, targets, strict=True):
+            _place(source, data, target, into)
+            progress.step(source.nbytes)
 
 
 def _place(source: WeightEntry, data: Bytes, target: WeightEntry, into: Bytes) -> None:

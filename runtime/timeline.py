@@ -25,6 +25,7 @@ from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.paths import joined_paths
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Record, Select, Step, TorchCall, View, Wait
 from qcompiler.runtime.executor import chosen_kernel, launched
+from qcompiler.runtime.files import replacing
 
 Symbols = Mapping[str, int]
 
@@ -152,7 +153,8 @@ class Timeline:
 
     def save(self, path: str | Path) -> None:
         """Writes the trace as JSON."""
-        Path(path).write_text(json.dumps(self.perfetto()) + "\n", encoding="utf-8")
+        with replacing(path) as file:
+            file.write(json.dumps(self.perfetto()).encode() + b"\n")
 
 
 def _times(shown: Timeline) -> str:

@@ -1,16 +1,26 @@
 """The result of every stage as text: `prog.stages`, `prog.ir(stage)`, and files with `dump_ir=` or `QC_DUMP_IR`.
 
 00-export.txt  01-insert-qdq.txt  02-import.mlir  03-canonicalize.mlir  …  20-emit-kernels.cpp
+
+`QC_PRINT_AFTER=import,dce` prints the text after these stages to stderr; `all` prints every one, and `change` those
+that changed it.
 """
 
 from __future__ import annotations
 
+import difflib
+import os
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from qcompiler.errors import ArgumentError
+from qcompiler.inspect.terminal import coloured, has_colours
+
+ALL, CHANGE = "all", "change"
+"""Words of `QC_PRINT_AFTER` that are not the names of stages."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,13 @@ class StageDump:
 
 
 class StageDumps:
-    """The stages of one compilation in order. With a directory, each stage is also written there when it ends."""
+    """The stages of one compilation in order. With a directory, each stage is also written there when it ends;
+    `print_after` are the stages whose text is printed to stderr (`print_after_of`)."""
 
-    def __init__(self, directory: str | Path | None = None) -> None:
+    def __init__(self, directory: str | Path | None = None, print_after: frozenset[str] = frozenset()) -> None:
         self._stages: list[StageDump] = []
         self._directory = Path(directory) if directory is not None else None
+        self._print_after, self._last = print_after, ""
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
 
@@ -46,6 +58,10 @@ class StageDumps:
         self._stages.append(dump)
         if self._directory is not None:
             (self._directory / dump.file_name).write_text(text)
+        changed = text != self._last
+        if self._print_after & {name, ALL} or (CHANGE in self._print_after and changed):
+            _print_after(name, text, changed=changed)
+        self._last = text
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,3 +82,25 @@ class StageDumps:
         total = sum(stage.seconds for stage in self._stages)
         rows = [f"{stage.seconds:9.3f} s  {stage.name}" for stage in self._stages]
         return "\n".join([*rows, f"{total:9.3f} s  in all"])
+
+
+def print_after_of(text: str | None, stages: Sequence[str]) -> frozenset[str]:
+    """The stages to print after, from a list with commas: by default that of QC_PRINT_AFTER.
+
+    ArgumentError for a name that is no stage, before anything is compiled.
+    """
+    given = os.environ.get("QC_PRINT_AFTER", "") if text is None else text
+    names = frozenset(name.strip() for name in given.split(",") if name.strip())
+    for name in sorted(names - {*stages, ALL, CHANGE}):
+        near = difflib.get_close_matches(name, [*stages, ALL, CHANGE], 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise ArgumentError(f"print after '{name}': there is no such stage{hint} (all, change, {', '.join(stages)})")
+    return names
+
+
+def _print_after(name: str, text: str, *, changed: bool) -> None:
+    """Prints a text to stderr under a line that names the stage."""
+    if sys.stderr is None:  # closed by the caller
+        return
+    shown = coloured(text, "ir") if has_colours(sys.stderr) else text
+    print(f"// ----- after {name}{'' if changed else ' (unchanged)'}\n{shown.rstrip()}", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ import msgspec
 from qcompiler.errors import ArgumentError, CorruptFileError
 from qcompiler.inspect.report import step_kind
 from qcompiler.inspect.torch_share import TorchShare, torch_shares
+from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, WeightEntry, to_json
 from qcompiler.plan.verify import verify_plan
@@ -24,6 +25,10 @@ from qcompiler.units import human_bytes
 
 SOURCE_STAGE = "emit-kernels"
 _SOURCE_FILES = {"cpu": "kernels/program.cpp", "cuda": "kernels/program.cu"}
+
+
+MOST_DIMENSIONS = 64
+"""torch has as many at most."""
 
 
 def source_file(kind: str) -> str:
@@ -53,7 +58,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "memory": _memory(plan),
         "kernels": _kernels(plan),
         "templates": _templates(plan),
-        "stages": [_stage_name(name) for name in _stage_files(texts)],
+        "stages": [stage_name(name) for name in stage_files(texts)],
         "native": [
             {"file": b.file, "isa": b.isa, "sha256": b.sha256, "compiler": b.compiler, "emitter": b.emitter_version}
             for b in header.native
@@ -87,19 +92,6 @@ def summary(path: str | Path) -> str:
     return printable("\n".join(lines))
 
 
-def ir_text(path: str | Path, stage: str) -> str:
-    """The text of a stage in the file, by name ("fuse-epilogues"), number or file name.
-
-    `emit-kernels` is the C++ source.  ArgumentError lists the stages that the file holds.
-    """
-    _, texts = read_program(path)
-    files = _stage_files(texts)
-    for name in files:
-        if stage in _names_of(name):
-            return printable(texts[name])
-    raise ArgumentError(f"{path} holds no stage '{stage}'; it holds: {', '.join(map(_stage_name, files)) or 'none'}")
-
-
 def plan_json(path: str | Path) -> str:
     """The plan as indented JSON."""
     header, _ = read_program(path)
@@ -117,6 +109,23 @@ def timeline_of(path: str | Path, entry: str | None = None, symbols: Mapping[str
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def ledger_of(path: str | Path) -> Ledger:
+    """The ledger in a file, row by row. ArgumentError if the file holds none."""
+    header, _ = read_program(path)
+    if header.ledger is None:
+        raise ArgumentError(f"{path} holds no ledger: it was not made by qcompile")
+    totals = _checked(Path(path), header.ledger).totals
+    rows: tuple[LedgerRow, ...] = _converted(Path(path), header.ledger["rows"], tuple[LedgerRow, ...])
+    if any(len(row.shape) > MOST_DIMENSIONS for row in rows):  # their product would take forever
+        raise CorruptFileError(f"{path}: the ledger in the file has a shape of more than {MOST_DIMENSIONS} dimensions")
+    return Ledger(rows, totals.recipe, totals.promise_bits, totals.later)
+
+
+def kernels_of(path: str | Path) -> list[dict[str, Any]]:
+    """Every kernel: its name, its template, what it serves, the steps that launch it, its digest."""
+    return _kernels(read_program(path)[0].plan)
 
 
 class _Totals(msgspec.Struct):
@@ -139,12 +148,22 @@ class _Ledger(msgspec.Struct):
 def _totals(path: Path, ledger: Any) -> dict[str, Any] | None:
     if ledger is None:
         return None
-    try:
-        known = msgspec.convert(ledger, _Ledger, strict=True)
-    except msgspec.ValidationError as error:
-        raise CorruptFileError(f"{path}: the ledger in the file is malformed: {str(error)[:500]}") from error
+    known = _checked(path, ledger)
     totals: dict[str, Any] = msgspec.to_builtins(known.totals)
     return totals | {"tensors": len(known.rows)}
+
+
+def _checked(path: Path, ledger: Any) -> _Ledger:
+    known: _Ledger = _converted(path, ledger, _Ledger)
+    return known
+
+
+def _converted(path: Path, value: Any, kind: Any) -> Any:
+    """A part of the ledger as what it must be. CorruptFileError if it is something else."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise CorruptFileError(f"{path}: the ledger in the file is malformed: {str(error)[:500]}") from error
 
 
 def _signature(path: Path, header: Header) -> str:
@@ -241,20 +260,21 @@ def _launches(plan: Plan) -> Iterator[set[str]]:
                 yield {case.kernel for case in step.cases}
 
 
-def _stage_files(texts: Iterable[str]) -> list[str]:
+def stage_files(texts: Iterable[str]) -> list[str]:
+    """The files of stages among the texts of a program file, in order."""
     return sorted(name for name in texts if name.startswith("ir/")) + [
         name for name in texts if name in _SOURCE_FILES.values()
     ]
 
 
-def _names_of(file: str) -> set[str]:
+def names_of(file: str) -> set[str]:
     """The names that a user may give to a stage: `import`, `2`, `02`, `02-import.mlir`, `ir/02-import.mlir`."""
     base = file.rpartition("/")[2]
     number = base.partition("-")[0]
-    return {_stage_name(file), file, base} | ({number, str(int(number))} if number.isdecimal() else set())
+    return {stage_name(file), file, base} | ({number, str(int(number))} if number.isdecimal() else set())
 
 
-def _stage_name(file: str) -> str:
+def stage_name(file: str) -> str:
     """`ir/02-import.mlir` -> `import`."""
     if file in _SOURCE_FILES.values():
         return SOURCE_STAGE
@@ -293,6 +313,16 @@ def _weight_line(group: dict[str, Any]) -> str:
 
 def _kernel_lines(templates: dict[str, dict[str, int]]) -> list[str]:
     return [f"{t['kernels']} {name}, launched by {t['steps']} steps" for name, t in templates.items()] or ["none"]
+
+
+def kernels_text(kernels: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each kernel, those with most launches first."""
+    rows = [("kernel", "template", "launches", "serves")]
+    ordered = sorted(kernels, key=lambda each: -int(each["launches"]))
+    rows += [(each["name"], each["template"], str(each["launches"]), each["serves"] or "") for each in ordered]
+    wide = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{a:{wide[0]}}  {b:{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]
+    return printable("\n".join(lines))
 
 
 def printable(text: str) -> str:

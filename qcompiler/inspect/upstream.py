@@ -44,6 +44,7 @@ from qcompiler.passes.lower_qc_to_linalg import LowerQcToLinalgPass
 from qcompiler.passes.specialize import Bucket, checked_buckets, default_buckets
 from qcompiler.plan.dims import Range
 from qcompiler.plan.weights import NO_VALUES, WeightStore
+from qcompiler.runtime.files import replacing
 
 Array = npt.NDArray[Any]
 Weights = Literal["resources", "arguments"]
@@ -98,8 +99,8 @@ class UpstreamModule:
 
     def save(self, path: str | Path) -> None:
         """Writes the text, resources piece by piece."""
-        with Path(path).open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(self._pieces())
+        with replacing(path) as file:
+            file.writelines(piece.encode() for piece in self._pieces())
 
 
 def upstream(

@@ -19,6 +19,7 @@ from qcompiler.lm.record import mark_slots
 from qcompiler.plan.kinds.sample import ROW, WORDS
 from qcompiler.plan.sample_rule import Floats, Words
 from qcompiler.runtime.array_files import read_arrays
+from qcompiler.runtime.files import replacing
 
 if TYPE_CHECKING:
     from qcompiler.lm.record import LanguageModel
@@ -284,7 +285,7 @@ class Conversation:
             arrays |= {f"tokens:{i}": np.array(tokens, np.int64) for i, tokens in enumerate(self.tokens)}
             arrays["kept"] = np.array(self._kept, np.int64)
         arrays["program"] = identity(self.program, self.record)
-        with Path(path).open("wb") as file:
+        with replacing(path) as file:
             np.savez(file, **arrays)
 
     def restore(self, path: str | Path) -> None:

@@ -44,6 +44,58 @@ def test_inspect_lists_the_stages_when_one_is_unknown(program: Path, capsys: pyt
     assert "it holds: import, " in capsys.readouterr().err
 
 
+def test_inspect_shows_the_ledger_the_kernels_an_op_and_a_difference(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = stdout(capsys, "inspect", str(program), "--ledger")
+    assert "up.weight" in ledger and "promised 6.5" in ledger
+    assert len(json.loads(stdout(capsys, "inspect", str(program), "--ledger", "--json"))["rows"]) == 4
+    kernels = json.loads(stdout(capsys, "inspect", str(program), "--kernels", "--json"))
+    text = stdout(capsys, "inspect", str(program), "--kernels")
+    assert kernels and all(each["name"] in text for each in kernels)
+    op = stdout(capsys, "inspect", str(program), "--op", 'path = "up"', "--stage", "fuse-epilogues")
+    assert op.count("qc.linear") == 1 and "math.erf" in op
+    shown = stdout(capsys, "inspect", str(program), "--diff", "pull-slices", "fuse-epilogues")
+    assert "linalg.generic" in shown and "+      qc.yield" in shown
+    (both,) = {json.loads(stdout(capsys, "inspect", str(program), "--diff", "dce", "dce", "--json"))["added"]}
+    assert both == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--op", "("], 2, "is not a regular expression"),
+        (["--op", "no such op"], 1, "no op of"),
+        (["--op", "linear", "--ledger"], 1, "--op searches the texts of stages"),
+        (["--stage", "dce", "--plan"], 2, "not allowed with"),
+        (["--diff", "dce", "nothing"], 1, "no stage 'nothing'"),
+    ],
+)
+def test_what_inspect_cannot_show_is_one_message(
+    program: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str
+) -> None:
+    try:
+        ended = main(["inspect", str(program), *arguments])
+    except SystemExit as exit:
+        ended = int(str(exit.code))
+    assert ended == status and message in capsys.readouterr().err
+
+
+def test_the_ir_is_printed_after_the_passes_that_are_named_or_that_changed_it(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.mlir").write_text(stdout(capsys, "inspect", str(program), "--stage", "dce"))
+    passes = ["opt", str(tmp_path / "in.mlir"), "-p", "cse,fuse-dequant-matmul,dce"]
+    monkeypatch.setenv("QC_PRINT_AFTER", "cse")
+    assert main(passes) == 0
+    assert [each for each in capsys.readouterr().err.splitlines() if "-----" in each] == ["// ----- after cse"]
+    assert main([*passes, "--print-after-change", "--timing"]) == 0
+    errors = capsys.readouterr().err
+    assert "// ----- after fuse-dequant-matmul\n" in errors and " s  in all" in errors
+    assert main([*passes, "--print-after", "fuse-dequant"]) == 1
+    assert "did you mean 'fuse-dequant-matmul'?" in capsys.readouterr().err
+
+
 def test_opt_lists_every_pass_with_its_purpose(capsys: pytest.CaptureFixture[str]) -> None:
     lines = stdout(capsys, "opt", "--list").splitlines()
     names = [line.split()[0] for line in lines]

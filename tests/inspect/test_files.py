@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from qcompiler import errors
-from qcompiler.inspect.files import describe, ir_text, plan_json, summary
+from qcompiler.inspect.files import describe, plan_json, summary
+from qcompiler.inspect.stage_texts import read_stages
 from qcompiler.plan.plan import Launch, Select, SelectCase, from_json
 from qcompiler.runtime import ProgramImage, save_image
 
@@ -60,20 +61,20 @@ def test_summary_names_target_ranges_ledger_memory_kernels_stages_and_digest(sav
 
 @pytest.mark.parametrize("stage", ["import", "2", "02", "02-import.mlir", "ir/02-import.mlir"])
 def test_a_stage_is_found_by_name_number_and_file(saved: Path, stage: str) -> None:
-    assert ir_text(saved, stage) == "builtin.module {\n  // x\n}\n"
+    assert read_stages(saved).text(stage) == "builtin.module {\n  // x\n}\n"
 
 
 def test_the_source_is_the_last_stage(saved: Path) -> None:
-    assert ir_text(saved, "emit-kernels") == "// kernels\n"
+    assert read_stages(saved).text("emit-kernels") == "// kernels\n"
 
 
 def test_an_unknown_stage_lists_the_stages_there_are(saved: Path) -> None:
     with pytest.raises(errors.ArgumentError, match=r"no stage 'fuse'; it holds: import, dce, emit-kernels"):
-        ir_text(saved, "fuse")
+        read_stages(saved).text("fuse")
 
 
 def test_control_characters_in_a_file_do_not_reach_the_terminal(saved: Path) -> None:
-    assert ir_text(saved, "dce") == "builtin.module {}\\x1b[31m\n"
+    assert read_stages(saved).text("dce") == "builtin.module {}\\x1b[31m\n"
 
 
 def test_the_plan_is_printed_as_json_that_loads_again(saved: Path, image: ProgramImage) -> None:

@@ -16,12 +16,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("qcompiler", "passes", "kernels", "runtime")
 
-PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich", "tokenizers", "jinja2"}
+PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich", "tokenizers", "jinja2", "shtab"}
 """Optional, or slow to load: what runs programs needs none of them."""
 
 DOORS = {
     "qcompiler/api.py",  # torch and xdsl load with the first compilation
     "qcompiler/cli.py",  # `qc --help` and `qc run` start without them
+    "qcompiler/compile_command.py",  # `qc --help` knows its options without torch
     "qcompiler/frontends/mlir/frontend.py",  # JAX's parser is optional: linalg is read without it
     "qcompiler/ir/universe.py",  # xdsl-opt asks for dialects and passes by name
     "qcompiler/lm/arguments.py",  # `qc --help` knows the commands of language models without the runtime

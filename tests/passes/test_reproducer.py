@@ -20,7 +20,7 @@ from qcompiler.cli import main
 from qcompiler.errors import KernelSelectionError, NumericsError, PassError
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.passes import pipeline
-from qcompiler.passes.checks.reproducer import LARGEST_KEPT, read_context, write_context
+from qcompiler.passes.checks.reproducer import LARGEST_KEPT, read_all, read_context, write_context
 from qcompiler.passes.pipeline import STAGES, Stage, parse_passes, with_options
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import StoredTensor
@@ -97,7 +97,14 @@ def test_a_wrong_rewrite_in_a_whole_compilation_is_named(monkeypatch: pytest.Mon
     model, x = Small().eval(), torch.randn(3, 64)
     with pytest.raises(NumericsError, match="stage 'fuse-epilogues' changed the program's answer") as caught:
         qc.qcompile(model, (x,), quant="nf4", verify_each="numerics")
-    assert caught.value.stage == "fuse-epilogues"
+    assert caught.value.stage == "fuse-epilogues" and caught.value.reproducer is not None
+    folder = Path(caught.value.reproducer).parent
+    report = (folder / "report.txt").read_text()
+    assert f"qc reduce {caught.value.reproducer}" in report and "changed the program's answer" in report
+    assert command_of(Path(caught.value.reproducer))[-2:] == ["--verify-each", "numerics"]
+    context, samples = read_all(folder / "context.safetensors")
+    assert samples is not None and np.array_equal(samples.inputs[0], x.numpy())
+    assert all(weight.data.any() for weight in context.weights), "a wrong answer needs the values of weights"
     qc.qcompile(model, (x,), quant="nf4")  # nothing else notices
 
 

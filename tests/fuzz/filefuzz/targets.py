@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class Target:
 
 
 def _qca(folder: Path, step: Steps) -> None:
-    from qcompiler.inspect import files
+    from qcompiler.inspect import files, stage_texts
     from qcompiler.runtime.program_file import load_image
 
     path = folder / "program.qca"
@@ -79,7 +80,9 @@ def _qca(folder: Path, step: Steps) -> None:
         step(lambda: _load(found[0]))
     for describe in (files.describe, files.summary, files.plan_json, files.timeline_of):
         step(lambda describe=describe: describe(path))  # type: ignore[misc]
-    step(lambda: files.ir_text(path, "import"))
+    step(lambda: str(files.ledger_of(path)))
+    step(lambda: files.kernels_text(files.kernels_of(path)))
+    step(lambda: stage_texts.ops_text(stage_texts.read_stages(path).matching(re.compile("linear"))))
 
 
 def _load(image: Any) -> None:
@@ -265,6 +268,7 @@ def prepare() -> None:
     import qcompiler.frontends
     import qcompiler.inspect.files
     import qcompiler.inspect.opt
+    import qcompiler.inspect.stage_texts
     import qcompiler.kernels.cpu.emit
     import qcompiler.kernels.cuda.emit
     import qcompiler.runtime.interop

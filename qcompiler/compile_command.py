@@ -1,0 +1,142 @@
+"""`qc compile`: its arguments, which are known without loading anything, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from qcompiler.command_inputs import check_writable, from_factory
+from qcompiler.errors import ArgumentError
+from qcompiler.units import human_bytes
+
+
+def add_compile(commands: Any) -> None:
+    """The command as a subparser, with the function that runs it."""
+    command = commands.add_parser("compile", help="compile a PyTorch model or a text of MLIR to a .qca file")
+    command.add_argument(
+        "model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes); or a .mlir file"
+    )
+    command.add_argument("-o", "--output", type=Path, help="the file to write; needed unless --weights none")
+    command.add_argument(
+        "--quant",
+        default=None,
+        help="a storage format such as nf4, int8, int4 or nf4:block=128, or a file such as recipe.toml; default float",
+    )
+    command.add_argument(
+        "--compute", choices=("exact", "bf16", "int8"), help="the arithmetic of linears with quantised weights"
+    )
+    command.add_argument(
+        "--device", default=None, help="cpu, cuda:0 or sim:0 (the simulated GPU); default: the model's"
+    )
+    command.add_argument(
+        "--targets", "--target", default=None, metavar="NAME,…",
+        help="the targets of the native builds: x86-64,x86-64-v3,x86-64-v4, or sm_80,sm_90a,…; default: this machine",
+    )  # fmt: skip
+    command.add_argument(
+        "--weights", default=None, metavar="PATH", help="safetensors file or folder; 'none': plan and sizes only"
+    )
+    command.add_argument(
+        "--dynamic", action="append", default=[], type=_dynamic, metavar="X:AXIS=NAME,LOW,HIGH",
+        help="a .mlir file: the name and range of a dimension that is ?, as in x:0=b,1,64",
+    )  # fmt: skip
+    command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile can continue")
+    command.add_argument("--layout", choices=("target", "canonical"), default="target")
+    command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
+    command.add_argument("--dump-ir", type=Path, default=None)
+    command.add_argument("--mlir", type=Path, default=None, metavar="FILE", help="write it in upstream MLIR, too")
+    command.add_argument(
+        "--fallback", choices=("torch",), default=None, help="torch: run operators without a lowering in torch"
+    )
+    command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
+    add_watching(command)
+    command.set_defaults(run=_compile)
+
+
+def add_watching(command: argparse.ArgumentParser) -> None:
+    """What tells about stages as they end."""
+    command.add_argument("--print-after", metavar="STAGE,…", help="print the IR after these stages to stderr, or 'all'")
+    command.add_argument("--print-after-change", action="store_true", help="print it after each stage that changed it")
+    command.add_argument("--timing", action="store_true", help="print the seconds of each stage")
+
+
+def print_after(options: argparse.Namespace) -> str | None:
+    """The options of `add_watching` as QC_PRINT_AFTER has them; None, for that variable, without any."""
+    names = [options.print_after] if options.print_after else []
+    return ",".join(names + ["change"] * options.print_after_change) or None
+
+
+def _dynamic(text: str) -> tuple[str, int, tuple[str, int, int]]:
+    """`X:AXIS=NAME,LOW,HIGH`."""
+    place, _, rest = text.partition("=")
+    name, _, axis = place.rpartition(":")
+    parts = rest.split(",")
+    if not name or not axis.isdecimal() or len(parts) != 3 or not all(part.isdecimal() for part in parts[1:]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dimension with a name and a range, such as x:0=b,1,64")
+    return name, int(axis), (parts[0], int(parts[1]), int(parts[2]))
+
+
+def _compile(options: argparse.Namespace) -> None:
+    from qcompiler.runtime.progress import Stages, stage
+
+    if (options.output is None) != (options.weights == "none"):
+        raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
+    if options.mlir is not None and options.weights == "none":
+        raise ArgumentError("--mlir writes the weights, and --weights none has none")
+    check_writable(options.output)
+    check_writable(options.mlir)
+    with Stages(1):
+        stage(f"load {options.model}")
+        from qcompiler.api import qcompile  # torch, which takes seconds to import
+        from qcompiler.config import recipe_of
+
+        weights = options.weights
+        if options.model.endswith(".mlir"):
+            model, args, kwargs, dynamic_shapes = _mlir(options)
+            weights = "none" if weights == "none" else None
+        else:
+            model, args, kwargs, dynamic_shapes = from_factory(options.model)
+    program = qcompile(
+        model,
+        args,
+        kwargs,
+        quant=recipe_of(options.quant, options.compute),
+        dynamic_shapes=dynamic_shapes,
+        device=options.device,
+        targets=options.targets.split(",") if options.targets else None,
+        dump_ir=options.dump_ir,
+        print_after=print_after(options),
+        verify_each=options.verify_each,
+        weights=weights,
+        workdir=options.workdir,
+        fallback=options.fallback,
+    )
+    if options.mlir is not None:
+        program.to_mlir("linalg").save(options.mlir)
+        print(f"wrote {options.mlir} ({human_bytes(options.mlir.stat().st_size)})", file=sys.stderr)
+    if options.output is None:
+        print(program.report())
+        print(program.timing() if options.timing else program.ledger.totals())
+        return
+    builds = program.save(options.output, layout=options.layout, stages=not options.no_stages)
+    print(program.ledger.totals(), file=sys.stderr)
+    if options.timing:
+        print(program.timing())
+    for isa, digest in builds.items():
+        print(f"native build for {isa}: {digest}", file=sys.stderr)
+    print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
+
+
+def _mlir(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
+    """A text of MLIR, with weights by name from a safetensors file."""
+    from qcompiler.frontends.mlir.model import from_mlir
+
+    dims: dict[str, dict[int, tuple[str, int, int]]] = {}
+    for name, axis, entry in options.dynamic:
+        dims.setdefault(name, {})[axis] = entry
+    weights = None if options.weights == "none" else options.weights
+    return from_mlir(Path(options.model), weights), (), {}, dims or None
+
+
+__all__ = ["add_compile", "add_watching", "print_after"]

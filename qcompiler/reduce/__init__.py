@@ -1,0 +1,1 @@
+"""`qc reduce`: the smallest IR that still fails in the same way."""
