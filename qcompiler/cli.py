@@ -131,6 +131,9 @@ def _add_inspect(commands: Any) -> None:
     command.add_argument("--json", action="store_true")
     command.add_argument("--plan", action="store_true", help="print the plan as JSON")
     command.add_argument("--ir", metavar="STAGE", help="print the text of a stage")
+    command.add_argument(
+        "--html", type=Path, metavar="OUT", help="also write everything as one page (docs/explorer.md)"
+    )
     command.add_argument("--timeline", action="store_true", help="chart what runs on which stream, by estimated times")
     command.add_argument("--perfetto", type=Path, metavar="OUT", help="write the timeline as a trace for Perfetto")
     command.add_argument("--entry", help="for a timeline: the entry point; default: the first for these sizes")
@@ -488,6 +491,12 @@ def _inspect(options: argparse.Namespace) -> None:
     from qcompiler.inspect.files import describe, ir_text, plan_json, summary
 
     check_writable(options.perfetto)
+    check_writable(options.html)
+    if options.html is not None:
+        from qcompiler.inspect.explore.page import write_page
+
+        write_page(options.program, options.html)
+        print(f"wrote {options.html}; open it in a browser", file=sys.stderr)
     if options.timeline or options.perfetto is not None:
         _timeline(options)
     elif options.entry is not None or options.dim or options.between is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ from qcompiler.runtime.program_file import read_program
 
 ABSENT_HERE = (
     "SASS of CUDA kernels and what they need of registers: see docs/hot-loops.md and docs/kernel-resources.md.",
-    "Errors per layer and per pass (SNR): verify_each=\"numerics\" names a pass that changed an answer.",
+    'Errors per layer and per pass (SNR): verify_each="numerics" names a pass that changed an answer.',
     "The model's source line of an op of IR: the IR has module paths. The torch graphs of the stages export and "
     "insert-qdq name lines.",
 )
@@ -102,7 +103,7 @@ def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
     check_plan_text(header.plan)
     verify_plan(header.plan)
     check_bodies(header.plan)
-    stages = [_stage_text(number, name, texts[name]) for number, name in enumerate(sorted(_of_stages(texts)))]
+    stages = _stage_texts(texts)
     absent = _FROM_FILE if stages else (*_FROM_FILE, "The IR of the stages: the file was saved without it.")
     return Contents(
         header.plan, header.target.kind, header.target.isa, "file", str(path), stages,
@@ -110,18 +111,19 @@ def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
     )  # fmt: skip
 
 
-def _of_stages(texts: Iterable[str]) -> list[str]:
-    sources = {source_file(kind) for kind in ("cpu", "cuda")}
-    return [name for name in texts if name.startswith("ir/") or name in sources]
+_IR_FILE = re.compile(r"ir/(\d{1,4})-([^/]+)\.([a-z]+)")
+"""`ir/02-import.mlir` is stage 2, import."""
 
 
-def _stage_text(number: int, file: str, text: str) -> StageText:
-    """`ir/02-import.mlir` is stage 2, import. The source of the kernels comes last."""
-    stem, _, suffix = file.rpartition("/")[2].rpartition(".")
-    index, dash, name = stem.partition("-")
-    if file.startswith("ir/") and dash and index.isdecimal() and len(index) < 5:
-        return StageText(int(index), name, suffix, text)
-    return StageText(number, stem if file.startswith("ir/") else SOURCE_STAGE, suffix, text)
+def _stage_texts(texts: Mapping[str, str]) -> list[StageText]:
+    """The stages of a file in order; the source of the kernels comes last."""
+    named = [(found, name) for name in sorted(texts) if (found := _IR_FILE.fullmatch(name)) is not None]
+    stages = [StageText(int(found[1]), found[2], found[3], texts[name]) for found, name in named]
+    last = max((stage.index for stage in stages), default=-1)
+    for kind, suffix in (("cpu", "cpp"), ("cuda", "cu")):
+        if (name := source_file(kind)) in texts:
+            stages.append(StageText(last + 1, SOURCE_STAGE, suffix, texts[name]))
+    return stages
 
 
 def _times_note(times: Times) -> Sequence[str]:

@@ -60,7 +60,9 @@ def stage_records(stages: Iterable[StageText], texts: Texts) -> tuple[Stage, ...
         ops = count_ops(stage.text, stage.kind)
         alike = before is not None and before.kind == stage.kind
         old = records[-1].ops if alike else {}
-        delta = {name: ops.get(name, 0) - old.get(name, 0) for name in (*ops, *(name for name in old if name not in ops))}
+        delta = {
+            name: ops.get(name, 0) - old.get(name, 0) for name in (*ops, *(name for name in old if name not in ops))
+        }
         records.append(Stage(
             index=stage.index, name=stage.name, kind=stage.kind, seconds=stage.seconds,
             changed=before is None or not alike or before.text != stage.text,

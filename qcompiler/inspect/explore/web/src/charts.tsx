@@ -71,7 +71,7 @@ export function Timeline() {
         <EntryChoice />
         <label>width <input type="range" min="1" max="40" step="0.5" value={scale} aria-label="width of the timeline" onInput={(event) => setScale(Number(event.currentTarget.value))} /></label>
       </div>
-      <p><b>{timeText(entry.span)}</b> {sizes && `at ${sizes}, `}{measured === 0 ? `estimated for ${entry.device}, not measured` : `${measured} of ${works.length} launches measured, the others estimated for ${entry.device}`}; one after the other {timeText(entry.serial)}; outlined: the critical path</p>
+      <p><b>{timeText(entry.span)}</b> {sizes && `at ${sizes}, `}{measured === 0 ? `estimated for ${entry.device}, not measured` : `${measured} of ${works.length} launches measured, the others estimated for ${entry.device}`}; one after the other {timeText(entry.serial)}{Object.keys(entry.streams).length > 1 && "; outlined: the critical path"}</p>
       {devices.map((device) => <Lanes key={device} device={device} entry={entry} works={works} scale={scale} />)}
     </div>
   );
@@ -100,7 +100,7 @@ function Lanes(props: { device: string; entry: Entry; works: Step[]; scale: numb
                 <g key={step.number} class="slice" tabIndex={0} role="button" aria-label={`${step.kernel || step.kind} ${step.place} ${timeText(step.alone)}`}
                   onClick={() => app.set({ selection: { kind: "step", entry: entry.name, number: step.number } })}
                   onKeyDown={(event) => { if (event.key === "Enter") app.set({ selection: { kind: "step", entry: entry.name, number: step.number } }); }}>
-                  <rect x={left} y={row.get(step.stream)! * LANE + 3} width={Math.max(1, right - left - 0.5)} height={LANE - 8} fill={colourOf(step.template || step.kind)} class={step.critical ? "critical" : ""} />
+                  <rect x={left} y={row.get(step.stream)! * LANE + 3} width={Math.max(1, right - left - 0.5)} height={LANE - 8} fill={colourOf(step.template || step.kind)} class={step.critical && Object.keys(entry.streams).length > 1 ? "critical" : ""} />
                   {right - left > 7 * label.length + 8 && <text x={left + 4} y={row.get(step.stream)! * LANE + 20} class="on-colour">{label}</text>}
                   <title>{`${step.number} ${step.kernel || step.kind}\n${step.place}\n${timeText(step.alone)}, ${bytesText(step.nbytes)}`}</title>
                 </g>

@@ -55,9 +55,11 @@ export interface CodeProps {
   target: { line: number } | null;
   /** A line that another column asks for; -1 for none. */
   follow: number;
+  /** The pixels of that row that are scrolled away. */
+  part: number;
   marks: (line: number) => string;
   onPick: (line: number, name: string) => void;
-  onTop: (line: number) => void;
+  onTop: (line: number, part: number) => void;
 }
 
 export function CodeView(props: CodeProps) {
@@ -102,14 +104,14 @@ export function CodeView(props: CodeProps) {
   useEffect(() => {
     if (props.follow < 0 || box.current === null) return;
     quiet.current = true;
-    box.current.scrollTop = indexOf(Math.min(props.follow, code.lines.length - 1)) * ROW;
-  }, [props.follow]);
+    box.current.scrollTop = indexOf(Math.min(props.follow, code.lines.length - 1)) * ROW + props.part;
+  }, [props.follow, props.part]);
 
   const onScroll = () => {
     const at = box.current?.scrollTop ?? 0;
     setTop(at);
     if (quiet.current) quiet.current = false;
-    else props.onTop(rows[Math.min(rows.length - 1, Math.round(at / ROW))]?.line ?? 0);
+    else props.onTop(rows[Math.min(rows.length - 1, Math.floor(at / ROW))]?.line ?? 0, at % ROW);
   };
   const first = Math.max(0, Math.floor(top / ROW) - 10);
   const shown = rows.slice(first, Math.ceil((top + height) / ROW) + 10);
@@ -206,7 +208,7 @@ function LineText(props: { text: string; kind: Code["kind"]; name: string; tail:
 /** A short text in colours, such as the source of a kernel. */
 export function Listing(props: { code: Code; label: string }) {
   return (
-    <CodeView code={props.code} label={props.label} selected={-1} name="" target={null} follow={-1} marks={() => ""}
+    <CodeView code={props.code} label={props.label} selected={-1} name="" target={null} follow={-1} part={0} marks={() => ""}
       onPick={() => undefined} onTop={() => undefined} />
   );
 }

@@ -9,6 +9,8 @@ import { Legend } from "./tables";
 
 /** More boxes than this are drawn folded by module: a layout of more takes seconds. */
 const MOST = 400;
+/** The most characters of a box's name. */
+const LABEL = 44;
 
 interface Box { id: string; steps: Step[]; label: string; block: string; folded: boolean }
 interface Placed { boxes: (Box & { x: number; y: number; width: number; height: number })[]; edges: { points: { x: number; y: number }[]; key: string }[]; width: number; height: number }
@@ -29,13 +31,20 @@ function boxesOf(entry: Entry, open: ReadonlySet<string>): Box[] {
 
 const labelOf = (step: Step) => (step.place ? `${step.place.split(".").slice(-2).join(".")} · ${step.template || step.kind}` : step.kernel || step.kind);
 
+/** The second line of a box. */
+function figures(box: Box): string {
+  const time = timeText(box.steps.reduce((sum, step) => sum + (step.alone ?? 0), 0));
+  const bytes = bytesText(box.steps.reduce((sum, step) => sum + step.nbytes, 0));
+  return `${box.steps.length > 1 ? `▸ ${box.steps.length} steps, ` : ""}${time}, ${bytes}`;
+}
+
 function place(entry: Entry, boxes: Box[]): Placed {
   const graph = new graphlib.Graph();
   graph.setGraph({ rankdir: "TB", nodesep: 18, ranksep: 28, marginx: 10, marginy: 10 });
   graph.setDefaultEdgeLabel(() => ({}));
   const boxOf = new Map<number, string>();
   for (const box of boxes) {
-    graph.setNode(box.id, { width: Math.min(300, 24 + 6.4 * box.label.length), height: 36 });
+    graph.setNode(box.id, { width: Math.max(6.9 * Math.min(box.label.length, LABEL), 6.2 * figures(box).length) + 18, height: 36 });
     box.steps.forEach((step) => boxOf.set(step.number, box.id));
   }
   const writer = new Map<string, string>();
@@ -112,8 +121,8 @@ export function Graph() {
               aria-label={box.label} transform={`translate(${box.x - box.width / 2} ${box.y - box.height / 2})`}
               onClick={() => pick(box)} onKeyDown={(event) => { if (event.key === "Enter") pick(box); }}>
               <rect width={box.width} height={box.height} rx="4" fill={by === "format" ? "var(--raised)" : heat(amount(box) / most)} stroke={by === "format" ? colourOf(formatOf(box)) : "var(--line)"} stroke-width={by === "format" ? 2.5 : 1} />
-              <text x="8" y="15">{box.label.length > 44 ? `${box.label.slice(0, 43)}…` : box.label}</text>
-              <text x="8" y="29" class="small">{box.steps.length > 1 ? `▸ ${box.steps.length} launches, ` : ""}{timeText(box.steps.reduce((sum, step) => sum + (step.alone ?? 0), 0))}, {bytesText(box.steps.reduce((sum, step) => sum + step.nbytes, 0))}</text>
+              <text x="8" y="15">{box.label.length > LABEL ? `${box.label.slice(0, LABEL - 1)}…` : box.label}</text>
+              <text x="8" y="29" class="small">{figures(box)}</text>
               <title>{box.steps.map((step) => `${step.number} ${step.kernel || step.kind} ${step.place}`).slice(0, 12).join("\n")}</title>
             </g>
           ))}

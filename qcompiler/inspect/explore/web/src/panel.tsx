@@ -36,25 +36,26 @@ function Value(props: { stage: number; line: number; name: string }) {
   const [code, setCode] = useState<Code | null>(null);
   useEffect(() => { void codeOf(stage.text, stage.kind).then(setCode); }, [stage.text]);
   if (code === null || code.lines[props.line] === undefined) return <p>unpacking…</p>;
-  const from = props.name === "" ? -1 : definition(code, props.name, props.line);
+  const name = props.name || code.lines[props.line]!.defs[0] || "";
+  const from = name === "" ? -1 : definition(code, name, props.line);
   const at = from >= 0 ? from : props.line;
   const line = code.lines[at]!;
-  const users = from >= 0 ? uses(code, props.name, from) : [];
+  const users = from >= 0 ? uses(code, name, from) : [];
   const source = sourceLine(code, at);
-  const symbol = props.name.startsWith("@") ? props.name.slice(1).replace(/^"|"$/g, "") : "";
+  const symbol = (name.startsWith("@") ? name : kernelAround(code, at)).replace(/^@"?|"$/g, "");
   const kernel = app.model.kernels.find((each) => each.name === symbol);
   const launch = stepAt(code, at);
   return (
     <>
-      <h2>{props.name || line.op || `line ${at + 1}`}</h2>
+      <h2>{name || line.op || `line ${at + 1}`}</h2>
       <dl>
         {line.op && <Row label="op">{line.op}</Row>}
-        {from >= 0 && <Row label="type"><code>{typeOf(code, props.name, from) || "none stated"}</code></Row>}
+        {from >= 0 && <Row label="type"><code>{typeOf(code, name, from) || "none stated"}</code></Row>}
         {line.path && <Row label="module"><button class="link" onClick={() => app.set({ selection: { kind: "path", path: line.path } })}>{line.path}</button></Row>}
-        {from >= 0 && <Row label="defined"><LineLink app={app} stage={props.stage} line={from} name={props.name} code={code} /></Row>}
-        {props.name !== "" && from < 0 && <Row label="defined">not in this text</Row>}
+        {from >= 0 && <Row label="defined"><LineLink app={app} stage={props.stage} line={from} name={name} code={code} /></Row>}
+        {name !== "" && from < 0 && <Row label="defined">not in this text</Row>}
         {from >= 0 && <Row label={`used ${users.length} ×`}>
-          {users.slice(0, MOST).map((each) => <LineLink key={each} app={app} stage={props.stage} line={each} name={props.name} code={code} />)}
+          {users.slice(0, MOST).map((each) => <LineLink key={each} app={app} stage={props.stage} line={each} name={name} code={code} />)}
           {users.length > MOST && <span class="dim">and {users.length - MOST} more</span>}
         </Row>}
         {code.kind !== "source" && <Row label="source">{source ? <code>{source}</code> : <span class="dim">{code.kind === "torch" ? "torch kept no line for this op" : "the IR holds no lines of the model; the torch graphs do"}</span>}</Row>}
@@ -64,6 +65,12 @@ function Value(props: { stage: number; line: number; name: string }) {
       {line.path !== "" && launch === null && !kernel && <Path path={line.path} />}
     </>
   );
+}
+
+/** The symbol of the kernel in whose body a line of a schedule is; "" elsewhere. */
+function kernelAround(code: Code, line: number): string {
+  for (let at = line; at >= 0; at = code.lines[at]!.parent) if (code.lines[at]!.op === "rt.kernel") return code.lines[at]!.defs[0] ?? "";
+  return "";
 }
 
 function LineLink(props: { app: App; stage: number; line: number; name: string; code: Code }) {

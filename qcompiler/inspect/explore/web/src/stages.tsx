@@ -32,7 +32,6 @@ function StageList() {
   const current = state.columns[state.column];
   const choose = (position: number) => set({ columns: state.columns.map((each, i) => (i === state.column ? position : each)), target: null });
   return (
-    <>
       <nav class="list" aria-label="stages">
         {model.stages.map((stage, position) => (
           <button key={position} class={`stage${stage.changed ? "" : " same"}${position === current ? " on" : ""}`} aria-current={position === current}
@@ -43,10 +42,6 @@ function StageList() {
           </button>
         ))}
       </nav>
-      <label class="narrow">stage <select value={current} onChange={(event) => choose(Number(event.currentTarget.value))}>
-        {model.stages.map((stage, position) => <option key={position} value={position}>{stage.name}{stage.changed ? "" : " (no change)"}</option>)}
-      </select></label>
-    </>
   );
 }
 
@@ -69,7 +64,7 @@ function Columns() {
     }),
     [codes],
   );
-  const [place, setPlace] = useState({ column: 0, line: -1 });
+  const [place, setPlace] = useState({ column: 0, line: -1, part: 0 });
   const selection = state.selection?.kind === "value" ? state.selection : null;
   return (
     <>
@@ -90,10 +85,10 @@ function Columns() {
             {code ? (
               <CodeView code={code} label={`text-${column}`} selected={chosen} name={selection?.stage === position ? selection.name : ""}
                 target={state.target?.stage === position ? state.target : null}
-                follow={place.column === column || place.line < 0 ? -1 : lineIn(between, place, column)}
+                follow={place.column === column || place.line < 0 ? -1 : lineIn(between, place, column)} part={place.part}
                 marks={(line) => mark(between, column, line)}
                 onPick={(line, name) => set({ selection: { kind: "value", stage: position, line, name }, column, target: null })}
-                onTop={(line) => state.columns.length > 1 && setPlace({ column, line })} />
+                onTop={(line, part) => state.columns.length > 1 && setPlace({ column, line, part })} />
             ) : <p class="empty">unpacking…</p>}
           </section>
         );

@@ -120,13 +120,14 @@ export function Kernels() {
     });
   }, [model]);
   const choices = model.decisions.filter((each) => each.sort === "kernel");
+  const engine: Column<(typeof rows)[number]>[] = model.facts.kind === "cpu" ? [] : [{ name: "engine", value: (row) => row.kernel.engine }];
   return (
     <div class="page">
       <p class="dim">Times and bytes are sums over the launches of each kernel at the largest sizes, over all entry points{model.entries.some((entry) => entry.steps.some((step) => step.measured)) ? "" : "; the times are estimates"}.</p>
-      <Table label="kernels" sorted={4} rows={rows} open={(row) => app.set({ selection: { kind: "kernel", name: row.kernel.name } })} columns={[
+      <Table label="kernels" sorted={3 + engine.length} rows={rows} open={(row) => app.set({ selection: { kind: "kernel", name: row.kernel.name } })} columns={[
         { name: "kernel", value: (row) => row.kernel.name },
         { name: "template", value: (row) => row.kernel.template },
-        { name: "engine", value: (row) => row.kernel.engine },
+        ...engine,
         { name: "launches", value: (row) => row.launches, numeric: true },
         { name: "time", value: (row) => row.time, show: (row) => timeText(row.time), numeric: true },
         { name: "bytes", value: (row) => row.bytes, show: (row) => bytesText(row.bytes), numeric: true },
