@@ -97,7 +97,7 @@ function Lanes(props: { device: string; entry: Entry; works: Step[]; scale: numb
               const [left, right] = [x(step.begin!), x(step.end!)];
               const label = step.place.split(".").at(-1) || step.template;
               return (
-                <g key={step.number} class="slice" tabIndex={0} role="button" aria-label={`${step.kernel || step.kind} ${step.place} ${timeText(step.alone)}`}
+                <g key={step.number} class="slice" tabindex={0} role="button" aria-label={`${step.kernel || step.kind} ${step.place} ${timeText(step.alone)}`}
                   onClick={() => app.set({ selection: { kind: "step", entry: entry.name, number: step.number } })}
                   onKeyDown={(event) => { if (event.key === "Enter") app.set({ selection: { kind: "step", entry: entry.name, number: step.number } }); }}>
                   <rect x={left} y={row.get(step.stream)! * LANE + 3} width={Math.max(1, right - left - 0.5)} height={LANE - 8} fill={colourOf(step.template || step.kind)} class={step.critical && Object.keys(entry.streams).length > 1 ? "critical" : ""} />

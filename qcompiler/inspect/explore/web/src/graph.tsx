@@ -117,7 +117,7 @@ export function Graph() {
         : <Zoomed width={placed.width} height={placed.height} label={`graph of ${entry.name}`}>
           {placed.edges.map((edge) => <path key={edge.key} class="edge" d={`M${edge.points.map((point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`).join("L")}`} />)}
           {placed.boxes.map((box) => (
-            <g key={box.id} class={`box${matches(box) ? " found" : ""}${query && !matches(box) ? " faint" : ""}`} tabIndex={0} role="button"
+            <g key={box.id} class={`box${matches(box) ? " found" : ""}${query && !matches(box) ? " faint" : ""}`} tabindex={0} role="button"
               aria-label={box.label} transform={`translate(${box.x - box.width / 2} ${box.y - box.height / 2})`}
               onClick={() => pick(box)} onKeyDown={(event) => { if (event.key === "Enter") pick(box); }}>
               <rect width={box.width} height={box.height} rx="4" fill={by === "format" ? "var(--raised)" : heat(amount(box) / most)} stroke={by === "format" ? colourOf(formatOf(box)) : "var(--line)"} stroke-width={by === "format" ? 2.5 : 1} />

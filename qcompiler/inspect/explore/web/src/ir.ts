@@ -76,7 +76,7 @@ function readMlir(record: Line, line: string): void {
   if (trimmed.startsWith("^") || record.op === "func.func")
     record.defs = [...trimmed.matchAll(/(%[\w$.-]+): /g)].map((match) => match[1]!);
   const symbol = SYMBOL_DEF.exec(line);
-  if (symbol) record.defs.push(symbol[1]!);
+  if (symbol) record.defs.unshift(symbol[1]!);
 }
 
 function readTorch(record: Line, line: string): void {
