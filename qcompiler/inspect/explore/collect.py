@@ -20,6 +20,8 @@ from qcompiler.inspect.explore.model import (
     Kernel,
     LedgerLine,
     Model,
+    Origin,
+    Sort,
 )
 from qcompiler.inspect.explore.schedule import Times, arena_records, entry_records, format_text
 from qcompiler.inspect.explore.stages import StageText, Texts, stage_records
@@ -55,7 +57,7 @@ class Contents:
     plan: Plan
     kind: str
     isa: str
-    origin: str
+    origin: Origin
     source: str
     stages: Sequence[StageText]
     decisions: Iterable[Mapping[str, Any]]
@@ -78,7 +80,7 @@ def collect(contents: Contents) -> Collected:
         version=MODEL_VERSION,
         facts=Facts(
             title=f"{Path(contents.source).name} for {contents.isa}", qcompiler=contents.qcompiler,
-            kind=contents.kind, isa=contents.isa, origin="file" if contents.origin == "file" else "compile",
+            kind=contents.kind, isa=contents.isa, origin=contents.origin,
             source=contents.source, devices=tuple(device.name for device in plan.devices),
         ),
         absent=(*contents.absent, *_times_note(contents.times), *ABSENT_HERE),
@@ -234,7 +236,7 @@ def _decisions(contents: Contents) -> tuple[Decision, ...]:
     )
 
 
-def _sort(choice: _Choice) -> Any:
+def _sort(choice: _Choice) -> Sort:
     """The words are those that inspect/report.py sorts idioms by."""
     if choice.stage == "raise-idioms":
         if choice.what.endswith(" stays"):

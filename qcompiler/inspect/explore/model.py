@@ -6,11 +6,13 @@ which the page stores compressed and unpacks when it is shown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+
+Origin = Literal["compile", "file"]
+Sort = Literal["idiom", "missed", "kernel", "other"]
 
 MODEL_VERSION = 1
 """The page's code refuses a model of another version."""
@@ -27,7 +29,7 @@ class Facts(Record, frozen=True):
     qcompiler: str
     kind: str
     isa: str
-    origin: Literal["compile", "file"]
+    origin: Origin
     source: str
     devices: tuple[str, ...]
 
@@ -149,7 +151,7 @@ class Decision(Record, frozen=True):
     path: str
     what: str
     why: str
-    sort: Literal["idiom", "missed", "kernel", "other"]
+    sort: Sort
 
 
 class Model(Record, frozen=True):
@@ -173,8 +175,3 @@ class Collected:
 
     model: Model
     texts: tuple[str, ...]
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """The model as JSON values, with the names that the page's code uses."""
-        found: Mapping[str, Any] = msgspec.to_builtins(self.model)
-        return found

@@ -134,8 +134,8 @@ def _touched(known: PlanIndex, step: PlanStep) -> tuple[list[View], list[View]]:
 
 
 def _view(view: View) -> str:
-    stored = view.format is not None and f" {format_text(view.format)} in {view.layout}"
-    return f"{view.buffer}: {view.dtype}[{', '.join(map(str, view.shape))}]{stored or ''}"
+    stored = f" {format_text(view.format)} in {view.layout}" if view.format is not None else ""
+    return f"{view.buffer}: {view.dtype}[{', '.join(map(str, view.shape))}]{stored}"
 
 
 def format_text(ref: FormatRef) -> str:

@@ -71,6 +71,7 @@ export function CodeView(props: CodeProps) {
   const [shut, setShut] = useState<ReadonlySet<number>>(new Set());
   const [cursor, setCursor] = useState(0);
   const quiet = useRef(false);
+  const reached = useRef<{ line: number } | null>(null);
   const groups = useMemo(() => groupsOf(code), [code]);
   const rows = useMemo(() => rowsOf(code, folded, groups, shut), [code, folded, groups, shut]);
   const widest = useMemo(
@@ -92,12 +93,13 @@ export function CodeView(props: CodeProps) {
     return low;
   };
   useEffect(() => {
-    if (props.target === null || box.current === null) return;
+    if (props.target === null || props.target === reached.current || box.current === null) return;
     const { line } = props.target;
     for (let at = code.lines[line]?.parent ?? -1; at >= 0; at = code.lines[at]!.parent)
       if (folded.has(at)) { toggle(setFolded, folded, at); return; }
     const hiding = groups.find((group) => shut.has(group.from) && group.from < line && line <= group.to);
     if (hiding) { toggle(setShut, shut, hiding.from); return; }
+    reached.current = props.target;
     setCursor(indexOf(line));
     box.current.scrollTop = Math.max(0, indexOf(line) * ROW - height / 3);
   }, [props.target, code, folded, shut]);

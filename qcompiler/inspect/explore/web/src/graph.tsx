@@ -113,7 +113,7 @@ export function Graph() {
         {by === "format" && placed && <Legend names={[...new Set(placed.boxes.map(formatOf))]} />}
       </div>
       {placed === null
-        ? <p class="empty">More than {MOST} boxes: fold the modules to draw this graph.</p>
+        ? <p class="empty">More than {MOST} boxes, too many to lay out. Fold the modules; the timeline has every launch.</p>
         : <Zoomed width={placed.width} height={placed.height} label={`graph of ${entry.name}`}>
           {placed.edges.map((edge) => <path key={edge.key} class="edge" d={`M${edge.points.map((point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`).join("L")}`} />)}
           {placed.boxes.map((box) => (
