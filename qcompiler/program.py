@@ -213,7 +213,7 @@ class Program:
 
         `path` is the file to write; `.save(path)` of the result does the same, and a notebook shows the result.
         `times` maps entry points and numbers of steps to measured seconds, which replace the estimates.
-        Needs no device. ArgumentError if the file's folder does not exist.
+        Needs no device. ArgumentError if the file's folder does not exist, or for times of a step that there is not.
         """
         stages = [StageText(each.index, each.name, each.suffix, each.text, each.seconds) for each in self._dumps]
         page = Explorer(Contents(

@@ -137,6 +137,9 @@ def test_measured_seconds_replace_the_estimates(image: ProgramImage) -> None:
     (step,) = found.entries[0].steps
     assert (step.alone, step.measured) == (2000.0, True)
     assert not any("estimates" in each for each in found.absent)
+    for wrong in ({"mian": {0: 1.0}}, {"main": {1: 1.0}}):
+        with pytest.raises(errors.ArgumentError, match="times of"):
+            collect(contents(image.plan, times=wrong))
 
 
 def test_a_stage_tells_which_ops_came_and_went_and_an_unchanged_text_is_stored_once() -> None:

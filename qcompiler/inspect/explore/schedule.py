@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from qcompiler.errors import ArgumentError
 from qcompiler.inspect.explore.model import Arena, Buffer, Entry, Step
 from qcompiler.inspect.report import step_kind
 from qcompiler.plan.kernel import FormatRef
@@ -18,9 +19,15 @@ Times = Mapping[str, Mapping[int, float]]
 
 
 def entry_records(plan: Plan, isa: str, times: Times) -> tuple[Entry, ...]:
-    """Every entry point at its largest sizes, `init` last."""
+    """Every entry point at its largest sizes, `init` last. ArgumentError for times of steps that there are not."""
     known = PlanIndex.of(plan)
     points = (*plan.entries, *((plan.init,) if plan.init is not None else ()))
+    steps = {point.name: len(point.steps) for point in points}
+    for name, seconds in times.items():
+        if name not in steps:
+            raise ArgumentError(f"times of entry point '{name}': the program has {', '.join(steps)}")
+        if wrong := [number for number in seconds if not 0 <= number < steps[name]]:
+            raise ArgumentError(f"times of step {wrong[0]} of '{name}', which has {steps[name]} steps, from 0 on")
     return tuple(_entry(plan, known, isa, point, times.get(point.name, {})) for point in points)
 
 

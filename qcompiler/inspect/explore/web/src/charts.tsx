@@ -36,13 +36,14 @@ function Lifetimes(props: { arena: Arena; entry: Entry | undefined }) {
       <h2>{arena.name} <span class="dim">{bytesText(arena.nbytes)} for {arena.buffers.length} buffers, {bytesText(sum)} without sharing</span></h2>
       <div class="chart">
         <span class="axis">{bytesText(arena.nbytes)}</span>
-        <svg viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" role="img" aria-label={`lifetimes of the buffers of ${arena.name}: steps to the right, offsets upwards`}>
+        <svg viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" role="group" aria-label={`lifetimes of the buffers of ${arena.name}: steps to the right, offsets upwards`}>
           {arena.buffers.filter((buffer) => buffer.first >= 0).map((buffer) => {
             const step = writer(buffer.name);
+            const open = () => step && app.set({ selection: { kind: "step", entry: arena.entry, number: step.number } });
             return (
-              <rect key={buffer.name} class="life" x={(buffer.first / steps) * width} width={((buffer.last - buffer.first + 1) / steps) * width}
+              <rect key={buffer.name} class="life" tabindex={0} role="button" aria-label={`${buffer.name}, ${bytesText(buffer.nbytes)}, steps ${buffer.first} to ${buffer.last}`} x={(buffer.first / steps) * width} width={((buffer.last - buffer.first + 1) / steps) * width}
                 y={height - ((buffer.offset + buffer.nbytes) / arena.nbytes) * height} height={(buffer.nbytes / arena.nbytes) * height}
-                fill={colourOf(step?.template || "other")} onClick={() => step && app.set({ selection: { kind: "step", entry: arena.entry, number: step.number } })}>
+                fill={colourOf(step?.template || "other")} onClick={open} onKeyDown={(event) => { if (event.key === "Enter") open(); }}>
                 <title>{`${buffer.name}: ${bytesText(buffer.nbytes)} at ${buffer.offset}, steps ${buffer.first} to ${buffer.last}${step ? `\nwritten by ${step.kernel || step.kind} ${step.place}` : ""}`}</title>
               </rect>
             );
