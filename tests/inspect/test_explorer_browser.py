@@ -32,7 +32,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if missing:
         pytest.fail(f"the explorer's tests need {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("explorer") / "web"
-    shutil.copytree(WEB, folder, ignore=shutil.ignore_patterns("node_modules", "bundle"))
+    shutil.copytree(WEB, folder, ignore=shutil.ignore_patterns("node_modules"))
     shutil.copy(HERE / "explorer_browser.mjs", folder)
     node(folder, "npm", "ci", "--no-audit", "--no-fund")
     return folder

@@ -18,7 +18,7 @@ FOLDERS = {
     "runtime": "qcompiler/runtime",
 }
 DATA = (".h", ".cpp", ".cuh", ".typed")
-BUNDLE = "qcompiler/inspect/explore/web/bundle"
+BUNDLE = ("qcompiler/inspect/explore/explorer.js", "qcompiler/inspect/explore/explorer.css")
 """Built from sources that stay out of the wheel, as do the tools that build it (node_modules)."""
 
 
@@ -29,7 +29,7 @@ def repository_files() -> set[str]:
         for folder, target in FOLDERS.items()
         for path in (ROOT / folder).rglob("*")
         if (path.suffix in (".py", *DATA) and not {"__pycache__", "node_modules"} & set(path.parts))
-        or path.parent == ROOT / BUNDLE
+        or path.relative_to(ROOT).as_posix() in BUNDLE
     }
 
 

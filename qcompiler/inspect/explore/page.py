@@ -46,7 +46,7 @@ _PAGE = """<!doctype html>
 @functools.cache
 def bundled(name: str) -> str:
     """A file of the bundle: "explorer.js" or "explorer.css"."""
-    return resources.files("qcompiler.inspect.explore").joinpath("web", "bundle", name).read_text(encoding="utf-8")
+    return resources.files("qcompiler.inspect.explore").joinpath(name).read_text(encoding="utf-8")
 
 
 def render(found: Collected) -> str:

@@ -1,10 +1,10 @@
-// Builds bundle/explorer.js and bundle/explorer.css from src/.  The first line of the script records the digest of the
+// Builds ../explorer.js and ../explorer.css from src/.  The first line of the script records the digest of the
 // sources, so that a test without node sees whether the bundle is theirs (page.py computes the same digest).
 import { createHash } from "node:crypto";
 import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
-const folder = process.argv[2] ?? "bundle";
+const folder = process.argv[2] ?? "..";
 const names = ["build.mjs", "package.json", "package-lock.json", "tsconfig.json"];
 names.push(...readdirSync("src").sort().map((name) => `src/${name}`));
 const digest = createHash("sha256");
