@@ -14,7 +14,8 @@ JOBS   ?= 2
 LONG    = models packaging targets golden api frontends kernels cuda
 FOLDERS = $(LONG) $(filter-out $(LONG) lint mlir,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
-SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh')
+SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh') \
+          $(wildcard qcompiler/inspect/explore/explorer.*)
 
 .PHONY: help demo install test test-full lint lint-style lint-types fuzz bench bench-peers docs site gpu-check gpu-wheels clean
 

@@ -144,6 +144,9 @@ def _add_inspect(commands: Any) -> None:
     part.add_argument("--kernels", action="store_true", help="list the kernels and what they serve")
     part.add_argument("--timeline", action="store_true", help="chart what runs on which stream, by estimated times")
     command.add_argument(
+        "--html", type=Path, metavar="OUT", help="also write everything as one page (docs/explorer.md)"
+    )
+    command.add_argument(
         "--op", type=_pattern, metavar="REGEX",
         help="print the ops that match, such as 'qc.linear' or a module path: of --stage, or stage by stage",
     )  # fmt: skip
@@ -414,6 +417,12 @@ def _inspect(options: argparse.Namespace) -> None:
     from qcompiler.inspect.terminal import show
 
     check_writable(options.perfetto)
+    check_writable(options.html)
+    if options.html is not None:
+        from qcompiler.inspect.explore.page import write_page
+
+        write_page(options.program, options.html)
+        print(f"wrote {options.html}; open it in a browser", file=sys.stderr)
     if options.op is not None or options.stage is not None or options.diff is not None:
         show_stages(options)
     elif options.ledger:

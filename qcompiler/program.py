@@ -14,6 +14,10 @@ from qcompiler.device_map import Placement, place
 from qcompiler.errors import ArgumentError, MissingDependencyError, QCompilerError, TargetMismatchError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.eager import eager_times
+from qcompiler.inspect.explore.collect import Contents
+from qcompiler.inspect.explore.page import Explorer
+from qcompiler.inspect.explore.schedule import Times
+from qcompiler.inspect.explore.stages import StageText
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.report import Choice, ProgramReport
 from qcompiler.inspect.torch_share import read_by_torch
@@ -212,6 +216,26 @@ class Program:
         value.  Needs no device.  `measured` maps numbers of steps to microseconds, which replace the estimates.
         """
         return timeline(self.plan, self.image.target.isa, entry, symbols, measured=measured)
+
+    def explore(self, path: str | Path | None = None, *, times: Times | None = None) -> Explorer:
+        """The program as one HTML page: stages, kernels, ledger, memory, timeline (docs/explorer.md).
+
+        `path` is the file to write; `.save(path)` of the result does the same, and a notebook shows the result.
+        `times` maps entry points and numbers of steps to measured seconds, which replace the estimates.
+        Needs no device. ArgumentError if the file's folder does not exist, or for times of a step that there is not.
+        """
+        stages = [StageText(each.index, each.name, each.suffix, each.text, each.seconds) for each in self._dumps]
+        page = Explorer(Contents(
+            self.plan, self.image.target.kind, self.image.target.isa, "compile",
+            "program" if path is None else Path(path).stem, stages, [vars(each) for each in self._choices],
+            json.loads(self.ledger.to_json()), times=times or {},
+        ))  # fmt: skip
+        if path is not None:
+            page.save(path)
+        return page
+
+    def _repr_html_(self) -> str:
+        return self.explore()._repr_html_()
 
     def to_mlir(
         self,

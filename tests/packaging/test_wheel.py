@@ -18,6 +18,8 @@ FOLDERS = {
     "runtime": "qcompiler/runtime",
 }
 DATA = (".h", ".cpp", ".cuh", ".typed")
+BUNDLE = ("qcompiler/inspect/explore/explorer.js", "qcompiler/inspect/explore/explorer.css")
+"""Built from sources that stay out of the wheel, as do the tools that build it (node_modules)."""
 
 
 def repository_files() -> set[str]:
@@ -26,7 +28,8 @@ def repository_files() -> set[str]:
         f"{target}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, target in FOLDERS.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", *DATA) and "__pycache__" not in path.parts
+        if (path.suffix in (".py", *DATA) and not {"__pycache__", "node_modules"} & set(path.parts))
+        or path.relative_to(ROOT).as_posix() in BUNDLE
     }
 
 

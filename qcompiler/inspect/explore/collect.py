@@ -1,0 +1,245 @@
+"""Gathers what the explorer shows, of a program in memory or of a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qcompiler import __version__
+from qcompiler.errors import CorruptFileError
+from qcompiler.inspect.explore.model import (
+    MODEL_VERSION,
+    Collected,
+    Decision,
+    Facts,
+    Kernel,
+    LedgerLine,
+    Model,
+    Origin,
+    Sort,
+)
+from qcompiler.inspect.explore.schedule import Times, arena_records, entry_records, format_text
+from qcompiler.inspect.explore.stages import StageText, Texts, stage_records
+from qcompiler.inspect.files import SOURCE_STAGE, source_file
+from qcompiler.kernels.cpu.emit import emit_numbered, scratch_bytes
+from qcompiler.kernels.cuda import emit as cuda
+from qcompiler.kernels.numbered import numbered
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.plan import Plan
+from qcompiler.plan.verify import verify_plan
+from qcompiler.runtime.plan_bodies import check_bodies
+from qcompiler.runtime.plan_text import check_plan_text
+from qcompiler.runtime.program_file import read_program
+
+ABSENT_HERE = (
+    "SASS of CUDA kernels and what they need of registers: see docs/hot-loops.md and docs/kernel-resources.md.",
+    'Errors per layer and per pass (SNR): verify_each="numerics" names a pass that changed an answer.',
+    "The model's source line of an op of IR: the IR has module paths. The torch graphs of the stages export and "
+    "insert-qdq name lines.",
+)
+"""What no page holds yet."""
+
+_FROM_FILE = (
+    "The torch graphs of the stages export and insert-qdq, and so the model's source lines: a file does not hold them.",
+    "The seconds of the stages: a file does not hold them.",
+)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a page is made of. `ledger` is the JSON value of `Ledger.to_json`, or None."""
+
+    plan: Plan
+    kind: str
+    isa: str
+    origin: Origin
+    source: str
+    stages: Sequence[StageText]
+    decisions: Iterable[Mapping[str, Any]]
+    ledger: Any
+    qcompiler: str = __version__
+    absent: Sequence[str] = ()
+    times: Times = field(default_factory=dict)
+    """Measured seconds of steps, by entry point and number; the others are estimated."""
+
+
+def collect(contents: Contents) -> Collected:
+    """The model of the page, and its texts. Raises the errors of the emitter and of the timeline."""
+    plan = contents.plan
+    texts = Texts()
+    stages = stage_records(contents.stages, texts)
+    kernels = _kernels(plan, contents.kind, contents.isa, texts)
+    entries = entry_records(plan, contents.isa, contents.times)
+    rows, totals = _ledger(contents)
+    model = Model(
+        version=MODEL_VERSION,
+        facts=Facts(
+            title=f"{Path(contents.source).name} for {contents.isa}", qcompiler=contents.qcompiler,
+            kind=contents.kind, isa=contents.isa, origin=contents.origin,
+            source=contents.source, devices=tuple(device.name for device in plan.devices),
+        ),
+        absent=(*contents.absent, *_times_note(contents.times), *ABSENT_HERE),
+        stages=stages,
+        kernels=kernels,
+        entries=entries,
+        arenas=arena_records(plan, entries),
+        ledger=rows,
+        totals=totals,
+        decisions=_decisions(contents),
+    )  # fmt: skip
+    return Collected(model, texts.all())
+
+
+def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
+    """What a `.qca` file holds. The plan is proven safe first, since kernels are emitted from it.
+
+    Raises the errors of `qc inspect`, PlanError and ScheduleError.
+    """
+    path = Path(path)
+    header, texts = read_program(path)
+    check_plan_text(header.plan)
+    verify_plan(header.plan)
+    check_bodies(header.plan)
+    stages = _stage_texts(texts)
+    absent = _FROM_FILE if stages else (*_FROM_FILE, "The IR of the stages: the file was saved without it.")
+    return Contents(
+        header.plan, header.target.kind, header.target.isa, "file", str(path), stages,
+        header.report if header.report is not None else [], header.ledger, header.qcompiler, absent, times or {},
+    )  # fmt: skip
+
+
+_IR_FILE = re.compile(r"ir/(\d{1,4})-([^/]+)\.([a-z]+)")
+"""`ir/02-import.mlir` is stage 2, import."""
+
+
+def _stage_texts(texts: Mapping[str, str]) -> list[StageText]:
+    """The stages of a file in order; the source of the kernels comes last."""
+    named = [(found, name) for name in sorted(texts) if (found := _IR_FILE.fullmatch(name)) is not None]
+    stages = [StageText(int(found[1]), found[2], found[3], texts[name]) for found, name in named]
+    last = max((stage.index for stage in stages), default=-1)
+    for kind, suffix in (("cpu", "cpp"), ("cuda", "cu")):
+        if (name := source_file(kind)) in texts:
+            stages.append(StageText(last + 1, SOURCE_STAGE, suffix, texts[name]))
+    return stages
+
+
+def _times_note(times: Times) -> Sequence[str]:
+    return () if times else ("Measured times: the times of launches are estimates (docs/timeline.md).",)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _kernels(plan: Plan, kind: str, isa: str, texts: Texts) -> tuple[Kernel, ...]:
+    emit: Callable[[KernelSpec, int, str], _Emitted] = _emit_cpu if kind == "cpu" else _emit_cuda
+    kernels = []
+    for number, spec in enumerate(plan.kernels):
+        found = emit(spec, number, isa)
+        kernels.append(Kernel(
+            number=number, name=spec.name, template=spec.template, serves=spec.serves,
+            operands=tuple(map(_operand, spec.operands)), symbols=spec.symbols, digest=spec.digest,
+            engine=found.engine, launch=found.launch, notes=found.notes, source=texts.add(found.text),
+        ))  # fmt: skip
+    return tuple(kernels)
+
+
+@dataclass(frozen=True)
+class _Emitted:
+    text: str
+    engine: str
+    launch: str
+    notes: tuple[str, ...] = ()
+
+
+def _emit_cpu(spec: KernelSpec, number: int, isa: str) -> _Emitted:
+    scratch = scratch_bytes(spec, isa)
+    return _Emitted(emit_numbered(spec, number, isa), isa, f"{scratch:,} bytes of scratch memory per thread")
+
+
+def _emit_cuda(spec: KernelSpec, number: int, isa: str) -> _Emitted:
+    kernel = cuda.emit_kernel(numbered(spec, number), isa)
+    # The geometry is that of the plan's own spec, in which sizes have the program's names.
+    engine, geometry = cuda.engine_and_geometry(spec, isa)
+    grid, block = (" x ".join(map(str, each)) for each in (geometry.grid, geometry.block))
+    launch = f"grid {grid}, block {block}, {geometry.shared:,} bytes of shared memory"
+    return _Emitted(kernel.text, engine, launch, kernel.notes)
+
+
+def _operand(operand: Operand) -> str:
+    shape = ", ".join(map(str, operand.shape))
+    if operand.format is not None:
+        where = f"{format_text(operand.format)} in {operand.layout}"
+    else:
+        where = f"strides ({', '.join(map(str, operand.strides))})"
+    return f"{operand.access:2} {operand.name}: {operand.dtype}[{shape}], {where}"
+
+
+# --- ledger and decisions --------------------------------------------------------------------------------------------
+
+
+class _Row(msgspec.Struct):
+    parameters: tuple[str, ...]
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    format: str = ""
+    reason: str = ""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    padding: int = 0
+
+
+class _Ledger(msgspec.Struct):
+    totals: dict[str, str | int | float | None]
+    rows: tuple[_Row, ...]
+
+
+class _Choice(msgspec.Struct):
+    stage: str
+    path: str
+    what: str
+    why: str
+
+
+def _ledger(contents: Contents) -> tuple[tuple[LedgerLine, ...], dict[str, Any]]:
+    if contents.ledger is None:
+        return (), {}
+    try:
+        known = msgspec.convert(contents.ledger, _Ledger, strict=True)
+    except msgspec.ValidationError as error:
+        raise CorruptFileError(f"{contents.source}: the ledger is malformed: {str(error)[:500]}") from error
+    return tuple(_line(row) for row in known.rows), dict(known.totals)
+
+
+def _line(row: _Row) -> LedgerLine:
+    elements = 1
+    for size in row.shape:
+        elements *= size
+    return LedgerLine(
+        parameters=row.parameters, shape=row.shape, dtype=row.dtype, format=row.format, reason=row.reason,
+        bits=8 * row.bytes_after / max(elements, 1), bytes_before=row.bytes_before, bytes_after=row.bytes_after,
+        padding=row.padding,
+    )  # fmt: skip
+
+
+def _decisions(contents: Contents) -> tuple[Decision, ...]:
+    try:
+        known = msgspec.convert(list(contents.decisions), tuple[_Choice, ...], strict=True)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise CorruptFileError(f"{contents.source}: the report is malformed: {str(error)[:500]}") from error
+    return tuple(
+        Decision(stage=each.stage, path=each.path, what=each.what, why=each.why, sort=_sort(each)) for each in known
+    )
+
+
+def _sort(choice: _Choice) -> Sort:
+    """The words are those that inspect/report.py sorts idioms by."""
+    if choice.stage == "raise-idioms":
+        if choice.what.endswith(" stays"):
+            return "missed"
+        return "idiom" if choice.what.startswith(("raised qc.", "found qc.")) else "other"
+    return "kernel" if choice.stage == "select-kernels" else "other"

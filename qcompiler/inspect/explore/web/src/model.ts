@@ -1,0 +1,137 @@
+// The records of qcompiler/inspect/explore/model.py, and the unpacking of the page's data.
+
+export interface Facts {
+  title: string; qcompiler: string; kind: string; isa: string; origin: string; source: string; devices: string[];
+}
+export interface Stage {
+  index: number; name: string; kind: "torch" | "mlir" | "source"; seconds: number | null; changed: boolean;
+  lines: number; ops: Record<string, number>; delta: Record<string, number>; text: number;
+}
+export interface Kernel {
+  number: number; name: string; template: string; serves: string; operands: string[]; symbols: string[];
+  digest: string; engine: string; launch: string; notes: string[]; source: number;
+}
+export interface Step {
+  number: number; kind: string; stream: string; place: string; inferred: boolean; kernels: string[]; kernel: string;
+  template: string; reads: string[]; writes: string[]; views: string[]; formats: string[]; event: string;
+  begin: number | null; end: number | null; alone: number | null; nbytes: number; operations: number;
+  measured: boolean; critical: boolean;
+}
+export interface Entry {
+  name: string; ranges: Record<string, [number, number]>; symbols: Record<string, number>; inputs: string[];
+  outputs: string[]; device: string; streams: Record<string, string>; span: number; serial: number; steps: Step[];
+  edges: [string, number, number][];
+}
+export interface Buffer {
+  name: string; offset: number; nbytes: number; first: number; last: number; weight: string;
+}
+export interface Arena {
+  name: string; device: string; kind: string; nbytes: number; entry: string; buffers: Buffer[];
+}
+export interface LedgerLine {
+  parameters: string[]; shape: number[]; dtype: string; format: string; reason: string; bits: number;
+  bytesBefore: number; bytesAfter: number; padding: number;
+}
+export interface Decision {
+  stage: string; path: string; what: string; why: string; sort: "idiom" | "missed" | "kernel" | "other";
+}
+export interface Model {
+  version: number; facts: Facts; absent: string[]; stages: Stage[]; kernels: Kernel[]; entries: Entry[];
+  arenas: Arena[]; ledger: LedgerLine[]; totals: Record<string, string | number | null>; decisions: Decision[];
+}
+
+const VERSION = 1;
+
+async function unpack(id: string): Promise<string> {
+  const packed = document.getElementById(id)?.textContent ?? "";
+  const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).text();
+}
+
+export async function loadModel(): Promise<Model> {
+  const model = JSON.parse(await unpack("model")) as Model;
+  if (model.version !== VERSION) throw new Error(`this page reads models of version ${VERSION}, not ${model.version}`);
+  return model;
+}
+
+const texts = new Map<number, Promise<string>>();
+
+/** A text of the page, unpacked once. */
+export function textOf(number: number): Promise<string> {
+  let text = texts.get(number);
+  if (text === undefined) texts.set(number, (text = unpack(`text-${number}`)));
+  return text;
+}
+
+// --- module paths ----------------------------------------------------------------------------------------------------
+
+/** `a.q+k` is `a.q` and `a.k`: the names that plan/paths.py joins. */
+export function expand(path: string): string[] {
+  const [first = "", ...rest] = path.split("+");
+  const parts = first.split(".");
+  const out = [first];
+  for (const each of rest) {
+    const shared = parts.slice(0, Math.max(0, parts.length - each.split(".").length));
+    out.push([...shared, each].join("."));
+  }
+  return out;
+}
+
+const bare = (path: string) => path.replace(/\.(weight|bias)$/, "");
+
+export const modulesOf = (path: string) => (path === "" ? [] : expand(path).map(bare));
+
+const stepPaths = new WeakMap<Step, Set<string>>();
+
+/** The modules that a step serves: that of its place, and those of the weights that it reads. */
+export function pathsOf(step: Step): Set<string> {
+  let found = stepPaths.get(step);
+  if (found === undefined) {
+    found = new Set(modulesOf(step.place));
+    for (const buffer of step.reads) if (buffer.startsWith("w.")) modulesOf(buffer.slice(2)).forEach((p) => found!.add(p));
+    stepPaths.set(step, found);
+  }
+  return found;
+}
+
+export interface Served { entry: Entry; step: Step; exact: boolean }
+
+/** The steps that compute what a module path names; failing that, those inside or around that module. */
+export function stepsOf(model: Model, path: string): Served[] {
+  const wanted = modulesOf(path);
+  if (wanted.length === 0) return [];
+  const exact: Served[] = [];
+  const near: Served[] = [];
+  for (const entry of model.entries)
+    for (const step of entry.steps) {
+      const own = pathsOf(step);
+      if (wanted.some((each) => own.has(each))) exact.push({ entry, step, exact: true });
+      else if ([...own].some((p) => wanted.some((each) => p.startsWith(`${each}.`) || each.startsWith(`${p}.`))))
+        near.push({ entry, step, exact: false });
+    }
+  return exact.length > 0 ? exact : near;
+}
+
+/** `model.layers.3` of `model.layers.3.mlp.up_proj`: up to the first number, else the first two parts. */
+export function blockOf(path: string): string {
+  const parts = (expand(path)[0] ?? "").split(".");
+  const number = parts.findIndex((part) => /^\d+$/.test(part));
+  return parts.slice(0, number < 0 ? 2 : number + 1).join(".");
+}
+
+// --- figures ---------------------------------------------------------------------------------------------------------
+
+export const count = (value: number) => value.toLocaleString("en-GB");
+
+export function bytesText(value: number): string {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
+  return `${unit === 0 ? value : value.toFixed(value < 10 ? 2 : 1)} ${units[unit]}`;
+}
+
+export function timeText(us: number | null): string {
+  if (us === null) return "";
+  return us >= 1e6 ? `${(us / 1e6).toFixed(2)} s` : us >= 1000 ? `${(us / 1000).toFixed(2)} ms` : `${us.toFixed(2)} µs`;
+}

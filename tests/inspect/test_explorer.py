@@ -1,0 +1,212 @@
+"""The explorer's model and page, without a browser; test_explorer_browser.py opens it in one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from qcompiler import errors
+from qcompiler.cli import main
+from qcompiler.inspect.explore import model as records
+from qcompiler.inspect.explore.collect import Contents, collect, contents_of_file
+from qcompiler.inspect.explore.page import Explorer, recorded_digest, sources_digest
+from qcompiler.inspect.explore.stages import StageText, Texts, count_ops, stage_records
+from qcompiler.plan.plan import Plan
+from qcompiler.runtime import ProgramImage, save_image
+
+ROOT = Path(__file__).parents[2]
+WEB = ROOT / "qcompiler" / "inspect" / "explore" / "web"
+HOSTILE = '</script><img src="http://example.org/x" onerror="alert(1)">'
+
+
+class Reader(HTMLParser):
+    """The elements of a page, and the texts of its scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("script", "style", "title"):
+            self.texts.append((self._inside, data))
+
+
+@pytest.fixture
+def saved(image: ProgramImage, tmp_path: Path) -> Path:
+    path = tmp_path / "small.qca"
+    save_image(image, path)
+    return path
+
+
+def contents(plan: Plan, **changes: Any) -> Contents:
+    stages = [StageText(2, "import", "mlir", "builtin.module {}\n", 0.5)]
+    given = {"stages": stages, "decisions": [], "ledger": None, **changes}
+    return Contents(plan, "cpu", "x86-64-v3", "compile", "program", **given)
+
+
+def unpacked(page: str, name: str) -> str:
+    found = re.search(rf'<script type="text/plain" id="{name}">([^<]*)</script>', page)
+    assert found is not None
+    return zlib.decompress(base64.b64decode(found[1])).decode()
+
+
+def test_the_bundle_is_built_from_these_sources() -> None:
+    assert recorded_digest() == sources_digest(WEB), "run `npm ci && npm run build` in qcompiler/inspect/explore/web"
+
+
+def test_the_pages_code_declares_the_fields_of_the_model() -> None:
+    declared = dict(re.findall(r"export interface (\w+) \{(.*?)\}", (WEB / "src" / "model.ts").read_text(), re.S))
+    for name, text in declared.items():
+        if name == "Served":  # of the page alone
+            continue
+        fields = set(re.findall(r"(\w+): ", text))
+        assert fields == {field.encode_name for field in msgspec.structs.fields(getattr(records, name))}, name
+
+
+def test_a_file_gives_stages_kernels_steps_memory_and_says_what_it_lacks(saved: Path) -> None:
+    found = collect(contents_of_file(saved))
+    model = found.model
+    assert [(stage.index, stage.name, stage.kind, stage.changed) for stage in model.stages] == [
+        (2, "import", "mlir", True), (5, "dce", "mlir", True), (6, "emit-kernels", "source", True),
+    ]  # fmt: skip
+    assert [(kernel.name, kernel.template) for kernel in model.kernels] == [("add", "loop"), ("fill", "loop")]
+    assert 'extern "C" void qk_0(' in found.texts[model.kernels[0].source]
+    (step,) = model.entries[0].steps
+    assert (step.kernel, step.place, step.reads, step.writes) == ("add", "model", ("x", "bias"), ("y",))
+    assert step.alone is not None and step.alone > 0 and not step.measured
+    assert [(arena.name, arena.kind) for arena in model.arenas][:2] == [("constants", "constants"), ("table", "init")]
+    assert model.ledger[0].parameters == ("model.bias",) and model.totals["recipe"] == "nf4"
+    assert any("a file does not hold them" in each for each in model.absent)
+    assert all(stage.seconds is None for stage in model.stages)
+
+
+def test_a_file_without_texts_says_so(image: ProgramImage, tmp_path: Path) -> None:
+    save_image(image, tmp_path / "bare.qca", stages=False)
+    model = collect(contents_of_file(tmp_path / "bare.qca")).model
+    assert model.stages == () and any("saved without" in each for each in model.absent)
+    assert len(model.kernels) == 2  # emitted from the plan
+
+
+def test_cuda_kernels_have_an_engine_and_a_grid() -> None:
+    model = collect(contents_of_file(ROOT / "tests" / "golden" / "0.1.0-format1-cuda.qca")).model
+    assert {kernel.engine for kernel in model.kernels} <= {"fma", "mma"}
+    assert all(re.match(r"grid .+ x .+ x .+, block \d+ x 1 x 1, ", kernel.launch) for kernel in model.kernels)
+
+
+def test_an_unsafe_plan_is_refused_before_its_kernels_are_emitted(image: ProgramImage, tmp_path: Path) -> None:
+    entry = image.plan.entries[0]
+    (step,) = entry.steps
+    short = msgspec.structs.replace(step.operands[1], shape=(4096,))
+    unsafe = msgspec.structs.replace(step, operands=(step.operands[0], short, step.operands[2]))
+    entries = (msgspec.structs.replace(entry, steps=(unsafe,)),)
+    object.__setattr__(image, "plan", msgspec.structs.replace(image.plan, entries=entries))
+    save_image(image, tmp_path / "unsafe.qca")
+    with pytest.raises(errors.ScheduleError):
+        contents_of_file(tmp_path / "unsafe.qca")
+
+
+def test_a_launch_without_weights_belongs_to_the_module_around_it(image: ProgramImage) -> None:
+    assert image.plan.init is not None
+    entry, fill = image.plan.entries[0], image.plan.init.steps[0]
+    steps = (entry.steps[0], fill, entry.steps[0], fill)
+    plan = msgspec.structs.replace(image.plan, entries=(msgspec.structs.replace(entry, steps=steps),))
+    places = [(step.place, step.inferred) for step in collect(contents(plan)).model.entries[0].steps]
+    assert places == [("model", False), ("model", True), ("model", False), ("", False)]
+
+
+def test_measured_seconds_replace_the_estimates(image: ProgramImage) -> None:
+    found = collect(contents(image.plan, times={"main": {0: 2e-3}})).model
+    (step,) = found.entries[0].steps
+    assert (step.alone, step.measured) == (2000.0, True)
+    assert not any("estimates" in each for each in found.absent)
+    for wrong in ({"mian": {0: 1.0}}, {"main": {1: 1.0}}):
+        with pytest.raises(errors.ArgumentError, match="times of"):
+            collect(contents(image.plan, times=wrong))
+
+
+def test_a_stage_tells_which_ops_came_and_went_and_an_unchanged_text_is_stored_once() -> None:
+    before = 'builtin.module {\n  %0 = qc.const @w\n  %1, %2 = "qc.split"(%0)\n}\n'
+    after = "builtin.module {\n  %0 = qc.const @w\n  %1 = qc.linear %0\n}\n"
+    texts = Texts()
+    found = stage_records(
+        [StageText(0, "a", "mlir", before), StageText(1, "b", "mlir", before), StageText(2, "c", "mlir", after)], texts
+    )
+    assert [stage.changed for stage in found] == [True, False, True]
+    assert found[2].delta == {"qc.linear": 1, "qc.split": -1}
+    assert len(texts.all()) == 2
+    assert count_ops("    x = torch.ops.aten.add.Tensor(y, z);  y = None\n", "torch") == {
+        "torch.ops.aten.add.Tensor": 1
+    }
+
+
+def test_names_never_become_markup(image: ProgramImage) -> None:
+    decisions = [{"stage": HOSTILE, "path": HOSTILE, "what": HOSTILE, "why": HOSTILE}]
+    stages = [StageText(0, HOSTILE, "mlir", f'"x.y"() {{qc.path = "{HOSTILE}"}}')]
+    given = contents(image.plan, stages=stages, decisions=decisions, qcompiler=HOSTILE)
+    page = Explorer(changed(given, source=HOSTILE)).html
+    reader = Reader()
+    reader.feed(page)
+    tags = [tag for tag, _ in reader.tags]
+    assert set(tags) == {"html", "head", "meta", "title", "link", "style", "body", "div", "noscript", "script"}
+    assert ("title", f"{Path(HOSTILE).name} for x86-64-v3 - qcompiler") in reader.texts
+    assert json.loads(unpacked(page, "model"))["decisions"][0]["path"] == HOSTILE
+    assert HOSTILE in unpacked(page, "text-0")
+    assert page.count(HOSTILE) == 0
+
+
+def changed(given: Contents, **changes: Any) -> Contents:
+    """A copy of a record with other values."""
+    return Contents(**{**vars(given), **changes})
+
+
+def test_the_policy_allows_this_script_and_nothing_from_elsewhere(image: ProgramImage) -> None:
+    page = Explorer(contents(image.plan)).html
+    reader = Reader()
+    reader.feed(page)
+    (policy,) = [attrs["content"] for tag, attrs in reader.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    (style,) = [text for tag, text in reader.texts if tag == "style"]
+    script = [text for tag, text in reader.texts if tag == "script"][-1]
+    for rule, text in (("script-src", script), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert rules[rule] == f"'sha256-{digest}'"
+    assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
+    assert not any("src" in attrs or attrs.get("href", "data:,") != "data:," for _, attrs in reader.tags)
+
+
+def test_a_notebook_shows_the_page_in_a_frame_that_can_run_scripts_only(image: ProgramImage) -> None:
+    explorer = Explorer(contents(image.plan))
+    reader = Reader()
+    reader.feed(explorer._repr_html_())
+    ((tag, attrs),) = reader.tags
+    assert (tag, attrs["sandbox"], attrs["srcdoc"]) == ("iframe", "allow-scripts", explorer.html)
+
+
+def test_the_command_writes_the_page_and_refuses_a_folder_that_is_not_there(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(saved), "--html", str(tmp_path / "out.html")]) == 0
+    assert "recipe nf4" in capsys.readouterr().out  # the summary, too
+    page = (tmp_path / "out.html").read_text()
+    assert json.loads(unpacked(page, "model"))["facts"]["source"] == str(saved)
+    assert main(["inspect", str(saved), "--html", str(tmp_path / "none" / "out.html")]) == 1
+    assert "make it first" in capsys.readouterr().err

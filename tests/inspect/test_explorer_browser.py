@@ -1,0 +1,99 @@
+"""The explorer in a real browser, and its bundle built again. They need node, npm and chromium; nothing is skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import qcompiler as qc
+from qcompiler.inspect.explore.page import bundled
+from qcompiler.inspect.report import Choice
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+WEB = HERE.parents[1] / "qcompiler" / "inspect" / "explore" / "web"
+CHROMIUM = os.environ.get("QC_CHROMIUM", "/usr/bin/chromium")
+HOSTILE = '</script><img src="http://example.org/x" onerror="alert(1)">'
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources with their pinned packages."""
+    missing = [tool for tool in ("node", "npm") if shutil.which(tool) is None]
+    missing += [] if Path(CHROMIUM).exists() else [f"{CHROMIUM} (apt install chromium, or set QC_CHROMIUM)"]
+    if missing:
+        pytest.fail(f"the explorer's tests need {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("explorer") / "web"
+    shutil.copytree(WEB, folder, ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copy(HERE / "explorer_browser.mjs", folder)
+    node(folder, "npm", "ci", "--no-audit", "--no-fund")
+    return folder
+
+
+def node(folder: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(64)
+        self.up, self.down = torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program of four blocks, with a decision that quotes hostile text."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(Block() for _ in range(4))).eval()
+    program = qc.qcompile(net, (torch.randn(3, 64),), quant="nf4", dynamic_shapes={"input": {0: ("b", 1, 64)}})
+    program.decided([Choice("import", HOSTILE, HOSTILE, HOSTILE)])
+    path = tmp_path_factory.mktemp("page") / "blocks.html"
+    program.explore(path)
+    return path
+
+
+def test_the_bundle_is_what_its_sources_build(tools: Path) -> None:
+    node(tools, "npm", "run", "types")
+    node(tools, "node", "build.mjs", "again")
+    for name in ("explorer.js", "explorer.css"):
+        assert (tools / "again" / name).read_text() == bundled(name)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_person_can_read_a_program(tools: Path, page: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    seen: dict[str, Any] = json.loads(
+        node(tools, "node", "explorer_browser.mjs", str(page), str(tmp_path), str(width), scheme)
+    )
+    assert seen["console"] == [] and seen["requests"] == []
+    assert seen["images"] == 0 and seen["title"].startswith("blocks for x86-64")
+    assert seen["contrast"] == [] and seen["overflow"] == []
+    assert len(list(tmp_path.glob("*.png"))) == 11
+    assert seen["stages"] == 30 and any("lower-conv2d" in text for text in seen["grey"])
+    assert "qc.linear" in seen["selected"] and " lines in " in seen["found"]
+    for part in ("qc.linear", "type", "tensor<", "module", "0.up", "used", "ended in", "kernel ", "source, C++",
+                 "parameters", "nf4", "in each stage", "raise-idioms"):  # fmt: skip
+        assert part in seen["panel"], part
+    assert seen["closed"] and seen["changes"].startswith("+")
+    assert seen["reached"] == "code" and any(mark in seen["difference"] for mark in ("added", "moved", "removed"))
+    assert seen["folded"][1] < seen["folded"][0]
+    assert seen["byKeys"] == "@main"
+    assert HOSTILE in seen["decisions"]
+    assert "not measured" in seen["timeline"] and "activations.main" in seen["memory"]
+    assert "SASS" in seen["about"] and seen["boxes"] >= 4
+    assert "launch 0 of main" in seen["step"] and "source, C++" in seen["step"]
+    assert [seen[name].split("\t")[6] for name in ("largest", "smallest")] == ["4,608", "256"]
