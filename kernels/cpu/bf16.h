@@ -1,4 +1,4 @@
-// Words of two bf16 numbers, on processors with AVX512-BF16 (asked for at run time, since x86-64-v4 does not promise it).
+// Words of two bf16 numbers, on processors with AVX512-BF16 (asked for at run time: x86-64-v4 does not promise it).
 #pragma once
 #include "vec.h"
 
@@ -36,7 +36,9 @@ QC_INLINE void qb_store(void* to, vf x) {
 }
 
 // Sixteen numbers of a row and those of the next row, side by side.
-template <class T> QC_INLINE qu qb_beside(const T* first, const T* second) { return qb_pairs(vload(first), vload(second)); }
+template <class T> QC_INLINE qu qb_beside(const T* first, const T* second) {
+    return qb_pairs(vload(first), vload(second));
+}
 QC_INLINE qu qb_beside(const qc_bf16* first, const qc_bf16* second) {
     const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)first));
     const __m256i high = _mm256_loadu_si256((const __m256i*)second);

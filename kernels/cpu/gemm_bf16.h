@@ -85,7 +85,8 @@ template <class W> struct qb_coded<qg_coded<W>> {
     typedef qg_codes<W::BITS, W::GROUP> codes;
     static constexpr int LOW = codes::LOW, MIDDLE = codes::MIDDLE, PER = 32 / LOW, HALF = PER / 2;
     static constexpr bool SUMMED = W::SCALED && (W::COVERS == 0 || W::COVERS >= 16) && W::COVERS % W::GROUP == 0;
-    static constexpr bool IN_PLANES = MIDDLE != 0 && codes::HIGH == 0 && LOW > 1 && W::COVERS != 0 && W::COVERS % PER == 0;
+    static constexpr bool IN_PLANES =
+        MIDDLE != 0 && codes::HIGH == 0 && LOW > 1 && W::COVERS != 0 && W::COVERS % PER == 0;
     static constexpr bool LOOKED_UP =
         SUMMED && (IN_PLANES || (MIDDLE == 0 && (LOW == 2 || LOW == 4) && W::GROUP * LOW == 32));
     static QG_METHOD int64_t span(int64_t k) { return W::COVERS ? W::COVERS : k / W::GROUP * W::GROUP; }
@@ -123,7 +124,8 @@ template <class W> struct qb_words {
         words += 16;
         if constexpr (P::MIDDLE != 0) {  // the columns of the second half go to the high halves
             constexpr int BITS = P::HALF * P::MIDDLE;
-            const qu all = (qu)q_load((const int32_t*)narrow + (uint64_t)k / OTHER * 16) >> (int)(k % OTHER * P::MIDDLE);
+            const int skip = (int)(k % OTHER) * P::MIDDLE;
+            const qu all = (qu)q_load((const int32_t*)narrow + (uint64_t)k / OTHER * 16) >> skip;
             middle = qg_select<(1u << BITS) - 1>(all, all << (16 - BITS));
         }
     }

@@ -55,7 +55,9 @@ def _own_scratch(spec: KernelSpec, isa: str) -> int:
     stride = 2 * padded(body.k) | 64
     chunk = rows * max(1, min(BLOCKS, CHUNK // (rows * stride)))
     entries = 4 * _entries_of_group(spec, isa) * groups
-    bits = packed_format(spec.operands[1].format).declaration.codes.bits
+    w = spec.operands[1].format
+    assert w is not None
+    bits = packed_format(w).declaration.codes.bits
     in_planes = bits & (bits - 1) != 0
     codes = -(-body.k // 16) * 4 * tile_of(isa).panels * 128 * in_planes  # int8.h's `qi_unpacked_of`
     return 64 * rows * tile_of(isa).panels + entries + codes + (chunk + SPARE) * (stride + 8 * groups + 4)

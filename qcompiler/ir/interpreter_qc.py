@@ -19,6 +19,7 @@ from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.qc_index import RouteOp, SampleOp, TopPOp
 from qcompiler.ir.types import QTensorType, tensor_dtype
+from qcompiler.plan.kernel import DType
 from qcompiler.plan.kinds.recurrent import GATES
 from qcompiler.plan.kinds.top_p import SHARE_OF_ALL, WEIGHT_BITS
 from qcompiler.plan.sample_rule import sample
@@ -278,7 +279,7 @@ def _windows(op: qc.WindowsOp, operands: Sequence[Array], _frame: Frame) -> list
     return [windows.reshape(*windows.shape[:3], -1)]
 
 
-def _factor(x: Array, acc: np.dtype[Any], narrow: str | None) -> Array:
+def _factor(x: Array, acc: np.dtype[Any], narrow: DType | None) -> Array:
     """`x` as attention multiplies it: rounded to `narrow`, if there is one."""
     return (x if narrow is None else round_to(x, narrow)).astype(acc, copy=False)
 
@@ -291,9 +292,9 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
         kind = cache_rows.kind_of(op.rows_of)
         read[1:] = [cache_rows.dequantise(rows, cols, kind) for rows, cols in zip(read[1:], dims, strict=True)]
     acc = accumulator(*read)
-    narrow = "bf16" if op.rounds_to is not None else None
-    rows = None if op.rows_of in ("int8", "fp8") else narrow  # of the cache: codes are exact in bf16
-    q, k, v = (_factor(x, acc, to) for x, to in zip(read, (narrow, rows, rows), strict=True))
+    narrow: DType | None = "bf16" if op.rounds_to is not None else None
+    stored = None if op.rows_of in ("int8", "fp8") else narrow  # codes of a cache are exact in bf16
+    q, k, v = (_factor(x, acc, to) for x, to in zip(read, (narrow, stored, stored), strict=True))
     repeat = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, repeat, axis=1) if repeat > 1 else x for x in (k, v))
     scores = np.matmul(q, k.swapaxes(-1, -2)) * acc.type(op.scale.value.data)

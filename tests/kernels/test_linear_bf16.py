@@ -35,7 +35,7 @@ WEIGHTS = {  # a format, or None for plain values: (N, K)
     "q3_K": (19, 512), "q5_K": (18, 256), "int3:group=32": (21, 96), "q5_0": (18, 96), "int8:symmetric=False": (18, 8),
     "int8": (37, 101), "nf4:block=128": (37, 100), "fp8_e4m3": (19, 77), "plain": (51, 77),
 }  # fmt: skip
-FEW = ("nf4:block=64", "q4_K", "q6_K", "int8", "int8:symmetric=False", "plain")
+FEW = ("nf4:block=64", "q4_K", "int8", "int8:symmetric=False", "plain")
 """Those of the short run: one of each way through the codes."""
 
 MS = (1, 2, 3, 5, 8, 9, 14, 64, 65, 131)
@@ -105,6 +105,13 @@ def check_all(build: Callable[..., Any], isa: str, x: DType, some: Sequence[str]
 
 def test_products_are_those_of_factors_in_bf16(build: Callable[..., Any], isa: str) -> None:
     check_all(build, isa, "f32", FEW)
+
+
+def test_codes_in_two_planes_are_looked_up(build: Callable[..., Any], isa: str) -> None:
+    some = ("q6_K", "q5_K", "q3_K")
+    kernels = build([spec_of(text, "bf16", "1") for text in some], isa)
+    for text in some:
+        check(kernels, text, "bf16", "1", 1)
 
 
 @pytest.mark.slow
