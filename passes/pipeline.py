@@ -32,6 +32,7 @@ from qcompiler.passes.checks.answers import answers, initial_states
 from qcompiler.passes.checks.cache_states import cache_columns
 from qcompiler.passes.checks.numerics import (
     Exact,
+    Permits,
     coarsest_epsilon,
     count_roundings,
     count_widenings,
@@ -238,10 +239,12 @@ class NumericsCheck:
     def after(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> str | None:
         """Describes how the results after a pass are wrong; None if they are right. New entry points are checked,
         too."""
+        numerics = getattr(made, "numerics", Exact())
+        if isinstance(numerics, Permits):
+            return self._after_permission(numerics, module, ctx)
         now = self._values(answers(module, ctx, self._inputs, self._states))
         roundings, widenings = count_roundings(module), count_widenings(module)
         deleted = max(0, self._roundings - roundings, self._widenings - widenings)
-        numerics = getattr(made, "numerics", Exact())
         baseline = next(iter(self._answers.values()))
         for entry, results in now.items():
             before, steps = self._answers.get(entry, baseline)
@@ -251,6 +254,18 @@ class NumericsCheck:
             if found is not None:
                 return f"@{entry}: {found}"
         self._answers, self._roundings, self._widenings = now, roundings, widenings
+        return None
+
+    def _after_permission(self, numerics: Permits, module: ModuleOp, ctx: QCContext) -> str | None:
+        """The same of a pass that permits roundings: nothing but these may have changed."""
+        plain = self._values(answers(numerics.without(module), ctx, self._inputs, self._states))
+        for entry, results in plain.items():
+            before, _ = self._answers[entry]
+            found = difference(before, results[0], Exact(), roundings_deleted=0, epsilon=self._epsilon)
+            if found is not None:
+                return f"@{entry}, without {numerics.op}'s {numerics.attribute}: {found}"
+        self._answers = self._values(answers(module, ctx, self._inputs, self._states))
+        self._epsilon = coarsest_epsilon(module)
         return None
 
     def _values(self, found: dict[str, list[Array]]) -> dict[str, tuple[list[Array], dict[int, Array]]]:

@@ -6,8 +6,9 @@ Queries, keys, values and the weights of the softmax may then be rounded to bf16
 softmax and all sums stay fp32. Processors and tensor cores multiply pairs of bf16 at twice the rate of fp32 or more.
 
 The option `compute` is what the recipe says of linears: with "bf16" and "int8" every attention in fp32 or bf16 may do
-so, with "exact" none. Without it the type of the queries decides: attention in bf16 may, as in torch, which rounds
-weights to the type of the values. Attention in fp16 or fp64 never does: its factors have more digits.
+so, with "exact" none. Without it the type of the queries decides: attention of queries in bf16 may, as in torch, which
+rounds weights to the type of the values; keys and values of a cache in fp16 are then rounded, too. Attention in fp16
+or fp64 never does: its factors have more digits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from qcompiler.ir import qc
 from qcompiler.ir.context import qc_context
 from qcompiler.ir.module import functions, path_of
 from qcompiler.ir.types import tensor_dtype
-from qcompiler.passes.checks.numerics import Numerics, Rounded
+from qcompiler.passes.checks.numerics import Numerics, Permits
 
 KINDS = ("exact", "bf16", "int8")
 
@@ -34,8 +35,7 @@ class RoundAttentionPass(ModulePass):
     """Lets attention round its factors to bf16 where the recipe or the model's type says so."""
 
     name = "round-attention"
-    # a rounding of each factor: at most 2**-8 of it, independent of each other; layers behind it may make it larger
-    numerics: ClassVar[Numerics] = Rounded(2.0**-4)
+    numerics: ClassVar[Numerics] = Permits("qc.attention", "compute")
 
     compute: str | None = None
 

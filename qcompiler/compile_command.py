@@ -25,7 +25,9 @@ def add_compile(commands: Any) -> None:
         help="a storage format such as nf4, int8, int4 or nf4:block=128, or a file such as recipe.toml; default float",
     )
     command.add_argument(
-        "--compute", choices=("exact", "bf16", "int8"), help="the arithmetic of linears with quantised weights"
+        "--compute",
+        choices=("exact", "bf16", "int8"),
+        help="the arithmetic of linears with quantised weights, and of attention",
     )
     command.add_argument(
         "--device", default=None, help="cpu, cuda:0 or sim:0 (the simulated GPU); default: the model's"

@@ -195,9 +195,9 @@ class QuantConfig:
     `activations` is the type of the input of linears with quantised weights: None (floats), "int8" (a scale per
     token), "int8:static" (one per tensor, from `qcompile(calibrate=…)`), or "llm_int8", optionally with its threshold
     ("llm_int8:6.0").
-    `compute` is the arithmetic of linears with quantised weights: "exact" (products and sums in fp32), "bf16" (x and
-    the weight's elements are rounded to bf16, sums in fp32), "int8" (the same as activations="int8"), or None: bf16 for
-    models in bf16, as in torch, fp16 for those in fp16, and exact for all others.
+    `compute` is the arithmetic of linears with quantised weights, and of attention: "exact" (products and sums in
+    fp32), "bf16" (factors are rounded to bf16, sums in fp32), "int8" (the same as activations="int8"; attention in
+    bf16), or None: bf16 for models in bf16, as in torch, fp16 for those in fp16, and exact for all others.
     `algorithm` chooses the codes of linears: "nearest" (each weight its nearest code), or "gptq" (codes whose errors
     cancel in the outputs, for the inputs of `qcompile(calibrate=…)`; scales stay those of the format's encoder).
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
@@ -254,8 +254,8 @@ class QuantConfig:
 
     @property
     def attention(self) -> str | None:
-        """The arithmetic of attention, as the pass `round-attention` takes it: what the recipe says of linears, int8
-        wherever activations are quantised, and None where the model's type decides."""
+        """The arithmetic of attention, as the pass `round-attention` takes it: `compute`; int8 where only activations
+        are named; None where the model's type decides."""
         return "int8" if self.compute is None and self.activations is not None else self.compute
 
     @property

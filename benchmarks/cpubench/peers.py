@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ class Peer:
     """The process of a project. PeerError if it does not start."""
 
     def __init__(self, project: str, python: str, threads: int, silent: float = SILENT) -> None:
-        self.project, self.ended, self.silent = project, "", silent
+        self.project, self.ended, self.silent, self.hung = project, "", silent, False
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until `close`
         command = [python, "-P", "-c", START, str(PROCESS), project, "--threads", str(threads)]
         # A library that looks for a GPU finds none, and OpenMP has as many threads as everybody.
@@ -47,8 +49,9 @@ class Peer:
         environment.pop("PYTHONPATH", None)
         try:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, env=environment
-            )
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             raise PeerError(f"{python} does not run: {error}") from error
         hello = self._answer()
@@ -57,14 +60,14 @@ class Peer:
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        watch = threading.Timer(self.silent, self.process.kill)
+        watch = threading.Timer(self.silent, self._give_up)
         watch.start()
         line = self.process.stdout.readline()
-        hung = not watch.is_alive()
         watch.cancel()
+        watch.join()
         if not line:
             code = self.process.wait()
-            if hung:
+            if self.hung:
                 self.ended = f"it gave no answer within {self.silent:.0f} s, and was ended"
                 raise PeerError(self.ended)
             self._said.seek(0)
@@ -75,6 +78,15 @@ class Peer:
         if "failed" in found:
             raise PeerError(found["failed"])
         return found
+
+    def _give_up(self) -> None:
+        self.hung = True
+        self._kill()
+
+    def _kill(self) -> None:
+        """Ends the process and its children, which may hold its output open."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def ask(self, what: str, **given: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -99,7 +111,7 @@ class Peer:
         return float(self.ask("cpu")["seconds"])
 
     def close(self) -> None:
-        self.process.kill()
+        self._kill()
         self.process.wait()
         self._said.close()
 

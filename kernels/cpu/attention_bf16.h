@@ -1,5 +1,5 @@
-// Attention whose factors are bf16 and whose sums are fp32 (`vdpbf16ps`): rows rounded, keys transposed as words of two
-// columns, values as words of two keys, and the exponential of weights that are rounded to 8 bits afterwards.
+// Attention whose factors are bf16 and whose sums are fp32 (`vdpbf16ps`): rows are rounded, keys become words of two
+// columns, values words of two keys. The weights' exponential need not be more exact than their rounding to 8 bits.
 #pragma once
 #include "bf16.h"
 #include "rows.h"
@@ -44,15 +44,15 @@ static void qa_pack_values(const T* values, int64_t stride, int64_t count, int64
         }
 }
 
-// e^x for x <= 0 to 3e-6 of it, far below a rounding to bf16; zero below -110. A NaN stays one.
+// e^x for x <= 0 to 3e-6 of it, far below a rounding to bf16; 1 for 0, zero below -110. A NaN stays one.
 QC_INLINE vf qa_exp(vf x) {
     const qf t = q_max(q_set(-160.0f), x.r[0] * 0x1.715476p+0f), n = q_rint(t), f = t - n;
-    qf p = q_set(0x1.394760p-7f);
-    p = q_fma(p, f, q_set(0x1.ca1288p-5f));
-    p = q_fma(p, f, q_set(0x1.ec0818p-3f));
-    p = q_fma(p, f, q_set(0x1.62e0e2p-1f));
+    qf p = q_set(0x1.3a02cap-7f);
+    p = q_fma(p, f, q_set(0x1.c9fc46p-5f));
+    p = q_fma(p, f, q_set(0x1.ec0378p-3f));
+    p = q_fma(p, f, q_set(0x1.62e12cp-1f));
     vf y;
-    y.r[0] = q_scale2(q_fma(p, f, q_set(0x1.ffffe4p-1f)), n);
+    y.r[0] = q_scale2(q_fma(p, f, q_set(1.0f)), n);
     return y;
 }
 #endif

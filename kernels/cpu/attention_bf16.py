@@ -1,7 +1,7 @@
 """C++ text of the two products of attention in bf16 (attention_bf16.h): register tiles of `vdpbf16ps`.
 
-Words of two columns of a key, or of two keys of a column of values, stand where the fp32 kernels have floats. Weights
-are rounded where they lie: behind the softmax a row of scores holds as many words of two weights.
+A word holds two columns of a key, or a column of two values. Weights are rounded where they lie: behind the softmax a
+row of scores holds words of two weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def row_columns(depth: int) -> int:
 
 
 def choose_task(kernel: str) -> list[str]:
-    """Declares `task`: the function for this processor."""
+    """Declares `task_of`, the task function for this processor."""
     return [
         f"auto* task_of = qk_{kernel}_task;",
         GUARD,
@@ -44,7 +44,7 @@ def scores_function(kernel: str, tile: RegisterTile, depth: int, key_block: int,
     lines = [f"qf {', '.join(f'a{r}_{p} = {{}}' for p in range(panels))};" for r in range(rows)]
     lines.append(f"for (int64_t w = 0; w < {words}; w++) {{")
     if ahead is not None:
-        for number in range(max(1, round(tile.width * ahead.lines / words))):
+        for number in range(-(-tile.width * ahead.lines // words)):
             turn = f"(w + {number * words})" if number else "w"
             row = f"{turn} / {ahead.lines}" if ahead.lines > 1 else turn
             lines.append(

@@ -190,12 +190,12 @@ def emit(spec: KernelSpec, isa: str) -> str:
 
 
 def _ahead(spec: KernelSpec, body: AttentionKernel) -> tuple[Ahead | None, Ahead | None]:
-    """What products fetch meanwhile: a block's values while its scores are made, the next keys behind these."""
-    later, following = (
+    """What products fetch meanwhile, for the next block: its keys beside scores, its values beside values."""
+    next_keys, next_values = (
         None if unpacks(body) else Ahead(element_type(spec, name), columns)
         for name, columns in (("k", body.head_dim), ("v", body.value_dim))
     )
-    return later, following
+    return next_keys, next_values
 
 
 def _value_type(spec: KernelSpec, body: AttentionKernel) -> str:
@@ -204,21 +204,21 @@ def _value_type(spec: KernelSpec, body: AttentionKernel) -> str:
 
 def _products(spec: KernelSpec, sizes: Sizes) -> list[str]:
     body, tile = sizes.body, sizes.tile
-    later, following = _ahead(spec, body)
+    next_keys, next_values = _ahead(spec, body)
     kind = _value_type(spec, body)
     return [
-        *([scores_function(spec.name, tile, body.head_dim, BLOCK, later)] if sizes.packs else []),
-        values_functions(spec.name, tile, BLOCK, sizes.columns, kind, body.value_dim, following),
+        *([scores_function(spec.name, tile, body.head_dim, BLOCK, next_keys)] if sizes.packs else []),
+        values_functions(spec.name, tile, BLOCK, sizes.columns, kind, body.value_dim, next_values),
     ]
 
 
 def _bf16_products(spec: KernelSpec, sizes: Sizes) -> list[str]:
     body, tile = sizes.body, sizes.tile
-    later, following = _ahead(spec, body)
+    next_keys, next_values = _ahead(spec, body)
     return [
-        attention_bf16.scores_function(spec.name, tile, body.head_dim, BLOCK, later),
+        attention_bf16.scores_function(spec.name, tile, body.head_dim, BLOCK, next_keys),
         attention_bf16.values_functions(
-            spec.name, tile, BLOCK, sizes.columns, _value_type(spec, body), body.value_dim, following
+            spec.name, tile, BLOCK, sizes.columns, _value_type(spec, body), body.value_dim, next_values
         ),
     ]
 
@@ -362,7 +362,7 @@ def _pack_scales(spec: KernelSpec, sizes: Sizes) -> list[str]:
 
 
 def _scores(spec: KernelSpec, sizes: Sizes) -> list[str]:
-    """The products of the tile's queries, from row `i` on, with the keys of the block. Meanwhile its values come."""
+    """The products of the tile's queries, from row `i` on, with the keys of the block. Meanwhile the next keys come."""
     depth = sizes.body.head_dim
     if sizes.packs:
         stride = c_dim(operand(spec, "k").strides[2])

@@ -23,8 +23,8 @@ class RegisterTile:
 
 @dataclass(frozen=True)
 class Ahead:
-    """What a product fetches into the caches meanwhile, one line in each turn of its loop: rows of `columns` elements
-    of a C++ type, at `ahead` and `ahead_stride` elements apart."""
+    """What a product fetches into the second cache meanwhile, some lines in each turn of its loop: rows of `columns`
+    elements of a C++ type, at `ahead` and `ahead_stride` elements apart."""
 
     kind: str
     columns: int

@@ -274,8 +274,8 @@ template <int BITS, int GROUP> struct qg_codes {
     }
     QG_METHOD void at(int64_t k) {
         // Codes in several planes are bound by arithmetic: one more instruction costs more than it saves.
-        if constexpr (MIDDLE == 0 && low.PER <= GROUP)
-            __builtin_prefetch((const char*)(low.words + k / low.PER * 16) + QG_AHEAD);
+        if constexpr (MIDDLE == 0 && 32 / LOW <= GROUP)
+            __builtin_prefetch((const char*)(low.words + k / (32 / LOW) * 16) + QG_AHEAD);
         low.at(k);
         if constexpr (MIDDLE != 0) middle.at(k);
         if constexpr (HIGH != 0) high.at(k);

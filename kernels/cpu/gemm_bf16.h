@@ -143,7 +143,7 @@ template <class W> struct qb_if_used<W, false> { struct table {}; struct words {
 template <class W, bool USED> using qb_table_of = typename qb_if_used<W, USED>::table;
 template <class W, bool USED> using qb_words_of = typename qb_if_used<W, USED>::words;
 
-// Eight columns (of codes of 4 bits) or sixteen (of 2), as their words of codes hold them.
+// Eight columns (where the widest plane has 4 bits) or sixteen (2), as its words hold them.
 template <int BITS> QC_INLINE void qb_reorder(const uint16_t* x, uint16_t* to, int64_t columns) {
     constexpr int GROUP = 32 / BITS, HALF = GROUP / 2;
     alignas(64) static constexpr struct order {

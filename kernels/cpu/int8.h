@@ -28,7 +28,7 @@ enum {
     QI_CHUNK = 458752,  // bytes of prepared rows of a task, unless one block of rows takes more
     QI_BLOCKS = 8,     // most times QI_ROWS rows of a task
     QI_SPARE = 4,      // rows of zeros behind them, for blocks that are not full
-    QI_UNPACKED = 3,   // full blocks of rows of a task from which on codes in planes become bytes once
+    QI_UNPACKED = 3,   // a task of so many full blocks of rows makes bytes of codes in planes once for all of them
 };
 #if defined(QC_AVX512)
 enum { QI_ROWS = 12 };  // 24 sums, two words of a weight, the sign bits, a word of x: 28 of 32 registers

@@ -58,8 +58,9 @@ def _own_scratch(spec: KernelSpec, isa: str) -> int:
     w = spec.operands[1].format
     assert w is not None
     bits = packed_format(w).declaration.codes.bits
-    in_planes = bits & (bits - 1) != 0
-    codes = -(-body.k // 16) * 4 * tile_of(isa).panels * 128 * in_planes  # int8.h's `qi_unpacked_of`
+    in_planes = bits not in (1, 2, 4, 8)
+    # int8.h's `qi_unpacked_of`: four steps for 16 columns, each a pair of vectors, since a CPU without VNNI needs those
+    codes = -(-body.k // 16) * 4 * tile_of(isa).panels * 128 * in_planes
     return 64 * rows * tile_of(isa).panels + entries + codes + (chunk + SPARE) * (stride + 8 * groups + 4)
 
 

@@ -79,7 +79,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--compute",
         choices=("exact", "bf16", "int8"),
-        help="for a folder or a .gguf file: the arithmetic of linears with quantised weights",
+        help="for a folder or a .gguf file: the arithmetic of linears with quantised weights, and of attention",
     )
     command.add_argument(
         "--max-seq-len",

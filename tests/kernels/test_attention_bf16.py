@@ -22,7 +22,7 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 
 BF16_CASES = [replace(case, name=f"{case.name}_in_bf16", compute="bf16") for case in CASES]
 SHORT = (
-    "odd_dims", "grouped", "causal", "decode", "decode_masked", "last_window", "cache_decode_grouped", "ring_cache",
+    "odd_dims", "grouped", "causal", "decode", "decode_pieces", "last_window", "cache_decode_pieces", "ring_cache",
     "cache_int4", "decode_pieces_masked", "key_mask",
 )  # fmt: skip
 EPSILON = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -49,7 +49,11 @@ def rounded(case: Case, arrays: list[np.ndarray]) -> tuple[Case, list[np.ndarray
 
 
 def allowed(case: Case, arrays: list[np.ndarray], want: np.ndarray) -> np.ndarray:
-    """A rounding of each weight, as a share of |weight| |value|; sums and exponentials in fp32; the result's own."""
+    """A rounding of each weight, as a share of |weight| |value|; the result's own.
+
+    2^-15 is for what is fp32: an exponential (3e-6 of a weight), and scores, whose error of up to 2^-24 for each of 130
+    products of numbers below 8 is one of their weight.
+    """
     plain, values = rounded(case, arrays)
     size = reference(plain, [*values[:2], np.abs(values[2]), *values[3:]])
     return size * (EPSILON["bf16"] + 2.0**-15) + np.abs(want) * EPSILON[case.dtype] * 2
@@ -61,8 +65,8 @@ def check(kernels: Any, case: Case) -> None:
     error = np.abs(run(kernels, case, arrays).astype(np.float64) - want)
     bound = allowed(case, arrays, want) + 1e-6
     assert (error <= bound).all(), (error / bound).max()
-    # roundings are independent: a typical error that is near the largest has another cause
-    assert np.sqrt(np.mean((error / bound) ** 2)) < 0.4, np.sqrt(np.mean((error / bound) ** 2))
+    # a rounding is anywhere between nothing and the bound, so its rms is 1 / sqrt(3) of it, and less for a sum of many
+    assert np.sqrt(np.mean((error / bound) ** 2)) < 0.58, np.sqrt(np.mean((error / bound) ** 2))
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,8 @@ def test_a_process_that_ends_is_a_missing_peer_with_what_it_said_last(
 
 def test_a_process_that_hangs_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "hangs.py"
-    script.write_text("import time\ntime.sleep(600)\n")
+    child = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    script.write_text(f"{child}time.sleep(600)\n")
     monkeypatch.setattr(peers, "PROCESS", script)
     with pytest.raises(peers.PeerError, match="no answer within 1 s"):
         peers.Peer("torch", sys.executable, 1, silent=1.0)
