@@ -89,11 +89,11 @@ class Bench:
     def profile(self, rounds: int, model: str | None = None) -> Profile:
         """The time of each launch. `model` ("package.module:function") is called for the float model, which eager torch
         runs on the same arguments; without it the profile says why it has no times of torch."""
+        if model is not None:  # eager torch comes first: an error in the model does not lose a profile
+            threads = self.run.num_threads or None
+            times = eager_times(from_factory(model)[0], self.args, self.kwargs, rounds=rounds, threads=threads)
+            return self.run.profile(*self.args, rounds=rounds, **self.kwargs).beside(times)
         found = self.run.profile(*self.args, rounds=rounds, **self.kwargs)
-        if model is not None:
-            threads = found.threads or None
-            given = from_factory(model)[0]
-            return found.beside(eager_times(given, self.args, self.kwargs, rounds=rounds, threads=threads))
         why = (
             "name the float model: --model package.module:function" if find_spec("torch") else "torch is not installed"
         )
