@@ -227,6 +227,8 @@ def test_every_entry_point_is_profiled_with_its_modules_and_the_cache_stays(
         steps = json.loads(capsys.readouterr().out)["profile"]["steps"]
         layers = [step["paths"][0].split(".layers.")[1][0] for step in steps if step["kind"] == "attention"]
         assert layers == ["0", "1"], "each layer's attention is in that layer"
+        known = [step["nbytes"] or step["limit_us"] for step in steps if step["kind"] == "attention"]
+        assert not any(known), "the positions decide how many keys it reads, and not the size of the cache"
         assert all(step["paths"] for step in steps if step["kind"] in ("linear", "attention", "embedding"))
     one = np.array([[5]])
     given: dict[str, Any] = {"ids": one, "positions": one, "rows": one, "wanted": np.array([0])}

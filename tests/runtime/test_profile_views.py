@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from attention_cases import BY_NAME
 
 from qcompiler.errors import ArgumentError
 from qcompiler.runtime.limits import Limits, Machine
 from qcompiler.runtime.places import moved_to
 from qcompiler.runtime.profile import EagerTimes, Profile, StepProfile, folding
+from qcompiler.runtime.step_costs import arithmetic_of
 
 LIMITS = Limits(bandwidth=10e9, fp32=100e9, bf16=200e9, int8=None)
 
@@ -169,3 +172,19 @@ def test_a_trace_has_each_step_at_its_time_and_the_json_its_id(tmp_path: Path) -
 )
 def test_a_path_moves_to_the_layers_around_it(path: str, near: str, moved: str | None) -> None:
     assert moved_to(path, near) == moved
+
+
+@pytest.mark.parametrize(
+    ("name", "isa", "limits", "used"),
+    [
+        ("odd_dims", "x86-64-v4", LIMITS, "bf16"),
+        ("odd_dims", "x86-64-v4", replace(LIMITS, bf16=None), "fp32"),
+        ("odd_dims", "x86-64-v3", LIMITS, "fp32"),
+        ("decode_softcap", "x86-64-v4", LIMITS, "fp32"),  # two heads: reads keys in place
+        ("cache_decode_grouped", "x86-64-v4", LIMITS, "bf16"),
+    ],
+)
+def test_attention_is_compared_with_the_rate_of_its_products(name: str, isa: str, limits: Limits, used: str) -> None:
+    case = BY_NAME[name]
+    assert arithmetic_of(replace(case, compute="bf16").spec, isa, "cpu", limits) == used
+    assert arithmetic_of(case.spec, isa, "cpu", limits) == "fp32"
