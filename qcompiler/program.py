@@ -120,10 +120,12 @@ class Program:
 
         With `eager`, the float model, a column has the times of its modules in eager torch on the same arguments.
         """
+        # Eager torch comes first: an error in the model does not lose a profile.
+        times = None
+        if eager is not None:
+            times = eager_times(eager, args, kwargs, rounds=rounds, threads=self.run.num_threads or None)
         found = self.run.profile(*args, rounds=rounds, keep_states=keep_states, **kwargs)
-        if eager is None:
-            return found
-        return found.beside(eager_times(eager, args, kwargs, rounds=rounds, threads=found.threads or None))
+        return found if times is None else found.beside(times)
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
         """The whole program on another device, or an error and no change. Its own device need not be present.

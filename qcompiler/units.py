@@ -1,4 +1,4 @@
-"""How sizes are printed: one unit for bytes everywhere, the decimal one (kB, MB, GB).
+"""How sizes and texts are printed: one unit for bytes everywhere, the decimal one (kB, MB, GB).
 
 Decimal, since model cards, downloads, disks and bandwidths (GB/s) are decimal: a size over a rate is seconds, without a
 factor of 1.074.  KiB and MiB are used only for limits that are powers of two.  JSON has whole bytes.
@@ -25,3 +25,8 @@ def human_seconds(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def printable(text: str) -> str:
+    """The text without control characters: an untrusted file must not control the reader's terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

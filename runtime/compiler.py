@@ -51,7 +51,10 @@ def find_compiler() -> HostCompiler:
 def _find_compiler(qc_cxx: str | None, cxx: str | None, path: str | None) -> HostCompiler:
     for variable, value in (("QC_CXX", qc_cxx), ("CXX", cxx)):
         if value:
-            command = tuple(shlex.split(value))
+            try:
+                command = tuple(shlex.split(value))
+            except ValueError as error:
+                raise CompilerMissingError(f"{variable}={value!r} cannot be read as a command: {error}") from error
             if not command or shutil.which(command[0], path=path) is None:
                 raise CompilerMissingError(f"{variable}={value!r} names no program that exists; {_install_hint()}")
             return HostCompiler(command, _version(command))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from qcompiler.errors import CompilerMissingError
+from qcompiler.errors import QCompilerError
 
 if TYPE_CHECKING:
     from qcompiler.plan.plan import Plan
@@ -35,8 +35,8 @@ def host_profile(program: LoadedProgram, binding: Binding, timings: Timings, rou
     try:
         limits = cpu_limits(program.num_threads, program.isa)
         machine = Machine(f"this CPU ({program.isa}), as many threads", limits, "measured")
-    except CompilerMissingError as error:
-        missing = f"the probes of bandwidth and rates cannot be compiled: {error}"
+    except QCompilerError as error:  # no compiler, or no memory: the times are there all the same
+        missing = f"the probes of bandwidth and rates cannot run: {error}"
     whole = Whole(
         timings.call_us, timings.entry_us, timings.round_us, rounds, program.num_threads, program.device, program.isa,
         streams_of(program.plan, program.devices), machine, missing,

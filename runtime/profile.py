@@ -14,14 +14,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from qcompiler.errors import ArgumentError
 from qcompiler.plan.paths import joined_parts, joined_paths
 from qcompiler.runtime.files import replacing
-from qcompiler.runtime.limits import Machine
-from qcompiler.runtime.profile_svg import flame
+from qcompiler.runtime.profile_svg import DEEPEST, flame
 from qcompiler.runtime.profile_text import tables
+
+if TYPE_CHECKING:
+    from qcompiler.runtime.limits import Machine  # loads the emitter of the CPU's kernels
 
 SCHEMA = 1
 """Grows when a field of `to_json` changes its meaning or goes away."""
@@ -205,8 +207,15 @@ class Profile:
     def by_module(self, *, layers: bool = True) -> list[GroupProfile]:
         """The modules, by falling time; "" has the steps whose module is not known. Launches that serve the same
         several modules are one row. Without `layers`, equal modules of all layers are one row: `layers.*.mlp.up`."""
-        folded = folding(step.place for step in self.steps)
-        return self._groups(lambda step: step.place if layers else folded[step.place], with_eager=True)
+        if layers:
+            return self._groups(lambda step: step.place, with_eager=True)
+        folded = folding(path for step in self.steps for path in step.paths)
+
+        def name_of(step: StepProfile) -> str:
+            paths = list(dict.fromkeys(folded[path] for path in step.paths))
+            return joined_paths(paths) if paths else ""
+
+        return self._groups(name_of, with_eager=True)
 
     def _groups(self, name_of: Callable[[StepProfile], str], *, with_eager: bool) -> list[GroupProfile]:
         members: dict[str, list[StepProfile]] = {}
@@ -288,9 +297,9 @@ class Profile:
         at = {stream: {"pid": processes[device], "tid": threads[stream]} for stream, device in streams.items()}
         events += [{"ph": "M", "name": "thread_name", **at[each], "args": {"name": each}} for each in streams]
         for step in self.steps:
-            place = step.place.rpartition(".")[2] or step.kind
+            name = step.frames[-1] if step.frames else step.kind
             events.append({
-                "ph": "X", "name": place, "cat": step.kind, **at[step.stream or next(iter(streams))],
+                "ph": "X", "name": name, "cat": step.kind, **at[step.stream or next(iter(streams))],
                 "ts": round(step.begin_us, 3), "dur": round(step.us, 3), "args": step.as_dict(),
             })  # fmt: skip
         what = {"entry": self.entry, "symbols": self.symbols, "device": self.device, "times": "measured"}
@@ -310,9 +319,9 @@ def folding(places: Iterable[str]) -> dict[str, str]:
     """Paths with `*` in the place of the number of a layer: `model.layers.3.mlp` -> `model.layers.*.mlp`.
 
     A number counts the layers if something follows it, in this path or in another one. The 0 of `head.0`, a part of a
-    Sequential, stays.
+    Sequential, stays, and so do numbers behind the first DEEPEST parts.
     """
-    all_parts = {place: place.split(".") for place in places}
+    all_parts = {place: place.split(".", DEEPEST) for place in places}
     layered = {tuple(p[:n]) for p in all_parts.values() for n in range(len(p) - 1) if p[n].isdigit()}
     return {
         place: ".".join("*" if part.isdigit() and tuple(p[:n]) in layered else part for n, part in enumerate(p))

@@ -13,6 +13,8 @@ from html import escape
 from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
+from qcompiler.units import printable
+
 if TYPE_CHECKING:
     from qcompiler.runtime.profile import Profile, StepProfile
 
@@ -21,6 +23,9 @@ WIDTH, ROW, TOP, LETTER = 1200, 18, 40, 6.5
 
 THINNEST = 0.2
 """Boxes that are less wide are not drawn; the heading counts them."""
+
+DEEPEST = 40
+"""Parts of a module path that get a row each; what lies deeper is one box. Paths may come from an untrusted file."""
 
 PALETTE = ("#8ab6d6", "#f2b880", "#a8d5a2", "#e6a0a0", "#c3b1e1", "#f4d98b", "#9fd3d0", "#d9b99b")
 
@@ -65,14 +70,22 @@ def flame(found: Profile, by: Literal["module", "kernel"]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{TOP + ROW * depth + 10}" '
         'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
     )
-    return "\n".join([head, f'<text x="4" y="24" font-size="13">{escape(heading)}</text>', *drawn, "</svg>", ""])
+    return "\n".join([head, f'<text x="4" y="24" font-size="13">{_text(heading)}</text>', *drawn, "</svg>", ""])
 
 
 def _frames(step: StepProfile, by: Literal["module", "kernel"]) -> list[str]:
     kernel = step.kernel or step.kind
     if by == "kernel":
         return [step.kind, kernel, step.place or "(not known)"]
-    return [*(step.frames or ("(not known)",)), kernel]
+    frames = step.frames or ("(not known)",)
+    if len(frames) > DEEPEST:
+        frames = (*frames[: DEEPEST - 1], ".".join(frames[DEEPEST - 1 :]))
+    return [*frames, kernel]
+
+
+def _text(text: str) -> str:
+    """The text inside of an element. XML has no control characters: they are spelled out."""
+    return escape(printable(text))
 
 
 def _depth(box: Box) -> int:
@@ -96,8 +109,8 @@ def _boxes(box: Box, x: float, row: int, scale: float, total: float) -> Iterator
     label = box.name if len(box.name) <= letters else f"{box.name[: letters - 1]}…" if letters > 2 else ""
     yield (
         f'<g><rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 1}" fill="{colour}" stroke="white" '
-        f'stroke-width="0.5"><title>{escape(title)}</title></rect>'
-        + (f'<text x="{x + 3:.1f}" y="{y + 13}" pointer-events="none">{escape(label)}</text>' if label else "")
+        f'stroke-width="0.5"><title>{_text(title)}</title></rect>'
+        + (f'<text x="{x + 3:.1f}" y="{y + 13}" pointer-events="none">{_text(label)}</text>' if label else "")
         + "</g>"
     )
     for part in box.parts.values():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from qcompiler.errors import ArgumentError
+from qcompiler.units import printable
 
 if TYPE_CHECKING:
     from qcompiler.runtime.profile import GroupProfile, Profile, StepProfile
@@ -23,7 +24,12 @@ HEAD = ("us", "share", "GB/s", "Gop/s", "of limit", "estimate", "torch")
 
 
 def tables(found: Profile, by: Literal["module", "kernel", "step", ""] = "", most: int | None = None) -> str:
-    """One table; without `by` all of the profile: the call, kinds, kernels, and modules with their layers folded."""
+    """One table; without `by` all of the profile: the call, kinds, kernels, and modules with their layers folded.
+    Without control characters, since names may come from an untrusted file."""
+    return printable(_tables(found, by, most))
+
+
+def _tables(found: Profile, by: Literal["module", "kernel", "step", ""], most: int | None) -> str:
     if by == "step":
         return "\n".join(_grid(("step", "kernel", "module", *HEAD), _step_rows(found)[:most], left=3))
     if by in ("module", "kernel"):
@@ -117,9 +123,9 @@ def _notes(found: Profile) -> list[str]:
         lines.append("more than 100 % of the limit by operations: other work disturbed the probes, profile again")
     if found.steps_us < UNDISTURBED * found.round_us:
         lines.append("other work interrupted whole runs, and fewer of the single steps, whose medians stand here")
-    if any(step.late for step in found.steps):
-        late = sum(step.late for step in found.steps)
-        lines.append(f"{late} steps were submitted late in every round: their times have waiting for the host in them")
+    if late := sum(step.late for step in found.steps):
+        were = "1 step was" if late == 1 else f"{late} steps were"
+        lines.append(f"{were} submitted late in every round: the time has waiting for the host in it")
     return [*lines, *found.notes]
 
 

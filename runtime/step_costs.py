@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from qcompiler.kernels import cost
+from qcompiler.kernels.cpu import attention_bf16, attention_decode
 from qcompiler.kernels.cpu.linear import multiplies_bf16
 from qcompiler.kernels.cuda.emit import engine_and_geometry
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Select, Step
@@ -25,7 +27,8 @@ from qcompiler.runtime.limits import Arithmetic, Limits, Machine
 @dataclass(frozen=True)
 class StepCost:
     """`limit_us` is the least time that the machine's limits allow, which `limited_by` ("bytes", or the arithmetic)
-    sets. All of it is None or empty where it is not known: the work of torch, and limits that were not measured."""
+    sets. All of it is None or empty where it is not known: the work of torch, attention over a cache, and limits that
+    were not measured."""
 
     nbytes: int = 0
     operations: int = 0
@@ -64,6 +67,8 @@ def _cost(step: Step, known: PlanIndex, symbols: dict[str, int], isa: str, machi
     name = step.kernel if isinstance(step, Launch) else chosen_kernel(step, symbols)
     spec = known.kernels[name]
     used = arithmetic_of(spec, isa, kind, machine.limits if machine is not None else None)
+    if isinstance(spec.body, AttentionKernel) and spec.body.last:
+        return StepCost(arithmetic=used)  # the positions of the call decide how many keys it reads
     found = cost.launch_cost(spec, symbols, _device(isa, kind, machine, used), isa, kind)
     limit, by = _limit(machine, used, found.operations, found.nbytes)
     return StepCost(found.nbytes, found.operations, used, limit, by, found.span)
@@ -97,16 +102,27 @@ def _device(isa: str, kind: str, machine: Machine | None, used: str) -> cost.Dev
 def arithmetic_of(spec: KernelSpec, isa: str, kind: str, limits: Limits | None) -> Arithmetic:
     """The arithmetic in which a kernel does its products: what its rate is compared with.
 
-    Linears multiply codes, pairs of bf16 numbers where the processor does (`limits` tells), or fp32. Everything else on
-    a CPU computes in fp32. On a GPU "bf16" are the tensor cores, and "int8" those on codes.
+    Linears multiply codes, pairs of bf16 numbers where the processor does (`limits` tells), or fp32. So does attention,
+    without the codes. Everything else on a CPU computes in fp32. On a GPU "bf16" are the tensor cores, and "int8" those
+    on codes.
     """
     body = spec.body
     if isinstance(body, LinearKernel) and body.codes:
         return "int8"
     if kind != "cpu":
         return "bf16" if engine_and_geometry(spec, isa)[0] == "mma" else "fp32"
-    has_pairs = limits is None or limits.bf16 is not None
-    return "bf16" if isinstance(body, LinearKernel) and multiplies_bf16(spec, isa) and has_pairs else "fp32"
+    if limits is not None and limits.bf16 is None:
+        return "fp32"
+    pairs = (isinstance(body, LinearKernel) and multiplies_bf16(spec, isa)) or (
+        isinstance(body, AttentionKernel) and attends_in_bf16(body, isa)
+    )
+    return "bf16" if pairs else "fp32"
+
+
+def attends_in_bf16(body: AttentionKernel, isa: str) -> bool:
+    """Whether attention multiplies pairs of bf16 numbers. One query of few heads does not: it reads keys in place."""
+    decodes_in_place = attention_decode.fits(body) and not attention_decode.Sizes(body, isa).packs
+    return attention_bf16.chosen(body, isa) and not decodes_in_place
 
 
 __all__ = ["UNKNOWN", "StepCost", "arithmetic_of", "step_costs"]

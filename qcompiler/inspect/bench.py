@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qcompiler.command_inputs import from_factory
-from qcompiler.errors import ArgumentError
+from qcompiler.errors import ArgumentError, IndexOutOfRangeError
 from qcompiler.inspect.eager import eager_times
 from qcompiler.plan.dims import dim
 from qcompiler.plan.plan import EntryPoint, Plan
@@ -25,8 +25,9 @@ WARM_UP = 3
 
 
 class Bench:
-    """A program and one set of arguments: normal floats, integers that are ones, and sizes as large as they can be
-    where `dims` does not name them. ArgumentError if a call of these sizes does not run the entry point asked for."""
+    """A program and one set of arguments: normal floats, integers that are ones (zeros where a one is outside of a
+    table), and sizes as large as they can be where `dims` does not name them. ArgumentError if a call of these sizes
+    does not run the entry point asked for."""
 
     def __init__(self, run: LoadedProgram, entry: str | None = None, dims: Sequence[tuple[str, int]] = ()) -> None:
         self.run = run
@@ -45,12 +46,11 @@ class Bench:
                 f"--entry {chosen.name}: at {self._sizes} a call runs '{self.entry.name}', which comes first; give "
                 "other sizes by --dim"
             )
-        generator, tensors = np.random.default_rng(0), []
-        for shape, sig in zip(shapes, chosen.inputs, strict=True):
-            dtype = NUMPY_DTYPES[sig.dtype]
-            is_float = sig.dtype in ("f32", "f64", "f16", "bf16")
-            tensors.append(generator.standard_normal(shape).astype(dtype) if is_float else np.ones(shape, dtype))
-        self.args, self.kwargs = arguments_of(run.signature.inputs, tensors)
+        self.args, self.kwargs = _arguments(run, chosen, shapes, 1)
+        try:
+            run(*self.args, **self.kwargs)
+        except IndexOutOfRangeError:  # of a table with one row: ones are for masks, and zeros are in every table
+            self.args, self.kwargs = _arguments(run, chosen, shapes, 0)
 
     @property
     def _sizes(self) -> str:
@@ -89,15 +89,27 @@ class Bench:
     def profile(self, rounds: int, model: str | None = None) -> Profile:
         """The time of each launch. `model` ("package.module:function") is called for the float model, which eager torch
         runs on the same arguments; without it the profile says why it has no times of torch."""
+        if model is not None:  # eager torch comes first: an error in the model does not lose a profile
+            threads = self.run.num_threads or None
+            times = eager_times(from_factory(model)[0], self.args, self.kwargs, rounds=rounds, threads=threads)
+            return self.run.profile(*self.args, rounds=rounds, **self.kwargs).beside(times)
         found = self.run.profile(*self.args, rounds=rounds, **self.kwargs)
-        if model is not None:
-            threads = found.threads or None
-            given = from_factory(model)[0]
-            return found.beside(eager_times(given, self.args, self.kwargs, rounds=rounds, threads=threads))
         why = (
             "name the float model: --model package.module:function" if find_spec("torch") else "torch is not installed"
         )
         return replace(found, eager_missing=why)
+
+
+def _arguments(
+    run: LoadedProgram, entry: EntryPoint, shapes: Sequence[tuple[int, ...]], integer: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Random floats, and integers that all are `integer`."""
+    generator, tensors = np.random.default_rng(0), []
+    for shape, sig in zip(shapes, entry.inputs, strict=True):
+        dtype = NUMPY_DTYPES[sig.dtype]
+        is_float = sig.dtype in ("f32", "f64", "f16", "bf16")
+        tensors.append(generator.standard_normal(shape).astype(dtype) if is_float else np.full(shape, integer, dtype))
+    return arguments_of(run.signature.inputs, tensors)
 
 
 def _entry(plan: Plan, name: str | None) -> EntryPoint:

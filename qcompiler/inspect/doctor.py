@@ -76,10 +76,20 @@ def problems(facts: dict[str, str]) -> list[str]:
     """What prevents a task, with the command that fixes it."""
     found = []
     if facts["compiler"] == "missing":
-        found.append("no C++ compiler: programs cannot be built here; apt install g++")
+        found.append(_no_compiler())
     if facts["torch"] == "missing":
         found.append("no torch: saved programs run, but models cannot be compiled; pip install 'qcompiler[torch]'")
     return found
+
+
+def _no_compiler() -> str:
+    """With the reason: QC_CXX or CXX may hide a compiler that is installed."""
+    why = "apt install g++"
+    try:
+        find_compiler()
+    except CompilerMissingError as error:
+        why = str(error)
+    return f"no C++ compiler: programs cannot be built here; {why}"
 
 
 def extras(facts: dict[str, str]) -> list[str]:
@@ -126,7 +136,8 @@ class Diagnosis:
     def _machine(self) -> Iterator[tuple[str, str]]:
         cpu = self.processor
         quota = "" if cpu.quota is None else f", a quota of {cpu.quota:g}"
-        yield "processor", f"{cpu.name}; {cpu.processors} processors{quota}, {human_bytes(cpu.memory)} of memory"
+        count = f"{cpu.processors} processor{'s' * (cpu.processors != 1)}"
+        yield "processor", f"{cpu.name}; {count}{quota}, {human_bytes(cpu.memory)} of memory"
         yield "features", ", ".join(cpu.features) or "not known"
         if cpu.lacks:
             yield "lacks", ", ".join(cpu.lacks)

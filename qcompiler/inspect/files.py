@@ -21,7 +21,7 @@ from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.program_file import Header, read_program
 from qcompiler.runtime.timeline import Timeline, timeline
 from qcompiler.runtime.tree import check_signature
-from qcompiler.units import human_bytes
+from qcompiler.units import human_bytes, printable
 
 SOURCE_STAGE = "emit-kernels"
 _SOURCE_FILES = {"cpu": "kernels/program.cpp", "cuda": "kernels/program.cu"}
@@ -323,8 +323,3 @@ def kernels_text(kernels: Sequence[Mapping[str, Any]]) -> str:
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"{a:{wide[0]}}  {b:{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]
     return printable("\n".join(lines))
-
-
-def printable(text: str) -> str:
-    """The text without control characters: an untrusted file must not control the reader's terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

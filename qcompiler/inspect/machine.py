@@ -31,6 +31,7 @@ FEATURES = (
 
 UNUSED = FEATURES[-5:]
 CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,14 @@ def _model() -> str:
 
 
 def _caches() -> dict[str, str]:
-    """The caches of the first processor: {"L1 data": "32K", "L2": "1024K"}."""
+    """The caches of the first processor: {"L1 data": "32K", "L2": "1024K"}. Some virtual machines name caches without a
+    size, which are left out."""
     found = {}
-    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+    for folder in sorted(CACHES.glob("index*")):
+        files = [folder / name for name in ("level", "type", "size")]
+        if not all(file.is_file() for file in files):
+            continue
+        level, kind, size = (file.read_text().strip() for file in files)
         if kind != "Instruction":
             found[f"L{level}" + (" data" if kind == "Data" else "")] = size
     return found
@@ -121,7 +126,11 @@ def compilers() -> list[Compiler]:
         used = ()
     found = []
     for name in ("QC_CXX", "CXX", "g++", "clang++", "c++"):
-        command = shlex.split(os.environ.get(name, "")) if name.isupper() else [name]
+        try:
+            command = shlex.split(os.environ.get(name, "")) if name.isupper() else [name]
+        except ValueError as error:
+            found.append(Compiler(name, os.environ[name], f"cannot be read: {error}", used=False))
+            continue
         path = shutil.which(command[0]) if command else None
         if path is not None:
             same = (path if not name.isupper() else command[0], *command[1:]) == used
@@ -131,7 +140,9 @@ def compilers() -> list[Compiler]:
 
 def _version(command: list[str]) -> str:
     try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot be run: {error}"
     return done.stdout.splitlines()[0] if done.stdout and not done.returncode else f"`--version` gave {done.returncode}"

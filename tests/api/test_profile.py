@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import qcompiler as qc
-from qcompiler.errors import ArgumentError, IndexOutOfRangeError
+from qcompiler.errors import ArgumentError, CompileFailedError, IndexOutOfRangeError
 from qcompiler.inspect.eager import eager_times
 from qcompiler.plan.plan import Launch, Select
+from qcompiler.runtime import limits
 from qcompiler.runtime.profile import PRODUCTS
 from qcompiler.runtime.profile_cpu import WARM_UP
 
@@ -162,3 +163,24 @@ def test_eager_torch_stands_beside_the_modules() -> None:
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
     with pytest.raises(ArgumentError, match="give the float model"):
         eager_times("model", (torch.randn(4, 64),))
+
+
+def test_an_error_in_the_float_model_comes_before_the_profile(program: Any) -> None:
+    class Fails(torch.nn.Module):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("not today")
+
+    before = program(torch.arange(5))[1].item()
+    with pytest.raises(RuntimeError, match="not today"):
+        program.profile(torch.arange(5), rounds=2, keep_states=False, eager=Fails())
+    assert program(torch.arange(5))[1].item() == before + 1
+
+
+def test_times_are_not_lost_if_the_limits_cannot_be_measured(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(threads: int, isa: str) -> None:
+        raise CompileFailedError("the disk is full")
+
+    monkeypatch.setattr(limits, "cpu_limits", fails)
+    found = program.profile(torch.arange(5), rounds=1)
+    assert found.machine is None and found.steps_us > 0 and "no limit: the probes" in str(found)
+    assert "the disk is full" in found.machine_missing

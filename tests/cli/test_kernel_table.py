@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from qcompiler import formats
 from qcompiler.cli import main
 from qcompiler.inspect import machine
-from qcompiler.inspect.doctor import diagnose, examine, extras
+from qcompiler.inspect.doctor import diagnose, examine, extras, problems
 from qcompiler.inspect.kernel_table import CLASSES, Served, kernel_table, table_text
 
 ZEN5 = {"avx2", "avx512_vnni", "avx512vbmi", "avx512_bf16"}
@@ -96,3 +97,20 @@ def test_a_gpu_is_described_with_its_figures() -> None:
     gpu = machine.Gpu("cuda:0", "H100", "sm_90a", "13.1", 80 << 30, 70 << 30, 3e12, "H100 SXM", 6.7e13, 9.89e14)
     found = dataclasses.replace(diagnose(examine(), measure=False), gpus=[gpu], no_gpus=[])
     assert "H100, sm_90a, driver 13.1" in str(found) and "3000 GB/s measured" in str(found)
+
+
+def test_doctor_answers_where_a_variable_or_a_cache_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("QC_CXX", 'g++ "-O2')
+    assert machine.compilers()[0].version.startswith("cannot be read: ")
+    (problem,) = problems(examine() | {"torch": "1"})
+    assert "QC_CXX=" in problem and "cannot be read as a command" in problem
+
+    for number, files in enumerate((("level", "type"), ("level", "type", "size"))):
+        (tmp_path / f"index{number}").mkdir()
+        for name in files:
+            (tmp_path / f"index{number}" / name).write_text({"level": "2", "type": "Unified", "size": "1024K"}[name])
+    monkeypatch.setattr(machine, "CACHES", tmp_path)
+    assert machine._caches() == {"L2": "1024K"}

@@ -25,6 +25,7 @@ from qcompiler.lm.commands import printable, respond
 from qcompiler.lm.evaluate import score
 from qcompiler.lm.text import Text
 from qcompiler.lm.text.record import Record
+from qcompiler.plan.kinds.sample import WORDS
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
@@ -227,11 +228,13 @@ def test_every_entry_point_is_profiled_with_its_modules_and_the_cache_stays(
         steps = json.loads(capsys.readouterr().out)["profile"]["steps"]
         layers = [step["paths"][0].split(".layers.")[1][0] for step in steps if step["kind"] == "attention"]
         assert layers == ["0", "1"], "each layer's attention is in that layer"
+        known = [step["nbytes"] or step["limit_us"] for step in steps if step["kind"] == "attention"]
+        assert not any(known), "the positions decide how many keys it reads, and not the size of the cache"
         assert all(step["paths"] for step in steps if step["kind"] in ("linear", "attention", "embedding"))
     one = np.array([[5]])
     given: dict[str, Any] = {"ids": one, "positions": one, "rows": one, "wanted": np.array([0])}
     if lm.record.samples:
-        given["how"] = np.zeros((1, 8), np.int64)
+        given["how"] = np.zeros((1, WORDS), np.int64)
     session = lm.run.session()
     before = session.states()
     session.profile(**given, rounds=1)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from attention_cases import BY_NAME
 
 from qcompiler.errors import ArgumentError
 from qcompiler.runtime.limits import Limits, Machine
 from qcompiler.runtime.places import moved_to
 from qcompiler.runtime.profile import EagerTimes, Profile, StepProfile, folding
+from qcompiler.runtime.step_costs import arithmetic_of
 
 LIMITS = Limits(bandwidth=10e9, fp32=100e9, bf16=200e9, int8=None)
 
@@ -83,7 +86,7 @@ def test_the_text_says_why_a_share_is_above_the_limit() -> None:
     assert "more than 100 %" not in str(profile((step(0, 2.0, "a"), step(1, 1.0, "b"))))
     assert "other work interrupted" in str(profile((step(0, 5.0),))) and "interrupted" not in str(profile())
     late = str(profile((step(0, 5.0, late=True),)))
-    assert "1 steps were submitted late" in late
+    assert "1 step was submitted late" in late
 
 
 def test_tables_are_as_long_as_asked_and_refuse_another_order() -> None:
@@ -123,6 +126,24 @@ def test_names_of_a_model_are_escaped_and_thin_boxes_counted() -> None:
     assert any("a<b>&c" in title for title, *_ in boxes(text)) and "2 boxes are too thin to draw" in text
 
 
+@pytest.mark.parametrize("name", ["a\x00b\x1b[31m", "a\ud800", "a\ufffe", ".".join("a" * 3000), ".".join("0" * 9000)])
+def test_names_of_a_hostile_file_break_neither_charts_nor_terminals(name: str, tmp_path: Path) -> None:
+    found = profile((step(0, 1.0, name),))
+    for by in ("module", "kernel"):
+        assert len(boxes(found.svg(by=by))) >= 3  # type: ignore[arg-type]
+    found.save(tmp_path / "p.svg")
+    found.save(tmp_path / "p.json")
+    texts = [str(found), *(found.table(by=by) for by in ("module", "kernel", "step"))]  # type: ignore[arg-type]
+    assert all(letter.isprintable() or letter == "\n" for text in texts for letter in text)
+
+
+def test_launches_that_serve_two_layers_fold_to_one_row() -> None:
+    """The end of a layer merged with the start of the next one, as residual sums are."""
+    steps = [step(n, 1.0, f"layers.{n}.up & layers.{n - 1}.norm") for n in (1, 2, 3)]
+    (row,) = profile(tuple(steps)).by_module(layers=False)
+    assert (row.name, row.launches) == ("layers.*.up+norm", 3)
+
+
 def test_a_trace_has_each_step_at_its_time_and_the_json_its_id(tmp_path: Path) -> None:
     found = profile()
     slices = [event for event in found.to_perfetto()["traceEvents"] if event["ph"] == "X"]
@@ -151,3 +172,19 @@ def test_a_trace_has_each_step_at_its_time_and_the_json_its_id(tmp_path: Path) -
 )
 def test_a_path_moves_to_the_layers_around_it(path: str, near: str, moved: str | None) -> None:
     assert moved_to(path, near) == moved
+
+
+@pytest.mark.parametrize(
+    ("name", "isa", "limits", "used"),
+    [
+        ("odd_dims", "x86-64-v4", LIMITS, "bf16"),
+        ("odd_dims", "x86-64-v4", replace(LIMITS, bf16=None), "fp32"),
+        ("odd_dims", "x86-64-v3", LIMITS, "fp32"),
+        ("decode_softcap", "x86-64-v4", LIMITS, "fp32"),  # two heads: reads keys in place
+        ("cache_decode_grouped", "x86-64-v4", LIMITS, "bf16"),
+    ],
+)
+def test_attention_is_compared_with_the_rate_of_its_products(name: str, isa: str, limits: Limits, used: str) -> None:
+    case = BY_NAME[name]
+    assert arithmetic_of(replace(case, compute="bf16").spec, isa, "cpu", limits) == used
+    assert arithmetic_of(case.spec, isa, "cpu", limits) == "fp32"
