@@ -221,7 +221,8 @@ class Program:
         """The program as one HTML page: stages, kernels, ledger, memory, timeline (docs/explorer.md).
 
         `path` is the file to write; `.save(path)` of the result does the same, and a notebook shows the result.
-        `times` maps entry points and numbers of steps to measured seconds, which replace the estimates.
+        `times` are measured seconds by the id of the step, which replace the estimates: `prog.profile(x).seconds()`.
+        Those of several profiles are joined by `|`. The page names what they were measured on, and at which sizes.
         Needs no device. ArgumentError if the file's folder does not exist, or for times of a step that there is not.
         """
         stages = [StageText(each.index, each.name, each.suffix, each.text, each.seconds) for each in self._dumps]

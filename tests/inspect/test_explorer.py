@@ -22,6 +22,8 @@ from qcompiler.inspect.explore.page import Explorer, recorded_digest, sources_di
 from qcompiler.inspect.explore.stages import StageText, Texts, count_ops, stage_records
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime import ProgramImage, save_image
+from qcompiler.runtime.profile import Profile, StepProfile
+from qcompiler.runtime.step_seconds import StepSeconds
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "qcompiler" / "inspect" / "explore" / "web"
@@ -132,14 +134,41 @@ def test_a_launch_without_weights_belongs_to_the_module_around_it(image: Program
     assert places == [("model", False), ("model", True), ("model", False), ("", False)]
 
 
-def test_measured_seconds_replace_the_estimates(image: ProgramImage) -> None:
-    found = collect(contents(image.plan, times={"main": {0: 2e-3}})).model
-    (step,) = found.entries[0].steps
-    assert (step.alone, step.measured) == (2000.0, True)
-    assert not any("estimates" in each for each in found.absent)
-    for wrong in ({"mian": {0: 1.0}}, {"main": {1: 1.0}}):
-        with pytest.raises(errors.ArgumentError, match="times of"):
-            collect(contents(image.plan, times=wrong))
+def seconds(entry: str, us: float, **symbols: int) -> StepSeconds:
+    """Of a profile of one launch."""
+    step = StepProfile(0, "loop", "add", us, id=f"{entry}/0")
+    return Profile(entry, symbols, 2, 5, us, us, us, (step,), isa="x86-64-v3").seconds()
+
+
+def test_a_profile_s_seconds_replace_the_estimates_at_its_sizes_and_name_its_device(image: ProgramImage) -> None:
+    (symbol,) = image.plan.entries[0].symbols
+    found = collect(contents(image.plan, times=seconds("main", 2000.0, **{symbol.name: symbol.min}))).model
+    main, init = found.entries
+    assert (main.steps[0].alone, main.steps[0].measured) == (2000.0, True)
+    assert main.symbols == {symbol.name: symbol.min} and symbol.min < symbol.max
+    assert main.measured_on == "a CPU (x86-64-v3), 2 threads, medians of 5 rounds" and init.measured_on == ""
+    assert "Measured times of init: the times of launches are estimates (docs/timeline.md)." in found.absent
+
+
+def test_seconds_of_no_profile_are_shown_without_a_device(image: ProgramImage) -> None:
+    found = collect(contents(image.plan, times={"main/0": 2e-3})).model.entries[0]
+    assert found.steps[0].measured and found.measured_on == "a device that was not named"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"mian/0": 1.0}, {"main/1": 1.0}, {"main/-1": 1.0}, {"main": {0: 1.0}}, {"main/0": float("nan")},
+     {"main/0": -1.0}, {"main/0": "1"}, {0: 1.0}, {"main/" + "9" * 5000: 1.0}],
+)  # fmt: skip
+def test_times_that_name_no_step_or_are_no_times_are_refused(image: ProgramImage, wrong: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="times of"):
+        collect(contents(image.plan, times=wrong))
+
+
+def test_a_later_profile_of_an_entry_point_replaces_the_one_before() -> None:
+    both = seconds("main", 1.0, n=1) | seconds("init", 2.0) | seconds("main", 3.0, n=7)
+    assert both == {"init/0": 2e-6, "main/0": 3e-6} and both.settings["main"].symbols == {"n": 7}
+    assert set(both.settings) == {"main", "init"} and json.loads(json.dumps(both)) == both
 
 
 def test_a_stage_tells_which_ops_came_and_went_and_an_unchanged_text_is_stored_once() -> None:

@@ -4,7 +4,7 @@ import { hierarchy, treemap } from "d3-hierarchy";
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { colourOf } from "./colours";
-import { bytesText, count, type Decision, type LedgerLine, timeText } from "./model";
+import { bytesText, count, type Decision, type LedgerLine, originText, sizesText, timeText } from "./model";
 import { useApp } from "./state";
 
 interface Column<T> { name: string; value: (row: T) => string | number; show?: (row: T) => ComponentChildren; numeric?: boolean }
@@ -123,7 +123,7 @@ export function Kernels() {
   const engine: Column<(typeof rows)[number]>[] = model.facts.kind === "cpu" ? [] : [{ name: "engine", value: (row) => row.kernel.engine }];
   return (
     <div class="page">
-      <p class="dim">Times and bytes are sums over the launches of each kernel at the largest sizes, over all entry points{model.entries.some((entry) => entry.steps.some((step) => step.measured)) ? "" : "; the times are estimates"}.</p>
+      <p class="dim">Times and bytes are sums over the launches of each kernel in all entry points. Times: {model.entries.filter((entry) => entry.steps.some((step) => step.begin !== null)).map((entry) => `${entry.name}${sizesText(entry) && ` at ${sizesText(entry)}`} ${originText(entry)}`).join("; ")}.</p>
       <Table label="kernels" sorted={3 + engine.length} rows={rows} open={(row) => app.set({ selection: { kind: "kernel", name: row.kernel.name } })} columns={[
         { name: "kernel", value: (row) => row.kernel.name },
         { name: "template", value: (row) => row.kernel.template },
@@ -175,7 +175,7 @@ export function About() {
       <h2>{facts.title}</h2>
       <p>{facts.origin === "file" ? `From the file ${facts.source}` : "From a compile"}, qcompiler {facts.qcompiler}, for {facts.kind} ({facts.isa}), devices {facts.devices.join(", ")}. {stages.length} stages, {kernels.length} kernels.</p>
       {entries.map((entry) => (
-        <p key={entry.name}><b>{entry.name}</b>({entry.inputs.join(", ")}) → ({entry.outputs.join(", ")}): {entry.steps.length} steps, {timeText(entry.span)} for {entry.device}{Object.keys(entry.ranges).length > 0 ? `; ${Object.entries(entry.ranges).map(([name, [low, high]]) => `${name} in [${low}, ${high}]`).join(", ")}` : ""}</p>
+        <p key={entry.name}><b>{entry.name}</b>({entry.inputs.join(", ")}) → ({entry.outputs.join(", ")}): {entry.steps.length} steps, {timeText(entry.span)}{sizesText(entry) && ` at ${sizesText(entry)}`}, {originText(entry)}{Object.keys(entry.ranges).length > 0 ? `; ${Object.entries(entry.ranges).map(([name, [low, high]]) => `${name} in [${low}, ${high}]`).join(", ")}` : ""}</p>
       ))}
       <h2>What this page does not hold</h2>
       <ul>{absent.map((each) => <li key={each}>{each}</li>)}</ul>
