@@ -70,7 +70,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program of two entry points, of which one was profiled."""
     torch.manual_seed(0)
-    shapes = {"input": {0: ("b", 1, 64)}}
+    shapes = {"x": {0: ("b", 1, 64)}}
     program = qc.qcompile(Block().eval(), (torch.randn(3, 64),), quant="nf4", dynamic_shapes=shapes)
     path = tmp_path_factory.mktemp("measured") / "block.html"
     program.explore(path, times=program.profile(torch.randn(5, 64), rounds=3).seconds())

@@ -99,6 +99,7 @@ def collect(contents: Contents) -> Collected:
 def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
     """What a `.qca` file holds. The plan is proven safe first, since kernels are emitted from it.
 
+    The page names the file without its folder, since it is made to be sent to others.
     Raises the errors of `qc inspect`, PlanError and ScheduleError.
     """
     path = Path(path)
@@ -109,9 +110,14 @@ def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
     stages = _stage_texts(texts)
     absent = _FROM_FILE if stages else (*_FROM_FILE, "The IR of the stages: the file was saved without it.")
     return Contents(
-        header.plan, header.target.kind, header.target.isa, "file", str(path), stages,
+        header.plan, header.target.kind, header.target.isa, "file", printable(path.name), stages,
         header.report if header.report is not None else [], header.ledger, header.qcompiler, absent, times or {},
     )  # fmt: skip
+
+
+def printable(name: str) -> str:
+    """A file's name; a byte of it that is no UTF-8 becomes a question mark, since the page is UTF-8."""
+    return name.encode(errors="replace").decode()
 
 
 _IR_FILE = re.compile(r"ir/(\d{1,4})-([^/]+)\.([a-z]+)")
