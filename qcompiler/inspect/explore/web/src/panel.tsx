@@ -154,7 +154,7 @@ export function StepLink(props: { entry: Entry; step: Step }) {
   const { entry, step } = props;
   return (
     <button class="link line" onClick={() => app.set({ selection: { kind: "step", entry: entry.name, number: step.number } })}>
-      <span class="dim">{entry.name} {step.number}</span> {step.kernel || step.kind} {step.alone !== null && <span class="dim">{timeText(step.alone)}</span>}
+      <span class="dim">{entry.name} {step.number}</span> {step.kernel || step.kind} {step.alone !== null && <span class="dim">{timeText(step.alone)} {step.measured ? "measured" : "estimated"}</span>}
     </button>
   );
 }
