@@ -37,6 +37,10 @@ class StepSeconds(dict[str, float]):
         kept = {step: each for step, each in self.items() if step.rpartition("/")[0] not in other.settings}
         return StepSeconds({**kept, **other}, {**self.settings, **other.settings})
 
+    def __ior__(self, other: StepSeconds) -> StepSeconds:  # type: ignore[override,misc]
+        """As `a = a | b`: a dict's own `|=` would keep the settings of `a` beside the times of `b`."""
+        return self | other
+
 
 def by_entry(times: Mapping[str, float]) -> dict[str, dict[int, float]]:
     """`{"main/12": seconds}` as `{"main": {12: seconds}}`. ArgumentError for an id or a time that is none."""

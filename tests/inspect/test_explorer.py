@@ -169,6 +169,9 @@ def test_times_that_name_no_step_or_are_no_times_are_refused(image: ProgramImage
 def test_a_later_profile_of_an_entry_point_replaces_the_one_before() -> None:
     both = seconds("main", 1.0, n=1) | seconds("init", 2.0) | seconds("main", 3.0, n=7)
     assert both == {"init/0": 2e-6, "main/0": 3e-6} and both.settings["main"].symbols == {"n": 7}
+    other = seconds("main", 1.0, n=1)
+    other |= seconds("main", 3.0, n=7)
+    assert other.settings["main"].symbols == {"n": 7}
     assert set(both.settings) == {"main", "init"} and json.loads(json.dumps(both)) == both
 
 
