@@ -37,7 +37,7 @@ class StepSeconds(dict[str, float]):
         kept = {step: each for step, each in self.items() if step.rpartition("/")[0] not in other.settings}
         return StepSeconds({**kept, **other}, {**self.settings, **other.settings})
 
-    def __ior__(self, other: StepSeconds) -> StepSeconds:  # type: ignore[override,misc]
+    def __ior__(self, other: StepSeconds) -> StepSeconds:  # type: ignore[override]
         """As `a = a | b`: a dict's own `|=` would keep the settings of `a` beside the times of `b`."""
         return self | other
 
