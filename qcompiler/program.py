@@ -14,7 +14,7 @@ from qcompiler.device_map import Placement, place
 from qcompiler.errors import ArgumentError, MissingDependencyError, QCompilerError, TargetMismatchError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.eager import eager_times
-from qcompiler.inspect.explore.collect import Contents
+from qcompiler.inspect.explore.collect import Contents, printable
 from qcompiler.inspect.explore.page import Explorer
 from qcompiler.inspect.explore.schedule import Times
 from qcompiler.inspect.explore.stages import StageText
@@ -223,13 +223,14 @@ class Program:
         """The program as one HTML page: stages, kernels, ledger, memory, timeline (docs/explorer.md).
 
         `path` is the file to write; `.save(path)` of the result does the same, and a notebook shows the result.
-        `times` maps entry points and numbers of steps to measured seconds, which replace the estimates.
+        `times` are measured seconds by the id of the step, which replace the estimates: `prog.profile(x).seconds()`.
+        Those of several profiles are joined by `|`. The page names what they were measured on, and at which sizes.
         Needs no device. ArgumentError if the file's folder does not exist, or for times of a step that there is not.
         """
         stages = [StageText(each.index, each.name, each.suffix, each.text, each.seconds) for each in self._dumps]
         page = Explorer(Contents(
             self.plan, self.image.target.kind, self.image.target.isa, "compile",
-            "program" if path is None else Path(path).stem, stages, [vars(each) for each in self._choices],
+            "program" if path is None else printable(Path(path).stem), stages, [vars(each) for each in self._choices],
             json.loads(self.ledger.to_json()), times=times or {},
         ))  # fmt: skip
         if path is not None:

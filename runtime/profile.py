@@ -21,6 +21,7 @@ from qcompiler.plan.paths import joined_parts, joined_paths
 from qcompiler.runtime.files import replacing
 from qcompiler.runtime.profile_svg import DEEPEST, flame
 from qcompiler.runtime.profile_text import tables
+from qcompiler.runtime.step_seconds import Setting, StepSeconds
 
 if TYPE_CHECKING:
     from qcompiler.runtime.limits import Machine  # loads the emitter of the CPU's kernels
@@ -255,9 +256,17 @@ class Profile:
             raise ArgumentError(f"by={by!r}: a chart is by 'module' or by 'kernel'")
         return flame(self, by)
 
-    def seconds(self) -> dict[str, float]:
-        """Each step's time in seconds, by its id."""
-        return {step.id: step.us / 1e6 for step in self.steps}
+    @property
+    def measured_on(self) -> str:
+        """The device in words: it is also read elsewhere, where "this CPU" means nothing."""
+        if self.device == "cpu":
+            return f"a CPU ({self.isa}), {self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.device} (simulated)" if self.device.startswith("sim:") else f"{self.device} ({self.isa})"
+
+    def seconds(self) -> StepSeconds:
+        """Each step's time in seconds, by its id; `.settings` has the device and the sizes."""
+        on = f"{self.measured_on}, medians of {self.rounds} rounds"
+        return StepSeconds({step.id: step.us / 1e6 for step in self.steps}, {self.entry: Setting(on, self.symbols)})
 
     def measured(self) -> dict[int, float]:
         """Microseconds by the number of the step, as `timeline(measured=)` takes them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import zlib
 from html.parser import HTMLParser
@@ -22,6 +23,8 @@ from qcompiler.inspect.explore.page import Explorer, recorded_digest, sources_di
 from qcompiler.inspect.explore.stages import StageText, Texts, count_ops, stage_records
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime import ProgramImage, save_image
+from qcompiler.runtime.profile import Profile, StepProfile
+from qcompiler.runtime.step_seconds import StepSeconds
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "qcompiler" / "inspect" / "explore" / "web"
@@ -132,14 +135,44 @@ def test_a_launch_without_weights_belongs_to_the_module_around_it(image: Program
     assert places == [("model", False), ("model", True), ("model", False), ("", False)]
 
 
-def test_measured_seconds_replace_the_estimates(image: ProgramImage) -> None:
-    found = collect(contents(image.plan, times={"main": {0: 2e-3}})).model
-    (step,) = found.entries[0].steps
-    assert (step.alone, step.measured) == (2000.0, True)
-    assert not any("estimates" in each for each in found.absent)
-    for wrong in ({"mian": {0: 1.0}}, {"main": {1: 1.0}}):
-        with pytest.raises(errors.ArgumentError, match="times of"):
-            collect(contents(image.plan, times=wrong))
+def seconds(entry: str, us: float, **symbols: int) -> StepSeconds:
+    """Of a profile of one launch."""
+    step = StepProfile(0, "loop", "add", us, id=f"{entry}/0")
+    return Profile(entry, symbols, 2, 5, us, us, us, (step,), isa="x86-64-v3").seconds()
+
+
+def test_a_profile_s_seconds_replace_the_estimates_at_its_sizes_and_name_its_device(image: ProgramImage) -> None:
+    (symbol,) = image.plan.entries[0].symbols
+    found = collect(contents(image.plan, times=seconds("main", 2000.0, **{symbol.name: symbol.min}))).model
+    main, init = found.entries
+    assert (main.steps[0].alone, main.steps[0].measured) == (2000.0, True)
+    assert main.symbols == {symbol.name: symbol.min} and symbol.min < symbol.max
+    assert main.measured_on == "a CPU (x86-64-v3), 2 threads, medians of 5 rounds" and init.measured_on == ""
+    assert "Measured times of init: the times of launches are estimates (docs/timeline.md)." in found.absent
+
+
+def test_seconds_of_no_profile_are_shown_without_a_device(image: ProgramImage) -> None:
+    found = collect(contents(image.plan, times={"main/0": 2e-3})).model.entries[0]
+    assert found.steps[0].measured and found.measured_on == "a device that was not named"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"mian/0": 1.0}, {"main/1": 1.0}, {"main/-1": 1.0}, {"main": {0: 1.0}}, {"main/0": float("nan")},
+     {"main/0": -1.0}, {"main/0": "1"}, {0: 1.0}, {"main/" + "9" * 5000: 1.0}],
+)  # fmt: skip
+def test_times_that_name_no_step_or_are_no_times_are_refused(image: ProgramImage, wrong: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="times of"):
+        collect(contents(image.plan, times=wrong))
+
+
+def test_a_later_profile_of_an_entry_point_replaces_the_one_before() -> None:
+    both = seconds("main", 1.0, n=1) | seconds("init", 2.0) | seconds("main", 3.0, n=7)
+    assert both == {"init/0": 2e-6, "main/0": 3e-6} and both.settings["main"].symbols == {"n": 7}
+    other = seconds("main", 1.0, n=1)
+    other |= seconds("main", 3.0, n=7)
+    assert other.settings["main"].symbols == {"n": 7}
+    assert set(both.settings) == {"main", "init"} and json.loads(json.dumps(both)) == both
 
 
 def test_a_stage_tells_which_ops_came_and_went_and_an_unchanged_text_is_stored_once() -> None:
@@ -155,6 +188,19 @@ def test_a_stage_tells_which_ops_came_and_went_and_an_unchanged_text_is_stored_o
     assert count_ops("    x = torch.ops.aten.add.Tensor(y, z);  y = None\n", "torch") == {
         "torch.ops.aten.add.Tensor": 1
     }
+
+
+@pytest.mark.parametrize("line", ["\n", "%a\n", "%a = \n"])
+def test_ops_of_a_hostile_text_are_counted_in_linear_time(line: str) -> None:
+    # Where a match could run on over line breaks, this text took hours.
+    assert count_ops(line * 300_000 + "%0 = qc.const @w\n", "mlir") == {"qc.const": 1}
+
+
+def test_a_file_whose_name_is_no_utf8_has_a_page(saved: Path, tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.qca"))
+    odd.write_bytes(saved.read_bytes())
+    page = Explorer(contents_of_file(odd)).html
+    assert json.loads(unpacked(page, "model"))["facts"]["source"] == "?.qca"
 
 
 def test_names_never_become_markup(image: ProgramImage) -> None:
@@ -207,6 +253,6 @@ def test_the_command_writes_the_page_and_refuses_a_folder_that_is_not_there(
     assert main(["inspect", str(saved), "--html", str(tmp_path / "out.html")]) == 0
     assert "recipe nf4" in capsys.readouterr().out  # the summary, too
     page = (tmp_path / "out.html").read_text()
-    assert json.loads(unpacked(page, "model"))["facts"]["source"] == str(saved)
+    assert json.loads(unpacked(page, "model"))["facts"]["source"] == saved.name and str(saved.parent) not in page
     assert main(["inspect", str(saved), "--html", str(tmp_path / "none" / "out.html")]) == 1
     assert "make it first" in capsys.readouterr().err

@@ -55,14 +55,25 @@ class Block(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program of four blocks, with a decision that quotes hostile text."""
+def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A program of four blocks, with a decision that quotes hostile text; the number of its stages."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(*(Block() for _ in range(4))).eval()
     program = qc.qcompile(net, (torch.randn(3, 64),), quant="nf4", dynamic_shapes={"input": {0: ("b", 1, 64)}})
     program.decided([Choice("import", HOSTILE, HOSTILE, HOSTILE)])
     path = tmp_path_factory.mktemp("page") / "blocks.html"
     program.explore(path)
+    return path, len(program.stages)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that was profiled at five rows, of 64 at most."""
+    torch.manual_seed(0)
+    shapes = {"x": {0: ("b", 1, 64)}}
+    program = qc.qcompile(Block().eval(), (torch.randn(3, 64),), quant="nf4", dynamic_shapes=shapes)
+    path = tmp_path_factory.mktemp("measured") / "block.html"
+    program.explore(path, times=program.profile(torch.randn(5, 64), rounds=3).seconds())
     return path
 
 
@@ -75,15 +86,18 @@ def test_the_bundle_is_what_its_sources_build(tools: Path) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_person_can_read_a_program(tools: Path, page: Path, tmp_path: Path, width: int, scheme: str) -> None:
+def test_a_person_can_read_a_program(
+    tools: Path, page: tuple[Path, int], tmp_path: Path, width: int, scheme: str
+) -> None:
+    file, stages = page
     seen: dict[str, Any] = json.loads(
-        node(tools, "node", "explorer_browser.mjs", str(page), str(tmp_path), str(width), scheme)
+        node(tools, "node", "explorer_browser.mjs", str(file), str(tmp_path), str(width), scheme)
     )
     assert seen["console"] == [] and seen["requests"] == []
     assert seen["images"] == 0 and seen["title"].startswith("blocks for x86-64")
     assert seen["contrast"] == [] and seen["overflow"] == []
     assert len(list(tmp_path.glob("*.png"))) == 11
-    assert seen["stages"] == 30 and any("lower-conv2d" in text for text in seen["grey"])
+    assert seen["stages"] == stages and any("lower-conv2d" in text for text in seen["grey"])
     assert "qc.linear" in seen["selected"] and " lines in " in seen["found"]
     for part in ("qc.linear", "type", "tensor<", "module", "0.up", "used", "ended in", "kernel ", "source, C++",
                  "parameters", "nf4", "in each stage", "raise-idioms"):  # fmt: skip
@@ -96,4 +110,16 @@ def test_a_person_can_read_a_program(tools: Path, page: Path, tmp_path: Path, wi
     assert "not measured" in seen["timeline"] and "activations.main" in seen["memory"]
     assert "SASS" in seen["about"] and seen["boxes"] >= 4
     assert "launch 0 of main" in seen["step"] and "source, C++" in seen["step"]
+    assert "not measured" in seen["kernels"] and "other sizes" in seen["kernels"] and "0.00 µs" not in seen["kernels"]
+    assert "not measured" in seen["about"] and "not measured" in seen["graph"]
     assert [seen[name].split("\t")[6] for name in ("largest", "smallest")] == ["4,608", "256"]
+
+
+def test_the_page_says_that_times_are_measured_and_on_what(tools: Path, measured: Path, tmp_path: Path) -> None:
+    seen: dict[str, Any] = json.loads(
+        node(tools, "node", "explorer_browser.mjs", str(measured), str(tmp_path), "1280", "light")
+    )
+    assert seen["console"] == [] and seen["requests"] == [] and seen["contrast"] == []
+    for part in ("graph", "kernels", "timeline", "about", "step"):
+        assert "measured on a CPU (x86-64" in seen[part] and "medians of 3 rounds" in seen[part], part
+        assert "at b=5" in seen[part] and "estimate" not in seen[part], part

@@ -16,6 +16,7 @@ from qcompiler.inspect.explore.model import (
     MODEL_VERSION,
     Collected,
     Decision,
+    Entry,
     Facts,
     Kernel,
     LedgerLine,
@@ -65,7 +66,7 @@ class Contents:
     qcompiler: str = __version__
     absent: Sequence[str] = ()
     times: Times = field(default_factory=dict)
-    """Measured seconds of steps, by entry point and number; the others are estimated."""
+    """Measured seconds of steps, by id; the others are estimated."""
 
 
 def collect(contents: Contents) -> Collected:
@@ -83,7 +84,7 @@ def collect(contents: Contents) -> Collected:
             kind=contents.kind, isa=contents.isa, origin=contents.origin,
             source=contents.source, devices=tuple(device.name for device in plan.devices),
         ),
-        absent=(*contents.absent, *_times_note(contents.times), *ABSENT_HERE),
+        absent=(*contents.absent, *_times_note(entries), *ABSENT_HERE),
         stages=stages,
         kernels=kernels,
         entries=entries,
@@ -98,6 +99,7 @@ def collect(contents: Contents) -> Collected:
 def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
     """What a `.qca` file holds. The plan is proven safe first, since kernels are emitted from it.
 
+    The page names the file without its folder, since it is made to be sent to others.
     Raises the errors of `qc inspect`, PlanError and ScheduleError.
     """
     path = Path(path)
@@ -108,9 +110,14 @@ def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
     stages = _stage_texts(texts)
     absent = _FROM_FILE if stages else (*_FROM_FILE, "The IR of the stages: the file was saved without it.")
     return Contents(
-        header.plan, header.target.kind, header.target.isa, "file", str(path), stages,
+        header.plan, header.target.kind, header.target.isa, "file", printable(path.name), stages,
         header.report if header.report is not None else [], header.ledger, header.qcompiler, absent, times or {},
     )  # fmt: skip
+
+
+def printable(name: str) -> str:
+    """A file's name; a byte of it that is no UTF-8 becomes a question mark, since the page is UTF-8."""
+    return name.encode(errors="replace").decode()
 
 
 _IR_FILE = re.compile(r"ir/(\d{1,4})-([^/]+)\.([a-z]+)")
@@ -128,8 +135,13 @@ def _stage_texts(texts: Mapping[str, str]) -> list[StageText]:
     return stages
 
 
-def _times_note(times: Times) -> Sequence[str]:
-    return () if times else ("Measured times: the times of launches are estimates (docs/timeline.md).",)
+def _times_note(entries: Sequence[Entry]) -> Sequence[str]:
+    """An entry point that was not measured has estimates, beside others that were."""
+    names = [entry.name for entry in entries if not entry.measured_on]
+    if not names:
+        return ()
+    where = "" if len(names) == len(entries) else f" of {', '.join(names)}"
+    return (f"Measured times{where}: the times of launches are estimates (docs/timeline.md).",)
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import msgspec
 Origin = Literal["compile", "file"]
 Sort = Literal["idiom", "missed", "kernel", "other"]
 
-MODEL_VERSION = 1
+MODEL_VERSION = 2
 """The page's code refuses a model of another version."""
 
 
@@ -95,7 +95,10 @@ class Step(Record, frozen=True):
 
 
 class Entry(Record, frozen=True):
-    """An entry point with its timeline at `symbols`."""
+    """An entry point with its timeline at `symbols`.
+
+    `device` is the one of the estimates, and `measured_on` the one of measured times, "" without any.
+    """
 
     name: str
     ranges: dict[str, tuple[int, int]]
@@ -103,6 +106,7 @@ class Entry(Record, frozen=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     device: str
+    measured_on: str
     streams: dict[str, str]
     span: float
     serial: float

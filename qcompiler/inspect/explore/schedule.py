@@ -12,28 +12,40 @@ from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Record, Select, TensorSig, TorchCall, View, Wait
 from qcompiler.plan.plan import Step as PlanStep
+from qcompiler.runtime.step_seconds import Setting, StepSeconds, by_entry
 from qcompiler.runtime.timeline import Slice, timeline
 
-Times = Mapping[str, Mapping[int, float]]
-"""Measured seconds by entry point and number of the step."""
+Times = Mapping[str, float]
+"""Measured seconds by the id of the step: `Profile.seconds()`. A plain mapping names neither device nor sizes."""
 
 
 def entry_records(plan: Plan, isa: str, times: Times) -> tuple[Entry, ...]:
-    """Every entry point at its largest sizes, `init` last. ArgumentError for times of steps that there are not."""
+    """Every entry point, `init` last, at the sizes that were measured, else at its largest ones.
+
+    ArgumentError for times of steps that there are not.
+    """
     known = PlanIndex.of(plan)
     points = (*plan.entries, *((plan.init,) if plan.init is not None else ()))
     steps = {point.name: len(point.steps) for point in points}
-    for name, seconds in times.items():
+    measured = by_entry(times)
+    settings = times.settings if isinstance(times, StepSeconds) else {}
+    for name, seconds in measured.items():
         if name not in steps:
             raise ArgumentError(f"times of entry point '{name}': the program has {', '.join(steps)}")
         if wrong := [number for number in seconds if not 0 <= number < steps[name]]:
             raise ArgumentError(f"times of step {wrong[0]} of '{name}', which has {steps[name]} steps, from 0 on")
-    return tuple(_entry(plan, known, isa, point, times.get(point.name, {})) for point in points)
+    unknown = Setting("a device that was not named", {})
+    return tuple(
+        _entry(plan, known, isa, point, measured.get(point.name, {}), settings.get(point.name, unknown))
+        for point in points
+    )
 
 
-def _entry(plan: Plan, known: PlanIndex, isa: str, point: EntryPoint, seconds: Mapping[int, float]) -> Entry:
+def _entry(
+    plan: Plan, known: PlanIndex, isa: str, point: EntryPoint, seconds: Mapping[int, float], setting: Setting
+) -> Entry:
     measured = {number: 1e6 * each for number, each in seconds.items()}
-    line = timeline(plan, isa, point.name, measured=measured)
+    line = timeline(plan, isa, point.name, setting.symbols, measured=measured)
     critical = {line.slices[number].step for number in line.critical}
     by_step = {each.step: each for each in line.slices}
     places = _places(point, by_step)
@@ -44,6 +56,7 @@ def _entry(plan: Plan, known: PlanIndex, isa: str, point: EntryPoint, seconds: M
         inputs=tuple(map(_signature, point.inputs)),
         outputs=tuple(map(_signature, point.outputs)),
         device=line.device,
+        measured_on=setting.on if seconds else "",
         streams=line.streams,
         span=line.span,
         serial=line.serial,

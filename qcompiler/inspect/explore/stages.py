@@ -10,7 +10,8 @@ from typing import Literal
 
 from qcompiler.inspect.explore.model import Stage
 
-_MLIR_OP = re.compile(r'^\s*(?:%[^=]*= )?"?([a-z][a-z_0-9]*\.[a-zA-Z_][\w.]*)', re.M)
+_MLIR_OP = re.compile(r'^[ \t]*(?:%[^=\n]*= )?"?([a-z][a-z_0-9]*\.[a-zA-Z_][\w.]*)', re.M)
+"""No part matches a line break: a match would be tried again from each line that it had read (quadratic time)."""
 _TORCH_OP = re.compile(r"= (torch\.ops\.[\w.]+|operator\.\w+)\(")
 
 

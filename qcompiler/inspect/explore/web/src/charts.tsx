@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { colourOf } from "./colours";
 import { EntryChoice } from "./graph";
-import { type Arena, bytesText, type Entry, type Step, timeText } from "./model";
+import { type Arena, bytesText, type Entry, originText, sizesText, type Step, timeText } from "./model";
 import { useApp } from "./state";
 
 export function Memory() {
@@ -64,15 +64,14 @@ export function Timeline() {
   if (!entry) return <p class="empty">The plan has no entry point.</p>;
   const devices = [...new Set(Object.values(entry.streams))];
   const works = entry.steps.filter((step) => step.begin !== null);
-  const sizes = Object.entries(entry.symbols).map(([name, value]) => `${name}=${value}`).join(", ");
-  const measured = works.filter((step) => step.measured).length;
+  const sizes = sizesText(entry);
   return (
     <div class="page">
       <div class="tools">
         <EntryChoice />
         <label>width <input type="range" min="1" max="40" step="0.5" value={scale} aria-label="width of the timeline" onInput={(event) => setScale(Number(event.currentTarget.value))} /></label>
       </div>
-      <p><b>{timeText(entry.span)}</b> {sizes && `at ${sizes}, `}{measured === 0 ? `estimated for ${entry.device}, not measured` : `${measured} of ${works.length} launches measured, the others estimated for ${entry.device}`}; one after the other {timeText(entry.serial)}{Object.keys(entry.streams).length > 1 && "; outlined: the critical path"}</p>
+      <p><b>{timeText(entry.span)}</b> {sizes && `at ${sizes}, `}{originText(entry)}; one after the other {timeText(entry.serial)}{Object.keys(entry.streams).length > 1 && "; outlined: the critical path"}</p>
       {devices.map((device) => <Lanes key={device} device={device} entry={entry} works={works} scale={scale} />)}
     </div>
   );

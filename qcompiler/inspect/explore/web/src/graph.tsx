@@ -3,7 +3,7 @@
 import { graphlib, layout } from "@dagrejs/dagre";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { colourOf, heat } from "./colours";
-import { blockOf, bytesText, type Entry, type Step, timeText } from "./model";
+import { blockOf, bytesText, type Entry, originText, sizesText, type Step, timeText } from "./model";
 import { useApp } from "./state";
 import { Legend } from "./tables";
 
@@ -110,6 +110,7 @@ export function Graph() {
         <button onClick={() => setOpen(blocks)}>unfold all</button>
         <input type="search" placeholder="find in the graph" aria-label="find in the graph" value={query} onInput={(event) => setQuery(event.currentTarget.value)} />
         {query && <span class="dim">{found} found</span>}
+        <span class="dim">times {sizesText(entry) && `at ${sizesText(entry)} `}{originText(entry)}</span>
         {by === "format" && placed && <Legend names={[...new Set(placed.boxes.map(formatOf))]} />}
       </div>
       {placed === null

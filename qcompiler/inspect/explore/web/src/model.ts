@@ -19,7 +19,7 @@ export interface Step {
 }
 export interface Entry {
   name: string; ranges: Record<string, [number, number]>; symbols: Record<string, number>; inputs: string[];
-  outputs: string[]; device: string; streams: Record<string, string>; span: number; serial: number; steps: Step[];
+  outputs: string[]; device: string; measuredOn: string; streams: Record<string, string>; span: number; serial: number; steps: Step[];
   edges: [string, number, number][];
 }
 export interface Buffer {
@@ -40,7 +40,7 @@ export interface Model {
   arenas: Arena[]; ledger: LedgerLine[]; totals: Record<string, string | number | null>; decisions: Decision[];
 }
 
-const VERSION = 1;
+const VERSION = 2;
 
 async function unpack(id: string): Promise<string> {
   const packed = document.getElementById(id)?.textContent ?? "";
@@ -129,6 +129,19 @@ export function bytesText(value: number): string {
   let unit = 0;
   while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
   return `${unit === 0 ? value : value.toFixed(value < 10 ? 2 : 1)} ${units[unit]}`;
+}
+
+/** `b=3, s=32`, the sizes of an entry point's times and bytes; "" if it has no dynamic size. */
+export const sizesText = (entry: Entry) => Object.entries(entry.symbols).map(([name, value]) => `${name}=${value}`).join(", ");
+
+/** What the times of an entry point are: measured and on what, or estimated and for what. */
+export function originText(entry: Entry): string {
+  const works = entry.steps.filter((step) => step.begin !== null);
+  const measured = works.filter((step) => step.measured).length;
+  const estimated = `estimated for ${entry.device}`;
+  if (measured === 0) return `${estimated}, not measured`;
+  if (measured === works.length) return `measured on ${entry.measuredOn}`;
+  return `${measured} of ${works.length} launches measured on ${entry.measuredOn}, the others ${estimated}`;
 }
 
 export function timeText(us: number | null): string {

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Listing } from "./code";
 import { type Code, definition, sourceLine, stepAt, typeOf, uses } from "./ir";
-import { bytesText, count, type Entry, expand, type Kernel, modulesOf, type Step, stepsOf, timeText } from "./model";
+import { bytesText, count, type Entry, expand, type Kernel, modulesOf, sizesText, type Step, stepsOf, timeText } from "./model";
 import { type App, codeOf, goTo, pause, useApp } from "./state";
 
 const MOST = 40;
@@ -154,7 +154,7 @@ export function StepLink(props: { entry: Entry; step: Step }) {
   const { entry, step } = props;
   return (
     <button class="link line" onClick={() => app.set({ selection: { kind: "step", entry: entry.name, number: step.number } })}>
-      <span class="dim">{entry.name} {step.number}</span> {step.kernel || step.kind} {step.alone !== null && <span class="dim">{timeText(step.alone)}</span>}
+      <span class="dim">{entry.name} {step.number}</span> {step.kernel || step.kind} {step.alone !== null && <span class="dim">{timeText(step.alone)} {step.measured ? "measured" : "estimated"}</span>}
     </button>
   );
 }
@@ -171,9 +171,9 @@ function StepDetails(props: { entry: string; number: number }) {
         {step.place && <Row label="module"><button class="link" onClick={() => app.set({ selection: { kind: "path", path: step.place } })}>{step.place}</button>{step.inferred && <span class="dim"> from the launches around it</span>}</Row>}
         <Row label="stream">{step.stream}</Row>
         {step.event && <Row label="event">{step.event}</Row>}
-        {step.alone !== null && <Row label="time">{timeText(step.alone)} {step.measured ? "measured" : `estimated for ${entry.device}`}{step.critical ? ", on the critical path" : ""}</Row>}
+        {step.alone !== null && <Row label="time">{timeText(step.alone)} {step.measured ? `measured on ${entry.measuredOn}` : `estimated for ${entry.device}`}{step.critical ? ", on the critical path" : ""}</Row>}
         {step.begin !== null && <Row label="runs">{timeText(step.begin)} to {timeText(step.end)}</Row>}
-        {step.nbytes > 0 && <Row label="moves">{bytesText(step.nbytes)}, {count(step.operations)} operations{Object.keys(entry.symbols).length > 0 ? ` at ${Object.entries(entry.symbols).map(([k, v]) => `${k}=${v}`).join(", ")}` : ""}</Row>}
+        {step.nbytes > 0 && <Row label="moves">{bytesText(step.nbytes)}, {count(step.operations)} operations{sizesText(entry) && ` at ${sizesText(entry)}`}</Row>}
         {step.views.length > 0 && <Row label="operands">{step.views.map((view, i) => <code key={i} class="block">{view}</code>)}</Row>}
         {step.kernels.length > 1 && <Row label="may run">{step.kernels.join(", ")}</Row>}
       </dl>

@@ -4,7 +4,7 @@ import { hierarchy, treemap } from "d3-hierarchy";
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { colourOf } from "./colours";
-import { bytesText, count, type Decision, type LedgerLine, timeText } from "./model";
+import { bytesText, count, type Decision, type LedgerLine, originText, sizesText, timeText } from "./model";
 import { useApp } from "./state";
 
 interface Column<T> { name: string; value: (row: T) => string | number; show?: (row: T) => ComponentChildren; numeric?: boolean }
@@ -108,6 +108,9 @@ export function Legend(props: { names: string[] }) {
   return <span class="legend">{props.names.map((name) => <span key={name}><svg width="10" height="10" aria-hidden="true"><rect width="10" height="10" fill={colourOf(name)} /></svg> {name}</span>)}</span>;
 }
 
+/** Of a kernel that a select has for other sizes: no time is not a time of zero. */
+const NOT_RUN = <span class="dim">other sizes</span>;
+
 export function Kernels() {
   const app = useApp();
   const { model } = app;
@@ -116,21 +119,21 @@ export function Kernels() {
     return model.kernels.map((kernel) => {
       const own = steps.filter((step) => step.kernels.includes(kernel.name));
       const run = own.filter((step) => step.kernel === kernel.name);
-      return { kernel, launches: own.length, time: run.reduce((sum, step) => sum + (step.alone ?? 0), 0), bytes: run.reduce((sum, step) => sum + step.nbytes, 0) };
+      return { kernel, launches: own.length, runs: run.length > 0, time: run.reduce((sum, step) => sum + (step.alone ?? 0), 0), bytes: run.reduce((sum, step) => sum + step.nbytes, 0) };
     });
   }, [model]);
   const choices = model.decisions.filter((each) => each.sort === "kernel");
   const engine: Column<(typeof rows)[number]>[] = model.facts.kind === "cpu" ? [] : [{ name: "engine", value: (row) => row.kernel.engine }];
   return (
     <div class="page">
-      <p class="dim">Times and bytes are sums over the launches of each kernel at the largest sizes, over all entry points{model.entries.some((entry) => entry.steps.some((step) => step.measured)) ? "" : "; the times are estimates"}.</p>
+      <p class="dim">Times and bytes are sums over the launches of each kernel in all entry points; a kernel that runs at other sizes only has none. Times: {model.entries.filter((entry) => entry.steps.some((step) => step.begin !== null)).map((entry) => `${entry.name}${sizesText(entry) && ` at ${sizesText(entry)}`} ${originText(entry)}`).join("; ")}.</p>
       <Table label="kernels" sorted={3 + engine.length} rows={rows} open={(row) => app.set({ selection: { kind: "kernel", name: row.kernel.name } })} columns={[
         { name: "kernel", value: (row) => row.kernel.name },
         { name: "template", value: (row) => row.kernel.template },
         ...engine,
         { name: "launches", value: (row) => row.launches, numeric: true },
-        { name: "time", value: (row) => row.time, show: (row) => timeText(row.time), numeric: true },
-        { name: "bytes", value: (row) => row.bytes, show: (row) => bytesText(row.bytes), numeric: true },
+        { name: "time", value: (row) => row.time, show: (row) => (row.runs ? timeText(row.time) : NOT_RUN), numeric: true },
+        { name: "bytes", value: (row) => row.bytes, show: (row) => (row.runs ? bytesText(row.bytes) : NOT_RUN), numeric: true },
         { name: "first for", value: (row) => row.kernel.serves },
         { name: "launch", value: (row) => row.kernel.launch },
       ]} />
@@ -175,7 +178,7 @@ export function About() {
       <h2>{facts.title}</h2>
       <p>{facts.origin === "file" ? `From the file ${facts.source}` : "From a compile"}, qcompiler {facts.qcompiler}, for {facts.kind} ({facts.isa}), devices {facts.devices.join(", ")}. {stages.length} stages, {kernels.length} kernels.</p>
       {entries.map((entry) => (
-        <p key={entry.name}><b>{entry.name}</b>({entry.inputs.join(", ")}) → ({entry.outputs.join(", ")}): {entry.steps.length} steps, {timeText(entry.span)} for {entry.device}{Object.keys(entry.ranges).length > 0 ? `; ${Object.entries(entry.ranges).map(([name, [low, high]]) => `${name} in [${low}, ${high}]`).join(", ")}` : ""}</p>
+        <p key={entry.name}><b>{entry.name}</b>({entry.inputs.join(", ")}) → ({entry.outputs.join(", ")}): {entry.steps.length} steps, {timeText(entry.span)}{sizesText(entry) && ` at ${sizesText(entry)}`}, {originText(entry)}{Object.keys(entry.ranges).length > 0 ? `; ${Object.entries(entry.ranges).map(([name, [low, high]]) => `${name} in [${low}, ${high}]`).join(", ")}` : ""}</p>
       ))}
       <h2>What this page does not hold</h2>
       <ul>{absent.map((each) => <li key={each}>{each}</li>)}</ul>
