@@ -39,7 +39,6 @@ def test_every_command_has_examples_that_the_parser_takes(name: str, capsys: pyt
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_gets_a_script_that_it_reads(shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("shtab")
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "inspect" in script and ("--ledger" in script or "l ledger" in script)
@@ -48,8 +47,15 @@ def test_a_shell_gets_a_script_that_it_reads(shell: str, capsys: pytest.CaptureF
         assert subprocess.run([shell, "-n", str(tmp_path / "script")], check=False).returncode == 0
 
 
+def test_completion_without_shtab_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 1
+    assert "pip install 'qcompiler[completion]'" in capsys.readouterr().err
+
+
 def test_bash_completes_options_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
     assert main(["completion", "bash"]) == 0
     (tmp_path / "qc.bash").write_text(capsys.readouterr().out)
     (tmp_path / "tiny.qca").touch()
