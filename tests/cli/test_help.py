@@ -20,6 +20,7 @@ import pytest
 from qcompiler import cli
 from qcompiler.cli import main
 from qcompiler.command_help import EXAMPLES, SHELLS
+from qcompiler.inspect import terminal
 
 (COMMANDS,) = (a.choices for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
 QC = [sys.executable, "-P", "-m", "qcompiler"]
@@ -132,6 +133,16 @@ def test_long_texts_are_paged_and_the_pager_keeps_its_keys(program: Path) -> Non
 def test_a_pager_that_does_not_exist_is_said(program: Path) -> None:
     shown, status = in_terminal(["inspect", str(program), "--stage", "import"], PAGER="no-such-pager")
     assert status == 0 and "names no program that exists" in shown and "func.return" in shown.replace("\033[0m", "")
+
+
+def test_a_pager_with_a_quote_without_its_end_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QC_PAGER", "less '")
+    monkeypatch.setattr(terminal, "_is_long", lambda text: True)
+    terminal.show("a text")
+    out, err = capsys.readouterr()
+    assert out == "a text\n" and "is no command (No closing quotation)" in err
 
 
 @pytest.mark.parametrize(
