@@ -8,6 +8,7 @@ any other exception, whose traceback goes into a file.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from qcompiler import __version__
 from qcompiler.command_help import add_completion, finish
@@ -27,6 +28,8 @@ from qcompiler.lm.arguments import add_commands as add_language_models
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the process's exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        _accept_all_characters(stream)
     options = _parser().parse_args(arguments)
     try:
         status: int | None = options.run(options)
@@ -49,6 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"{type(error).__name__}: {error}; {_reported(error)}")
         return 70
     return status or 0
+
+
+def _accept_all_characters(stream: TextIO | None) -> None:
+    """Spells out the characters that the stream's encoding lacks, such as the "…" of the help in Latin-1."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _say(message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import pty
 import select
@@ -81,6 +82,15 @@ def test_any_other_exception_is_one_message_a_report_and_status_70(
     assert message.startswith("qc: ValueError: of the \\x1b[31m model; the traceback is in ")
     report = Path(message.rpartition(" ")[2]).read_text()
     assert "broken_model.py" in report and "packages   torch " in report and "Traceback" in report
+
+
+def test_a_stream_without_some_characters_gets_them_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stdout)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--help"])
+    stdout.flush()
+    assert ended.value.code == 0 and b"\\u2026" in stdout.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 # --- as processes ----------------------------------------------------------------------------------------------------
