@@ -188,14 +188,12 @@ def run_pipeline(
             changed = verifier.verify(module)
         except Exception as error:
             wanted = _reproducer(start, start_ctx, chosen[:number], made)
-            reproducer = write_reproducer(wanted, error, ctx.report.decisions)
+            reproducer, left = _left_behind(wanted, error, ctx)
             if isinstance(error, QCompilerError) and not isinstance(error, PassError):
-                error.add_note(f"in stage '{stage.name}'; to reproduce: {reproducer}")
+                error.add_note(f"in stage '{stage.name}'; {f'to reproduce: {reproducer}' if reproducer else left}")
                 raise
             raise PassError(
-                f"stage '{stage.name}' failed: {error}\n{_LEFT.format(reproducer)}",
-                stage=stage.name,
-                reproducer=reproducer,
+                f"stage '{stage.name}' failed: {error}\n{left}", stage=stage.name, reproducer=reproducer
             ) from error
         times.append(StageTime(stage.name, seconds))
         if on_stage is not None:
@@ -206,14 +204,18 @@ def run_pipeline(
                 message = f"stage '{stage.name}' changed the program's answer: {found}"
                 wanted = replace(_reproducer(start, start_ctx, chosen[:number], made), samples=check.samples)
                 failure = NumericsError(message, stage=stage.name)
-                reproducer = write_reproducer(wanted, failure, ctx.report.decisions)
-                message = f"{message}\n{_LEFT.format(reproducer)}"
-                raise NumericsError(message, stage=stage.name, reproducer=reproducer)
+                reproducer, left = _left_behind(wanted, failure, ctx)
+                raise NumericsError(f"{message}\n{left}", stage=stage.name, reproducer=reproducer)
     return times
 
 
-_LEFT = "reproducer, with a report beside it: {}"
-"""The one line that says what a failing pass has left behind."""
+def _left_behind(wanted: Reproducer, error: Exception, ctx: QCContext) -> tuple[str | None, str]:
+    """Writes the reproducer. Returns its path, and the line that names it. A full disk must not hide `error`."""
+    try:
+        path = write_reproducer(wanted, error, ctx.report.decisions)
+    except OSError as second:
+        return None, f"no reproducer could be written: {second}"
+    return path, f"reproducer, with a report beside it: {path}"
 
 
 class NumericsCheck:

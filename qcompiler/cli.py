@@ -8,6 +8,7 @@ any other exception, whose traceback goes into a file.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from qcompiler import __version__
 from qcompiler.command_help import add_completion, finish
@@ -27,6 +28,8 @@ from qcompiler.lm.arguments import add_commands as add_language_models
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the process's exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        _accept_all_characters(stream)
     options = _parser().parse_args(arguments)
     try:
         status: int | None = options.run(options)
@@ -49,6 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"{type(error).__name__}: {error}; {_reported(error)}")
         return 70
     return status or 0
+
+
+def _accept_all_characters(stream: TextIO | None) -> None:
+    """Spells out the characters that the stream's encoding lacks, such as the "…" of the help in Latin-1."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _say(message: str) -> None:
@@ -418,21 +427,27 @@ def _inspect(options: argparse.Namespace) -> None:
 
     check_writable(options.perfetto)
     check_writable(options.html)
+    if (options.entry is not None or options.dim) and not (options.timeline or options.perfetto is not None):
+        raise ArgumentError("--entry and --dim are of a timeline: add --timeline or --perfetto OUT")
+    if options.between is not None and not options.timeline:
+        raise ArgumentError("--between is a part of the chart: add --timeline")
     if options.html is not None:
         from qcompiler.inspect.explore.page import write_page
 
         write_page(options.program, options.html)
         print(f"wrote {options.html}; open it in a browser", file=sys.stderr)
-    if options.op is not None or options.stage is not None or options.diff is not None:
+    texts = options.op is not None or options.stage is not None or options.diff is not None
+    other = texts or options.ledger or options.kernels or options.plan
+    if options.timeline or options.perfetto is not None:
+        _timeline(options, alone=not other)
+        if not other:
+            return
+    if texts:
         show_stages(options)
     elif options.ledger:
         show_ledger(options.program, as_json=options.json)
     elif options.kernels:
         show_kernels(options.program, as_json=options.json)
-    elif options.timeline or options.perfetto is not None:
-        _timeline(options)
-    elif options.entry is not None or options.dim or options.between is not None:
-        raise ArgumentError("--entry, --dim and --between are of a timeline: add --timeline or --perfetto OUT")
     elif options.plan:
         show(plan_json(options.program))
     elif options.json:
@@ -441,7 +456,8 @@ def _inspect(options: argparse.Namespace) -> None:
         show(summary(options.program))
 
 
-def _timeline(options: argparse.Namespace) -> None:
+def _timeline(options: argparse.Namespace, *, alone: bool) -> None:
+    """Writes the trace, and prints the timeline; `alone`: --json is its, and not that of another part."""
     from qcompiler.inspect.files import printable, timeline_of
     from qcompiler.inspect.terminal import show, width
 
@@ -449,7 +465,7 @@ def _timeline(options: argparse.Namespace) -> None:
     if options.perfetto is not None:
         shown.save(options.perfetto)
         print(f"wrote {options.perfetto}; open it at ui.perfetto.dev", file=sys.stderr)
-    if options.json:
+    if options.json and alone:
         show(json.dumps(shown.as_dict(), indent=1))
     elif options.timeline:
         begin, end = options.between or (0.0, None)
@@ -457,6 +473,7 @@ def _timeline(options: argparse.Namespace) -> None:
 
 
 def _opt(options: argparse.Namespace) -> None:
+    from qcompiler.frontends.common.imported import FRONTEND_STAGES
     from qcompiler.inspect.dumps import StageDumps, print_after_of
     from qcompiler.inspect.opt import list_passes, read_text, run_passes
     from qcompiler.inspect.terminal import show
@@ -468,7 +485,8 @@ def _opt(options: argparse.Namespace) -> None:
     text = read_text(options.file)
     syntax = "mlir" if options.mlir else "generic" if options.generic else "pretty"
     where = "<stdin>" if options.file == "-" else options.file
-    dumps = StageDumps(print_after=print_after_of(print_after(options), tuple(ALL_PASSES)))
+    # QC_PRINT_AFTER may be set for all commands: the stages of the frontends are no passes, and no error either
+    dumps = StageDumps(print_after=print_after_of(print_after(options), (*FRONTEND_STAGES, *ALL_PASSES)))
     shown = run_passes(
         text, options.passes, syntax, options.context, where=where, verify_each=options.verify_each, dumps=dumps
     )

@@ -32,7 +32,7 @@ EXAMPLES = {
     ),
     "reduce": (
         "qc reduce /tmp/qc-reproducer-x1y2z3/before-cse.mlir",
-        "qc reduce dumps/12-pull-slices.mlir -p fuse-epilogues -o small.mlir --timeout 30",
+        "qc reduce dumps/*-pull-slices.mlir -p fuse-epilogues -o small.mlir --timeout 30",
     ),
     "bench": ("qc bench tiny.qca --dim batch=1", "qc bench model.qca --prompt 512 --generate 128 --json"),
     "convert": (

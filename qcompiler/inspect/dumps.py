@@ -1,6 +1,6 @@
 """The result of every stage as text: `prog.stages`, `prog.ir(stage)`, and files with `dump_ir=` or `QC_DUMP_IR`.
 
-00-export.txt  01-insert-qdq.txt  02-import.mlir  03-canonicalize.mlir  …  20-emit-kernels.cpp
+00-export.txt  01-insert-qdq.txt  02-import.mlir  03-canonicalize.mlir  …  30-emit-kernels.cpp
 
 `QC_PRINT_AFTER=import,dce` prints the text after these stages to stderr; `all` prints every one, and `change` those
 that changed it.

@@ -41,6 +41,8 @@ def _show_difference(texts: StageTexts, options: argparse.Namespace) -> None:
     sides = [texts.text(stage) for stage in options.diff]
     if options.op is not None:
         sides = ["\n".join(op.text for op in texts.matching(options.op, stage)[stage]) for stage in options.diff]
+        if not any(sides):
+            raise ArgumentError(f"--op {options.op.pattern}: no op of {texts.where} matches after {first} or {second}")
     found = difference(sides[0], sides[1])
     if options.json:
         show(json.dumps({"first": first, "second": second, **found.as_dict()}, indent=1))

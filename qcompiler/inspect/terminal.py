@@ -94,7 +94,11 @@ def _pager() -> list[str] | None:
     """The pager's command, or None for none. One that is named and does not exist is said, and not used."""
     for variable in ("QC_PAGER", "PAGER"):
         if variable in os.environ:
-            command = shlex.split(os.environ[variable])
+            try:
+                command = shlex.split(os.environ[variable])
+            except ValueError as error:  # a quote without its end
+                note(f"{variable}={os.environ[variable]!r} is no command ({error}): printed without a pager")
+                return None
             if not command or command == ["cat"]:
                 return None
             if shutil.which(command[0]) is None:

@@ -69,10 +69,13 @@ def _run_of(text: str, source: Path, options: argparse.Namespace) -> _Run:
     parser = argparse.ArgumentParser(prog="RUN", exit_on_error=False, add_help=False)
     parser.add_argument("-p", "--passes", action="append", default=[])
     parser.add_argument("--context")
-    parser.add_argument("--verify-each")
+    parser.add_argument("--verify-each", choices=("ir", "numerics"))
     found = next((each for each in map(_RUN.match, text.splitlines()[:1]) if each is not None), None)
-    words = shlex.split(found[1]) if found is not None else []
-    said, _ = parser.parse_known_args([_in_place(word, source) for word in words])
+    try:
+        words = shlex.split(found[1]) if found is not None else []
+        said, _ = parser.parse_known_args([_in_place(word, source) for word in words])
+    except (ValueError, argparse.ArgumentError) as error:  # ValueError: a quote without its end
+        raise ArgumentError(f"{source}: the RUN line in its first line cannot be read: {error}") from error
     passes = options.passes or ",".join(said.passes)
     if not passes:
         raise ArgumentError(

@@ -51,6 +51,11 @@ class Reducer:
         if first is None:
             passes = ", ".join(each.name for each in case.passes)
             raise ArgumentError(f"there is nothing to reduce: {passes} runs on this IR without a failure")
+        if case.verify_each == "numerics" and first.where == READING:
+            raise ArgumentError(
+                f"the program does not run before any pass, so there is no answer to compare with: {first.message}; "
+                "if it needs weights, --context names the file that lies beside the reproducer"
+            )
         if first.kind == "hang":  # every look at a hang takes the whole limit
             limit = SLOWEST if seconds is None else seconds
             note(f"reduce: every candidate that hangs takes {limit:g} s; --timeout gives another limit")

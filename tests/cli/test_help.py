@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import pty
 import select
@@ -20,6 +21,7 @@ import pytest
 from qcompiler import cli
 from qcompiler.cli import main
 from qcompiler.command_help import EXAMPLES, SHELLS
+from qcompiler.inspect import terminal
 
 (COMMANDS,) = (a.choices for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
 QC = [sys.executable, "-P", "-m", "qcompiler"]
@@ -39,7 +41,6 @@ def test_every_command_has_examples_that_the_parser_takes(name: str, capsys: pyt
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_gets_a_script_that_it_reads(shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("shtab")
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "inspect" in script and ("--ledger" in script or "l ledger" in script)
@@ -48,8 +49,15 @@ def test_a_shell_gets_a_script_that_it_reads(shell: str, capsys: pytest.CaptureF
         assert subprocess.run([shell, "-n", str(tmp_path / "script")], check=False).returncode == 0
 
 
+def test_completion_without_shtab_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 1
+    assert "pip install 'qcompiler[completion]'" in capsys.readouterr().err
+
+
 def test_bash_completes_options_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
     assert main(["completion", "bash"]) == 0
     (tmp_path / "qc.bash").write_text(capsys.readouterr().out)
     (tmp_path / "tiny.qca").touch()
@@ -74,6 +82,15 @@ def test_any_other_exception_is_one_message_a_report_and_status_70(
     assert message.startswith("qc: ValueError: of the \\x1b[31m model; the traceback is in ")
     report = Path(message.rpartition(" ")[2]).read_text()
     assert "broken_model.py" in report and "packages   torch " in report and "Traceback" in report
+
+
+def test_a_stream_without_some_characters_gets_them_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stdout)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--help"])
+    stdout.flush()
+    assert ended.value.code == 0 and b"\\u2026" in stdout.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 # --- as processes ----------------------------------------------------------------------------------------------------
@@ -126,6 +143,16 @@ def test_long_texts_are_paged_and_the_pager_keeps_its_keys(program: Path) -> Non
 def test_a_pager_that_does_not_exist_is_said(program: Path) -> None:
     shown, status = in_terminal(["inspect", str(program), "--stage", "import"], PAGER="no-such-pager")
     assert status == 0 and "names no program that exists" in shown and "func.return" in shown.replace("\033[0m", "")
+
+
+def test_a_pager_with_a_quote_without_its_end_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QC_PAGER", "less '")
+    monkeypatch.setattr(terminal, "_is_long", lambda text: True)
+    terminal.show("a text")
+    out, err = capsys.readouterr()
+    assert out == "a text\n" and "is no command (No closing quotation)" in err
 
 
 @pytest.mark.parametrize(

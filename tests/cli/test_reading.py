@@ -69,6 +69,10 @@ def test_inspect_shows_the_ledger_the_kernels_an_op_and_a_difference(
         (["--op", "linear", "--ledger"], 1, "--op searches the texts of stages"),
         (["--stage", "dce", "--plan"], 2, "not allowed with"),
         (["--diff", "dce", "nothing"], 1, "no stage 'nothing'"),
+        (["--diff", "import", "dce", "--op", "no such op"], 1, "matches after import or dce"),
+        (["--stage", "dce", "--dim", "b=1"], 1, "are of a timeline"),
+        (["--ledger", "--entry", "main"], 1, "are of a timeline"),
+        (["--perfetto", "trace.json", "--between", "0,1"], 1, "add --timeline"),
     ],
 )
 def test_what_inspect_cannot_show_is_one_message(
@@ -81,12 +85,20 @@ def test_what_inspect_cannot_show_is_one_message(
     assert ended == status and message in capsys.readouterr().err
 
 
+def test_a_trace_is_written_beside_every_other_part(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    rows = json.loads(stdout(capsys, "inspect", str(program), "--ledger", "--json", "--perfetto", str(trace)))["rows"]
+    assert len(rows) == 4 and json.loads(trace.read_text())
+
+
 def test_the_ir_is_printed_after_the_passes_that_are_named_or_that_changed_it(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.mlir").write_text(stdout(capsys, "inspect", str(program), "--stage", "dce"))
     passes = ["opt", str(tmp_path / "in.mlir"), "-p", "cse,fuse-dequant-matmul,dce"]
-    monkeypatch.setenv("QC_PRINT_AFTER", "cse")
+    monkeypatch.setenv("QC_PRINT_AFTER", "import,cse")  # as for a compile: import is no pass
     assert main(passes) == 0
     assert [each for each in capsys.readouterr().err.splitlines() if "-----" in each] == ["// ----- after cse"]
     assert main([*passes, "--print-after-change", "--timing"]) == 0

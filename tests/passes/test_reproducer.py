@@ -19,6 +19,7 @@ import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.errors import KernelSelectionError, NumericsError, PassError
 from qcompiler.ir.context import QCContext, Target
+from qcompiler.ir.text import parse_module
 from qcompiler.passes import pipeline
 from qcompiler.passes.checks.reproducer import LARGEST_KEPT, read_all, read_context, write_context
 from qcompiler.passes.pipeline import STAGES, Stage, parse_passes, with_options
@@ -51,6 +52,15 @@ def test_the_command_of_a_refusing_pass_gives_the_same_refusal(capsys: pytest.Ca
     capsys.readouterr()
     assert main(command_of(Path(note.rpartition(" ")[2]))) == 1
     assert str(caught.value) in capsys.readouterr().err
+
+
+def test_a_disk_without_room_for_a_reproducer_does_not_hide_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/dev/null")
+    monkeypatch.setattr(pipeline, "STAGES", failing("cse"))
+    ctx = QCContext.default()
+    with pytest.raises(PassError, match="stage 'cse' failed: a bug\nno reproducer could be written: ") as caught:
+        pipeline.run_pipeline(parse_module("builtin.module {}"), ctx)
+    assert caught.value.reproducer is None
 
 
 def failing(at: str) -> tuple[Stage, ...]:

@@ -115,6 +115,30 @@ def test_a_candidate_that_fails_in_another_way_is_not_kept(folder: Path, plant: 
     assert softmaxes(parse_module(text)) == 3 and "ValueError: the bug" in text
 
 
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ('-p "cse', "the RUN line in its first line cannot be read: No closing quotation"),
+        ("-p cse --context", "cannot be read: argument --context"),
+        ("-p cse --verify-each bits", "cannot be read: argument --verify-each"),
+    ],
+)
+def test_a_run_line_that_cannot_be_read_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], run: str, message: str
+) -> None:
+    (folder / "bad.mlir").write_text(f"// RUN: qc opt {run}\nbuiltin.module {{}}\n")
+    assert main(["reduce", "bad.mlir"]) == 1
+    assert message in capsys.readouterr().err and not list(folder.glob("*.reduced.mlir"))
+
+
+def test_a_wrong_answer_of_a_program_that_does_not_run_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "empty.mlir").write_text("builtin.module {}\n")
+    assert main(["reduce", "empty.mlir", "-p", "cse", "--verify-each", "numerics"]) == 1
+    assert "does not run before any pass" in capsys.readouterr().err and not list(folder.glob("*.reduced.mlir"))
+
+
 def test_what_does_not_fail_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reduce", "in.mlir"]) == 1
     assert "there is nothing to reduce: cse, dce runs on this IR without a failure" in capsys.readouterr().err
