@@ -458,7 +458,7 @@ def _inspect(options: argparse.Namespace) -> None:
 
 def _timeline(options: argparse.Namespace, *, alone: bool) -> None:
     """Writes the trace, and prints the timeline; `alone`: --json is its, and not that of another part."""
-    from qcompiler.inspect.files import printable, timeline_of
+    from qcompiler.inspect.files import timeline_of
     from qcompiler.inspect.terminal import show, width
 
     shown = timeline_of(options.program, options.entry, dict(options.dim))
@@ -469,7 +469,7 @@ def _timeline(options: argparse.Namespace, *, alone: bool) -> None:
         show(json.dumps(shown.as_dict(), indent=1))
     elif options.timeline:
         begin, end = options.between or (0.0, None)
-        show(printable(shown.text(max(width(), 80), begin, end)))
+        show(_printable(shown.text(max(width(), 80), begin, end)))
 
 
 def _opt(options: argparse.Namespace) -> None:

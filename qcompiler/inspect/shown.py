@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 
 from qcompiler.errors import ArgumentError
-from qcompiler.inspect.files import kernels_of, kernels_text, ledger_of, printable
+from qcompiler.inspect.files import kernels_of, kernels_text, ledger_of
 from qcompiler.inspect.stage_texts import StageTexts, difference, ops_text, read_stages
 from qcompiler.inspect.terminal import show
+from qcompiler.units import printable
 
 
 def show_stages(options: argparse.Namespace) -> None:

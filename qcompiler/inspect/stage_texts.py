@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from qcompiler.errors import ArgumentError
-from qcompiler.inspect.files import names_of, printable, stage_files, stage_name
+from qcompiler.inspect.files import names_of, stage_files, stage_name
 from qcompiler.runtime.program_file import read_program
+from qcompiler.units import printable
 
 _DUMP = re.compile(r"\d+-[a-z0-9-]+\.(?:txt|mlir|cpp|cu)")
 _VALUE = re.compile(r"%[\w.$-]+")
