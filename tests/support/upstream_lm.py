@@ -69,11 +69,11 @@ def run_upstream(lm: qc.CausalLM) -> tuple[qc.CausalLM, list[UpstreamSession]]:
 
 def lowered_decoder(model: Any, quant: Any = None, *, length: int = 40, chunk: int = 5, cache: Any = None) -> Any:
     """The text of a decoder's calls for one sequence, without a host compiler. `model` is as for compile_causal_lm."""
-    module, weights = compiling._source(model)
+    module, weights = compiling.model_and_weights(model)
     with prepared(module, 1, length, cache, length, chunk) as step:
         options = {} if weights is None else {"weights": weights}
         imported = import_torch(
-            step, (), compiling._example(1, length, chunk), dynamic_shapes=compiling._dynamic(1, chunk), quant=quant,
+            step, (), compiling.example_inputs(1, length, chunk), dynamic_shapes=compiling.ranges_of(1, chunk), quant=quant,
             **options,
         )  # fmt: skip
         return of_stage(imported, "arguments")
