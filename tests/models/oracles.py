@@ -123,9 +123,12 @@ def assert_as_close_to_float64_as_torch(case: Any, program: qc.Program, inputs: 
             assert worst <= max(4 * np.sqrt(squares.mean()), 1.5 * allowed), f"one {name} is far worse than the rest"
 
 
-def float64_model(model: torch.nn.Module, program: qc.Program) -> torch.nn.Module:
-    """The model in float64 with the weights that the program decodes to (each rounded to the model's dtype)."""
+def float64_model(model: torch.nn.Module, program: qc.Program, *, rounded: bool = True) -> torch.nn.Module:
+    """The model in float64 with the weights that the program decodes to (each rounded to the model's dtype, unless
+    `rounded` is false: a kernel may leave that out)."""
     model = copy.deepcopy(model)
+    if not rounded:
+        model = model.double()
     for entry in program.plan.weights:
         if entry.format is None:
             continue

@@ -51,20 +51,25 @@ def test_fp32_equals_the_eager_oracle(name, quant):
 def test_bf16_is_as_close_to_float64_as_torch(name, quant):
     case, program = compiled(name, quant, torch.bfloat16)
     inputs = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in case.inputs.items()}
+    wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
     with torch.no_grad():
-        exact = oracles.leaves(
-            oracles.float64_model(case.model, program)(
-                **{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
-            )
+        exact, unrounded = (
+            oracles.leaves(oracles.float64_model(case.model, program, rounded=rounded)(**wide))
+            for rounded in (True, False)
         )
         eager = oracles.leaves(program.oracle(**inputs))
-    for ours, theirs, truth in zip(oracles.leaves(program(**inputs)), eager, exact, strict=True):
-        error = np.linalg.norm(ours - truth)
-        assert error <= 1.5 * np.linalg.norm(theirs - truth)
-        squares = ((ours - truth) ** 2).reshape(-1, truth.shape[-1])
-        rms = np.sqrt(squares.mean())
-        assert np.sqrt(squares.mean(1)).max() <= 4 * rms, "one row is far worse than the rest"
-        assert np.sqrt(squares.mean(0)).max() <= 4 * rms, "one column is far worse than the rest"
+    for ours, theirs, truth, other in zip(oracles.leaves(program(**inputs)), eager, exact, unrounded, strict=True):
+        # Kernels of few rows leave out the rounding of weights (docs/decisions/031-arithmetic.md), or round the values
+        # of codes instead; those of many rows do not. So ours may be off by as much more as that rounding changes.
+        own = min(truth, other, key=lambda each, ours=ours: np.linalg.norm(ours - each))
+        rounding = np.linalg.norm(truth - other)
+        assert np.linalg.norm(ours - own) <= 1.5 * (np.linalg.norm(theirs - truth) + rounding)
+        squares, eagers = (
+            ((got - wanted) ** 2).reshape(-1, truth.shape[-1]) for got, wanted in ((ours, own), (theirs, truth))
+        )
+        for axis, what in ((1, "row"), (0, "column")):
+            worst, allowed = (np.sqrt(each.mean(axis)).max() for each in (squares, eagers))
+            assert worst <= max(4 * np.sqrt(squares.mean()), 1.5 * allowed), f"one {what} is far worse than the rest"
 
 
 @pytest.mark.parametrize("name", ["minilm", "gpt2"])
