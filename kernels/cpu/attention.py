@@ -270,11 +270,8 @@ def _pack_bf16_block(spec: KernelSpec, geometry: ScratchSizes) -> tuple[list[str
     """The same as words of bf16. Codes with a scale for each row are packed as they are: bf16 has all of them."""
     body, width = geometry.body, geometry.tile.width
     columns = attention_bf16.row_columns(body.head_dim)
-    (keys, stride_k), (values, stride_v) = (
-        (f"{name}_head + k0 * {stride}", stride)
-        for name in ("k", "v")
-        for stride in (c_dim(operand(spec, name).strides[2]),)
-    )
+    stride_k, stride_v = (c_dim(operand(spec, name).strides[2]) for name in ("k", "v"))
+    keys, values = f"k_head + k0 * {stride_k}", f"v_head + k0 * {stride_v}"
     lines = [f"const int64_t panels = (count + {width - 1}) / {width} * {width};"]
     if has_scales(body):
         lines += [
