@@ -86,9 +86,11 @@ def test_a_trace_needs_no_chart(program: Path, tmp_path: Path, capsys: pytest.Ca
 def test_what_belongs_to_a_timeline_is_not_ignored_without_one(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for extra in (["--entry", "main"], ["--dim", "b=2"], ["--between", "1,2"]):
+    for extra in (["--entry", "main"], ["--dim", "b=2"]):
         assert main(["inspect", str(program), *extra]) == 1
         assert "add --timeline or --perfetto" in capsys.readouterr().err
+    assert main(["inspect", str(program), "--between", "1,2"]) == 1
+    assert "--between is a part of the chart: add --timeline" in capsys.readouterr().err
 
 
 BUCKETS = """

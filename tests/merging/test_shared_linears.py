@@ -91,7 +91,7 @@ def test_the_rows_of_int8_are_made_for_both() -> None:
     on_cpu = qc.qcompile(model, (x,), quant=qc.QuantConfig("int4", **config))
     (launch,) = groups(one)
     assert all(each.rows is not None and each.norm is not None for each in launch.linears)
-    near(one(x), on_cpu(x), 1e-3)
+    near(one(x), on_cpu(x), 2.0**-8)  # on a CPU attention rounds its factors, by so much
 
 
 def test_replays_of_a_captured_step_see_new_input() -> None:

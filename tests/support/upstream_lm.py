@@ -73,8 +73,8 @@ def lowered_decoder(model: Any, quant: Any = None, *, length: int = 40, chunk: i
     with prepared(module, 1, length, cache, length, chunk) as step:
         options = {} if weights is None else {"weights": weights}
         imported = import_torch(
-            step, (), compiling.example_inputs(1, length, chunk), dynamic_shapes=compiling.ranges_of(1, chunk), quant=quant,
-            **options,
+            step, (), compiling.example_inputs(1, length, chunk), dynamic_shapes=compiling.ranges_of(1, chunk),
+            quant=quant, **options,
         )  # fmt: skip
         return of_stage(imported, "arguments")
 

@@ -189,6 +189,7 @@ def _opt(folder: Path, step: Steps) -> None:
     options = argparse.Namespace(
         file=str(path), list=False, mlir=False, generic=False, passes=passes,
         context=str(context) if context.exists() else None,
+        print_after=None, print_after_change=False, verify_each=None, timing=False,
     )  # fmt: skip
     for syntax in ("pretty", "mlir", "generic"):
         options.mlir, options.generic = syntax == "mlir", syntax == "generic"
