@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from xdsl.dialects.builtin import StringAttr
+from xdsl.utils.exceptions import VerifyException
 
 import qcompiler as qc
 from qcompiler.errors import NumericsError, PassError
@@ -77,6 +80,22 @@ def test_a_pass_that_permits_roundings_may_change_nothing_else(make: Any) -> Non
 def test_an_unknown_arithmetic_is_refused() -> None:
     with pytest.raises(PassError, match="compute is 'fp8'; it is one of exact, bf16, int8"):
         RoundAttentionPass("fp8")
+
+
+def test_an_op_and_a_plan_with_another_arithmetic_are_refused(make: Any) -> None:
+    attention(make)
+    (op,) = (each for each in make.module.walk() if isinstance(each, dialect.AttentionOp))
+    op.properties["compute"] = StringAttr("fp16")
+    with pytest.raises(VerifyException, match="compute is bf16, if it is there"):
+        op.verify()
+    body = AttentionKernel(
+        batch=1, heads=1, kv_heads=1, q_len=1, kv_len=1, head_dim=1, value_dim=1, scale=1.0, causal=False, mask="none",
+        compute="bf16",
+    )  # fmt: skip
+    text = msgspec.json.encode(body)
+    assert msgspec.json.decode(text, type=AttentionKernel) == body
+    with pytest.raises(msgspec.ValidationError, match="compute"):
+        msgspec.json.decode(text.replace(b'"bf16"', b'"fp16"'), type=AttentionKernel)
 
 
 class Attends(nn.Module):
