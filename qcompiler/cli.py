@@ -24,6 +24,7 @@ from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.compile_command import add_compile, add_watching, print_after
 from qcompiler.errors import ArgumentError, QCompilerError
 from qcompiler.lm.arguments import add_commands as add_language_models
+from qcompiler.units import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +64,7 @@ def _accept_all_characters(stream: TextIO | None) -> None:
 def _say(message: str) -> None:
     """One message on stderr."""
     if sys.stderr is not None:
-        print(f"qc: {_printable(message)}", file=sys.stderr)
+        print(f"qc: {printable(message)}", file=sys.stderr)
 
 
 def _reported(error: Exception) -> str:
@@ -82,11 +83,6 @@ def _drop_stdout() -> None:
     if stdout is not None and sys.stdout is stdout:
         with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), stdout.fileno())
-
-
-def _printable(text: str) -> str:
-    """A message without control characters: it may quote an untrusted file, and must not control the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -469,7 +465,7 @@ def _timeline(options: argparse.Namespace, *, alone: bool) -> None:
         show(json.dumps(shown.as_dict(), indent=1))
     elif options.timeline:
         begin, end = options.between or (0.0, None)
-        show(_printable(shown.text(max(width(), 80), begin, end)))
+        show(printable(shown.text(max(width(), 80), begin, end)))
 
 
 def _opt(options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from qcompiler.device_map import Placement, place
 from qcompiler.errors import ArgumentError, MissingDependencyError, QCompilerError, TargetMismatchError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.eager import eager_times
-from qcompiler.inspect.explore.collect import Contents, printable
+from qcompiler.inspect.explore.collect import Contents, in_utf8
 from qcompiler.inspect.explore.page import Explorer
 from qcompiler.inspect.explore.schedule import Times
 from qcompiler.inspect.explore.stages import StageText
@@ -230,7 +230,7 @@ class Program:
         stages = [StageText(each.index, each.name, each.suffix, each.text, each.seconds) for each in self._dumps]
         page = Explorer(Contents(
             self.plan, self.image.target.kind, self.image.target.isa, "compile",
-            "program" if path is None else printable(Path(path).stem), stages, [vars(each) for each in self._choices],
+            "program" if path is None else in_utf8(Path(path).stem), stages, [vars(each) for each in self._choices],
             json.loads(self.ledger.to_json()), times=times or {},
         ))  # fmt: skip
         if path is not None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qcompiler.kernels.cpu import attention_bf16
+from qcompiler.kernels.cpu import attention_bf16, attention_tiles
 from qcompiler.kernels.cpu.attention_operands import (
     element_type,
     has_scales,
@@ -36,8 +36,6 @@ from qcompiler.kernels.cpu.attention_tiles import (
     Ahead,
     RegisterTile,
     Weighing,
-    scores_function,
-    values_functions,
     weigh_values,
 )
 from qcompiler.kernels.cpu.text import entry_function, pointer, symbol_declarations, task_function
@@ -181,7 +179,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     parts = [head, *cut, *_products(spec, sizes), _store(spec, sizes)]
     for form in forms:
         text = "\n".join([
-            *(_bf16_products(spec, form) if form.bf16 else ()),
+            *(_products(spec, form) if form.bf16 else ()),
             _piece(spec, form),
             task_function(spec, _task(spec, form), "bf16_task" if form.bf16 else "task"),
         ])  # fmt: skip
@@ -203,23 +201,12 @@ def _value_type(spec: KernelSpec, body: AttentionKernel) -> str:
 
 
 def _products(spec: KernelSpec, sizes: Sizes) -> list[str]:
-    body, tile = sizes.body, sizes.tile
-    next_keys, next_values = _ahead(spec, body)
-    kind = _value_type(spec, body)
-    return [
-        *([scores_function(spec.name, tile, body.head_dim, BLOCK, next_keys)] if sizes.packs else []),
-        values_functions(spec.name, tile, BLOCK, sizes.columns, kind, body.value_dim, next_values),
-    ]
-
-
-def _bf16_products(spec: KernelSpec, sizes: Sizes) -> list[str]:
-    body, tile = sizes.body, sizes.tile
+    body, tile, kind = sizes.body, sizes.tile, _value_type(spec, sizes.body)
+    tiles = attention_bf16 if sizes.bf16 else attention_tiles
     next_keys, next_values = _ahead(spec, body)
     return [
-        attention_bf16.scores_function(spec.name, tile, body.head_dim, BLOCK, next_keys),
-        attention_bf16.values_functions(
-            spec.name, tile, BLOCK, sizes.columns, _value_type(spec, body), body.value_dim, next_values
-        ),
+        *([tiles.scores_function(spec.name, tile, body.head_dim, BLOCK, next_keys)] if sizes.packs else []),
+        tiles.values_functions(spec.name, tile, BLOCK, sizes.columns, kind, body.value_dim, next_values),
     ]
 
 

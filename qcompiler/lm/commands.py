@@ -21,6 +21,7 @@ from qcompiler.lm.evaluate import Reader, Score, scores
 from qcompiler.lm.llama_cpp_reader import LlamaCpp
 from qcompiler.lm.model import CausalLM, load_causal_lm
 from qcompiler.runtime.progress import Counted
+from qcompiler.units import printable
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
@@ -139,11 +140,6 @@ class Answer:
             f"[{speed['prompt_tokens']} tokens read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; "
             f"{len(self.tokens)} tokens, {speed['tokens_per_second']:.1f} a second]"
         )
-
-
-def printable(text: str) -> str:
-    """The text with control characters spelled out, apart from newlines and tabs."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------

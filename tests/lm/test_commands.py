@@ -21,11 +21,12 @@ import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.errors import ArgumentError
 from qcompiler.lm.bench import _round
-from qcompiler.lm.commands import printable, respond
+from qcompiler.lm.commands import respond
 from qcompiler.lm.evaluate import score
 from qcompiler.lm.text import Text
 from qcompiler.lm.text.record import Record
 from qcompiler.plan.kinds.sample import WORDS
+from qcompiler.units import printable
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"

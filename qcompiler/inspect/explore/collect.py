@@ -110,12 +110,12 @@ def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
     stages = _stage_texts(texts)
     absent = _FROM_FILE if stages else (*_FROM_FILE, "The IR of the stages: the file was saved without it.")
     return Contents(
-        header.plan, header.target.kind, header.target.isa, "file", printable(path.name), stages,
+        header.plan, header.target.kind, header.target.isa, "file", in_utf8(path.name), stages,
         header.report if header.report is not None else [], header.ledger, header.qcompiler, absent, times or {},
     )  # fmt: skip
 
 
-def printable(name: str) -> str:
+def in_utf8(name: str) -> str:
     """A file's name; a byte of it that is no UTF-8 becomes a question mark, since the page is UTF-8."""
     return name.encode(errors="replace").decode()
 
