@@ -225,8 +225,6 @@ class QuantConfig:
             raise RecipeError(f"algorithm={self.algorithm!r}: choose {' or '.join(map(repr, ALGORITHMS))}")
         if self.compute not in (None, *COMPUTES):
             raise RecipeError(f"compute={self.compute!r}: choose {', '.join(map(repr, COMPUTES))}, or leave it out")
-        if self.compute == "int8" and self.activations is None:
-            object.__setattr__(self, "activations", "int8")
         if self.activations is not None:
             Activations.of(self.activations)
         known = ("float", *MIXTURES, *formats.names())
@@ -251,6 +249,13 @@ class QuantConfig:
         """The mixtures that the recipe names."""
         texts = (self.linear, self.embedding, *(rule.format for rule in self.all_rules))
         return tuple(dict.fromkeys(text for text in texts if isinstance(text, str) and text in MIXTURES))
+
+    @property
+    def inputs(self) -> Activations | None:
+        """How the inputs of linears with quantised weights are quantised: as `activations` says, or in int8 with a
+        scale per token where only `compute="int8"` does; None for floats."""
+        text = "int8" if self.activations is None and self.compute == "int8" else self.activations
+        return None if text is None else Activations.of(text)
 
     @property
     def attention(self) -> str | None:

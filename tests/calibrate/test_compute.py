@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import qcompiler as qc
+from qcompiler.config import Activations
 from qcompiler.errors import RecipeError
 
 SHAPES = {"x": {0: ("s", 1, 100)}}
@@ -121,9 +123,16 @@ def test_a_tied_weight_is_decoded_in_two_types_from_one_buffer(tmp_path: Path) -
     assert torch.equal(torch.as_tensor(qc.load(tmp_path / "tied.qca")(torch.arange(9).numpy())), given)
 
 
+def test_another_arithmetic_in_place_of_int8_leaves_floats() -> None:
+    recipe = qc.QuantConfig("int8", compute="int8")
+    assert replace(recipe, compute="exact").inputs is None
+    assert replace(recipe, compute=None).inputs is None and replace(recipe, compute=None).attention is None
+    assert replace(recipe, activations="int8:static", compute=None).inputs == Activations("tensor")
+
+
 def test_int8_is_the_same_as_activations() -> None:
-    assert qc.QuantConfig("int8", compute="int8").activations == "int8"
-    assert qc.QuantConfig("int8", compute="int8", activations="llm_int8").activations == "llm_int8"
+    assert qc.QuantConfig("int8", compute="int8").inputs == qc.QuantConfig("int8", activations="int8").inputs
+    assert qc.QuantConfig("int8", compute="int8", activations="llm_int8").inputs == Activations("outliers")
     x = x_of(5)
     ours = qc.qcompile(Block(), (x,), quant=qc.QuantConfig("int8", compute="int8"))(x)
     assert torch.equal(ours, qc.qcompile(Block(), (x,), quant=qc.QuantConfig("int8", activations="int8"))(x))

@@ -110,6 +110,22 @@ def _linear(n: int, k: int) -> KernelSpec:
     return KernelSpec(name="k", symbols=("s",), operands=operands, body=body)
 
 
+@pytest.mark.parametrize(
+    ("x", "w", "fits"),
+    [("f32", "f32", True), ("f32", "bf16", True), ("f16", "f32", True), ("f16", "f16", True), ("f32", "f16", False),
+     ("bf16", "f16", False)],
+)  # fmt: skip
+def test_a_weight_to_whose_type_no_kernel_rounds_x_is_refused(x: str, w: str, fits: bool):
+    spec = _linear(64, 32)
+    rows, weight, out = spec.operands
+    operands = (msgspec.structs.replace(rows, dtype=x), msgspec.structs.replace(weight, dtype=w), out)
+    if fits:
+        spec.body.check_operands(operands)
+        return
+    with pytest.raises(PlanError, match=f"its x is {x} and its weight {w}"):
+        spec.body.check_operands(operands)
+
+
 def test_a_prefill_of_a_million_tokens_of_a_large_model_is_no_attack():
     """The kernels of a model of 70 B: no text multiplies what would not fit in 64 bits."""
     ranges, of = {"s": (1, 1 << 20)}, LLAMA_70B

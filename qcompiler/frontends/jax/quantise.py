@@ -206,7 +206,7 @@ def _activations(recipe: QuantConfig) -> Activations | None:
             f"algorithm={recipe.algorithm!r} chooses codes by calibration, which functions of JAX do not have yet: "
             "leave `algorithm` out"
         )
-    found = Activations.of(recipe.activations) if recipe.activations is not None else None
+    found = recipe.inputs
     if found is not None and found.kind == "tensor":
         raise RecipeError(
             f"activations={recipe.activations!r} takes its scales from calibration, which functions of JAX do not have "
@@ -269,8 +269,8 @@ class _Quantiser:
                     done[made.key(matrix)] = f"{kind.text}; {how}"
         if not done:
             raise RecipeError(
-                f"activations={self.recipe.activations!r}, and no linear has a quantised weight: choose a format for "
-                "linears, or leave `activations` out"
+                f"the recipe quantises inputs of linears ({kind.text}), and no linear has a quantised weight: "
+                "choose a format for linears, or leave out `activations` and compute='int8'"
             )
         return tuple(("activations", path, what) for path, what in done.items())
 

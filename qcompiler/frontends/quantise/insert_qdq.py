@@ -29,7 +29,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
 from qcompiler.calibrate.levels import why_no_levels
-from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
+from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
 from qcompiler.frontends.quantise.activations import quantise_inputs
@@ -153,7 +153,7 @@ class _Rewriter(GraphTensors):
         self.recipe, self.files, self.calibration = recipe, files, calibration
         self.weights = WeightStore()
         self.rows: list[LedgerRow] = []
-        self.activations = Activations.of(recipe.activations) if recipe.activations is not None else None
+        self.activations = recipe.inputs
         self.inputs: dict[str, InputStatistics] = {}
         self.solved: dict[str, PackedTensor] = {}
         self.decoded: dict[fx.Node, str] = {}
@@ -289,8 +289,8 @@ class _Rewriter(GraphTensors):
         done = quantise_inputs(self.graph, self.activations, clips, lambda node: self.decoded.get(node, node.name))
         if not done:
             raise RecipeError(
-                f"activations={self.recipe.activations!r}, and no linear has a quantised weight: choose a format for "
-                "linears, or leave `activations` out"
+                f"the recipe quantises inputs of linears ({self.activations.text}), and no linear has a quantised "
+                "weight: choose a format for linears, or leave out `activations` and compute='int8'"
             )
         self.decisions += [("activations", path, what) for path, what in done]
         for node, path in self.decoded.items():

@@ -59,6 +59,10 @@ RESIDUAL = "residual"
 """The role of the rows that a norm in a prologue is added to."""
 
 
+ROUNDED_TO = ("f32", "bf16")
+"""The types of a weight that x may differ from: kernels convert x to them. fp32 holds the values of f16 and bf16."""
+
+
 class RowNorm(Strict, frozen=True):
     """A norm in the prologue of a linear: a layer or RMS norm of rows, which are rounded to the type of x.
 
@@ -308,9 +312,16 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
         return window.image
 
     def check_operands(self, operands: Sequence[Operand]) -> None:
-        """PlanError unless the epilogue takes the fp32 sums and the extra operands, and gives one float, and unless the
-        weight's rows are in the order of pairs exactly where pairs are combined."""
+        """PlanError unless the epilogue takes the fp32 sums and the extra operands, and gives one float, unless the
+        weight's rows are in the order of pairs exactly where pairs are combined, and unless kernels round x to the
+        weight's type where that is another."""
         program, layout = self.epilogue, operands[1].layout
+        x, w = operands[0].dtype, operands[1].dtype
+        if not self.codes and x != w and w not in ROUNDED_TO:
+            raise PlanError(
+                f"its x is {x} and its weight {w}: kernels round x to the weight's type only where that is one of "
+                f"{', '.join(ROUNDED_TO)}"
+            )
         if self.pairs != (layout in PAIR_LAYOUTS):
             raise PlanError(
                 f"its weight is in layout '{layout or 'canonical'}', and it {'combines' if self.pairs else 'knows no'} "
