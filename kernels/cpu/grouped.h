@@ -72,8 +72,9 @@ template <class D> static void qm_few(const qm_product* job, int64_t count, int6
     const int64_t stride = (job->k + 15) / 16 * 16;
     job->load_x(job, 0, count, 0, job->k, x, stride);
     for (int64_t p = p0; p < p1; p += QG_NP) {
-        qg_few_rows<D, QM_FEW>(job, count, x, stride, p, qc_min(p + QG_NP, p1) - 1, tile);
-        job->finish(job, tile, QG_NP * 16, 0, count, p * 16, qc_min(job->n - p * 16, QG_NP * 16));
+        const int64_t last = qc_min(p + QG_NP, p1) - 1;  // the panel behind an odd number of them is another task's
+        qg_few_rows<D, QM_FEW>(job, count, x, stride, p, last, tile);
+        job->finish(job, tile, QG_NP * 16, 0, count, p * 16, qc_min(job->n - p * 16, (last + 1 - p) * 16));
     }
 }
 

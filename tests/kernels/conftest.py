@@ -24,8 +24,9 @@ CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
 ISAS = tuple(CPU_FLAGS) if platform.machine() == "x86_64" else ("generic",)
 PARALLEL = r"""
 #include <pthread.h>
-// Two threads take tasks from one counter; thread 0 owns the first scratch area, thread 1 the second.
-struct pool { qc_task fn; void* arg; char* scratch; int64_t tasks, stride; int64_t next; };
+// Two threads take tasks from one counter; thread 0 owns the first scratch area, thread 1 the second. Two take the last
+// task first, one takes the first: of two tasks that write the same element, another one then has the last word.
+struct pool { qc_task fn; void* arg; char* scratch; int64_t tasks, stride; int64_t next; bool falling; };
 extern "C" { int64_t test_tasks; }
 struct worker { pool* p; int id; };
 static void* work(void* arg) {
@@ -33,12 +34,12 @@ static void* work(void* arg) {
     for (;;) {
         const int64_t t = __atomic_fetch_add(&w->p->next, 1, __ATOMIC_RELAXED);
         if (t >= w->p->tasks) return 0;
-        w->p->fn(w->p->arg, t, w->p->scratch + w->id * w->p->stride);
+        w->p->fn(w->p->arg, w->p->falling ? w->p->tasks - 1 - t : t, w->p->scratch + w->id * w->p->stride);
     }
 }
 extern "C" void test_parallel(struct qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
     test_tasks = tasks;
-    pool p = {fn, arg, ctx->scratch, tasks, ctx->scratch_stride, 0};
+    pool p = {fn, arg, ctx->scratch, tasks, ctx->scratch_stride, 0, ctx->num_threads > 1};
     worker w[2] = {{&p, 0}, {&p, 1}};
     pthread_t other;
     const bool two = ctx->num_threads > 1 && pthread_create(&other, 0, work, &w[1]) == 0;

@@ -102,13 +102,14 @@ def check(kernels: Any, case: Case, chosen: Sequence[int]) -> None:
 
 
 def all_cases() -> list[Case]:
-    """Experts of 19 or 35 rows begin inside of panels; K = 97 puts them inside of a stream's blocks, too."""
+    """Experts of 19 or 35 rows begin inside of panels; K = 97 puts them inside of a stream's blocks, too. The 15 panels of
+    an expert of 240 rows are seven and eight of two groups."""
     return [
         make_case("nf4", 5, 19, 97, repeat=2), make_case("nf4:block=64", 3, 16, 128, index="i32"),
         make_case("int8", 5, 35, 101, repeat=3), make_case("q4_0", 4, 19, 96, repeat=2),
         make_case("q4_K", 3, 35, 512), make_case("q8_0", 4, 16, 64, repeat=2, index="i32"),
         make_case("panels", 5, 19, 77), make_case("rows", 3, 35, 61, repeat=2), make_case("columns", 4, 5, 33),
-        make_case("panels", 2, 35, 1219),
+        make_case("panels", 2, 35, 1219), make_case("q4_0", 3, 240, 1024),
     ]  # fmt: skip
 
 
