@@ -86,9 +86,9 @@ def read_packed(
 
 
 @pattern
-def read_rows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
-    """Makes a linear read int8 rows instead of the result of `qc.dequantize_rows`, if both sides have integer codes. A
-    reshape of x becomes a reshape of its codes."""
+def read_rows(op: qc.LinearOp | qc.GroupedLinearOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """Makes a linear, or the products of experts, read int8 rows instead of the result of `qc.dequantize_rows`, if both
+    sides have integer codes. A reshape of x becomes a reshape of its codes."""
     shape, weight = shape_of(op.x.type), op.w.type
     source, view = producer(views.unreshaped(op.x)), producer(op.x)
     if not isinstance(source, qc.DequantizeRowsOp) or not isinstance(weight, QTensorType) or view is None:
@@ -99,7 +99,7 @@ def read_rows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
         return None
     op.operands[0] = build.reshape(rewriter, source.rows, (*shape[:-1], shape_of(source.rows.type)[-1]))
     erase_if_dead(view, rewriter.erase)
-    return op.result
+    return op.results[0]
 
 
 @pattern

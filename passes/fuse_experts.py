@@ -97,6 +97,8 @@ def _pairs_of(op: qc.GroupedLinearOp) -> int | None:
 def _obstacle(op: qc.GroupedLinearOp, unit: int, rows: int | None, context: QCContext) -> str | None:
     """Why no kernel combines the sums of a product with `rows` rows of the model, or None."""
     pairs, width = _pairs_of(op), int(shape_of(op.w.type)[0]) // op.experts.value.data
+    if op.multiplies_codes:
+        return "its kernel multiplies codes, and combines nothing"
     if pairs is None or rows is None:
         return "the number of rows is known only at run time"
     if pairs > MOST_PAIRS or rows > MOST_ROWS:

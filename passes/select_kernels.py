@@ -20,7 +20,17 @@ from xdsl.passes import ModulePass
 from qcompiler.errors import KernelSelectionError
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.module import path_of, ranges_of
-from qcompiler.ir.qc import ConstOp, CopyOp, DimOp, LinearOp, StateOp, StateUpdateOp, TorchCallOp, WindowsOp
+from qcompiler.ir.qc import (
+    ConstOp,
+    CopyOp,
+    DimOp,
+    GroupedLinearOp,
+    LinearOp,
+    StateOp,
+    StateUpdateOp,
+    TorchCallOp,
+    WindowsOp,
+)
 from qcompiler.ir.types import tensor_dtype
 from qcompiler.kernels.select import FLOATS, templates
 from qcompiler.passes.lowering.kinds import BY_OP, FLOAT_ONLY, TEMPLATES
@@ -66,7 +76,7 @@ def _check_template(op: Operation, context: QCContext) -> None:
 
 
 def _check_float(op: Operation, context: QCContext) -> None:
-    codes = isinstance(op, LinearOp) and op.multiplies_codes
+    codes = isinstance(op, LinearOp | GroupedLinearOp) and op.multiplies_codes
     for value in (op.results[0],) if codes else (op.operands[0], op.results[0]):
         dtype = tensor_dtype(value.type)
         if dtype not in FLOATS:

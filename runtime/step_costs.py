@@ -17,6 +17,7 @@ from qcompiler.kernels.cuda.emit import engine_and_geometry
 from qcompiler.plan.dims import product
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Select, Step
@@ -103,11 +104,11 @@ def arithmetic_of(spec: KernelSpec, isa: str, kind: str, limits: Limits | None) 
     """The arithmetic in which a kernel does its products: what its rate is compared with.
 
     Linears multiply codes, pairs of bf16 numbers where the processor does (`limits` tells), or fp32. So does attention,
-    without the codes. Everything else on a CPU computes in fp32. On a GPU "bf16" are the tensor cores, and "int8" those
-    on codes.
+    without the codes, and so do experts, without bf16. Everything else on a CPU computes in fp32. On a GPU "bf16" are
+    the tensor cores, and "int8" those on codes.
     """
     body = spec.body
-    if isinstance(body, LinearKernel) and body.codes:
+    if isinstance(body, LinearKernel | GroupedLinearKernel) and body.codes:
         return "int8"
     if kind != "cpu":
         return "bf16" if engine_and_geometry(spec, isa)[0] == "mma" else "fp32"

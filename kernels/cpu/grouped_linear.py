@@ -4,6 +4,8 @@ One kernel serves any number of (row, expert) pairs. The number of rows per expe
 grouped.h decides for each expert whether to decode its codes in registers (few rows) or to panels (more rows). Weights
 are read like those of linears (linear.py), packed or plain.
 
+Rows of int8 are multiplied as integers (grouped_int8.py).
+
 A kernel that combines pairs of rows, or the experts of a row, is for few pairs and multiplies straight from codes; the
 code around its sums is grouped_combined.py.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
-from qcompiler.kernels.cpu import text
+from qcompiler.kernels.cpu import grouped_int8, text
 from qcompiler.kernels.cpu.grouped_combined import functions_of
 from qcompiler.kernels.cpu.linear import GROUP, block_of, product_scratch, tile_of, weight_of
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
@@ -27,12 +29,14 @@ grouped.h."""
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
-    return ("decode.h", "gemm.h", "lookup.h", "grouped.h")
+    return grouped_int8.HEADERS if _body(spec).codes else ("decode.h", "gemm.h", "lookup.h", "grouped.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch bytes per thread: the maximum over the two ways, few rows and many rows."""
     body = _body(spec)
+    if body.codes:
+        return grouped_int8.scratch_bytes(spec, isa)
     tile, block, row = tile_of(isa), block_of(body.k), -(-body.k // 16) * 16
     if body.pairs:
         return 4 * min(tile.few, MOST_ROWS_FROM_CODES) * (2 * 16 * tile.panels + row)
@@ -50,6 +54,8 @@ def _body(spec: KernelSpec) -> GroupedLinearKernel:
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel. KernelSelectionError for operands without a decoder."""
     body = _body(spec)
+    if body.codes:
+        return grouped_int8.emit(spec, isa)
     x, w, index, out = *spec.operands[:3], spec.operands[-1]
     weight = weight_of(spec.name, w)
     in_panels = w.format is not None or w.layout in PANEL_LAYOUTS

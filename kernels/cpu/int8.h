@@ -246,19 +246,18 @@ struct qi_block {
 };
 
 template <class W, class E>
-static void qi_prepare_row(const qg_job* job, int64_t m, char* x, int32_t* start, float* total, float* scale) {
-    const char* const row = job->x + m * job->x_row;
-    const int64_t padded = qi_padded(job->k), span = qi_span(job->k, W::SHARED);
+static void qi_prepare_row(const char* row, int64_t columns, char* x, int32_t* start, float* total, float* scale) {
+    const int64_t padded = qi_padded(columns), span = qi_span(columns, W::SHARED);
     qi_prepare<qi_planes<W>::LOW, E::STEP>(row, padded, x);
     memcpy(scale, row + padded, 4);
     const char* const runs = row + padded + 16;
     int64_t run = 0;
-    for (int64_t g = 0, k = 0; k < job->k; g++, k += span) {
+    for (int64_t g = 0, k = 0; k < columns; g++, k += span) {
         int32_t sum = 0;
         if constexpr (W::SHARED % QI_RUN != 0) {  // half a run
-            for (int64_t j = k; j < qc_min(k + span, job->k); j++) sum += (int8_t)row[j];
+            for (int64_t j = k; j < qc_min(k + span, columns); j++) sum += (int8_t)row[j];
         } else {
-            for (const int64_t end = (qc_min(k + span, job->k) + QI_RUN - 1) / QI_RUN; run < end; run++) {
+            for (const int64_t end = (qc_min(k + span, columns) + QI_RUN - 1) / QI_RUN; run < end; run++) {
                 int16_t part;
                 memcpy(&part, runs + 2 * run, 2);
                 sum += part;
@@ -420,13 +419,12 @@ template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, i
            (qi_chunk_of(k, rows) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
 }
 
-template <class W, class E> static void qi_task(void* arg, int64_t task, char* scratch) {
-    const qi_call* const call = (const qi_call*)arg;
-    const qg_job* const job = call->job;
-    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t chunk = task / call->groups, group = task % call->groups;
+// `rows` rows of int8, which stand at row(0), row(1), …, times panels [p0, p1), as rows m0 … of the result. `chunk`: the
+// most rows, for which there is room in scratch.
+template <class W, class E, class Row> static void qi_multiply(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch, Row row) {
     const int64_t stride = qi_stride(job->k, E::STEP), groups = qg_up(job->k, qi_span(job->k, W::SHARED));
-    const int64_t m0 = chunk * call->chunk, rows = qc_min(job->m - m0, call->chunk), room = call->chunk + QI_SPARE;
+    const int64_t room = chunk + QI_SPARE;
     float* const tile = (float*)scratch;
     float* const entries = tile + E::ROWS * QG_NP * 16;
     char* const codes = (char*)(entries + (W::NESTED ? groups * qi_entries_of<W>() : 0));
@@ -437,13 +435,13 @@ template <class W, class E> static void qi_task(void* arg, int64_t task, char* s
     float* const total = scale + room;
     int32_t* const start = (int32_t*)(total + room * groups);
     for (int64_t i = 0; i < rows; i++)
-        qi_prepare_row<W, E>(job, m0 + i, x + i * stride, start + i * groups, total + i * groups, scale + i);
+        qi_prepare_row<W, E>(row(i), job->k, x + i * stride, start + i * groups, total + i * groups, scale + i);
     memset(x + rows * stride, 0, (size_t)(QI_SPARE * stride));
     for (int64_t i = rows; i < rows + QI_SPARE; i++) scale[i] = 0.0f;
     memset(start + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
     memset(total + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
-    for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
-        const int64_t panel = u * QG_NP, next = qc_min(panel + QG_NP, panels) - 1, n0 = panel * 16;
+    for (int64_t panel = p0; panel < p1; panel += QG_NP) {
+        const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
         const bool several = W::NESTED && qi_next_rows<W, E>(rows) < rows;
         if (several) qi_prepare_entries<W>(job->packed, panel, next, entries);
         if constexpr (qi_unpacks<W>())
@@ -457,9 +455,21 @@ template <class W, class E> static void qi_task(void* arg, int64_t task, char* s
                 qi_micro<W, E, FULL, QG_NP, qi_unpacks<W>()>(job->packed, block, panel, next, 0, tile);
             else
                 qi_micro_rows<W, E, FULL>(count, job->packed, block, panel, next, tile);
-            job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, QG_NP * 16));
+            job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, (next + 1 - panel) * 16));
         }
     }
+}
+
+template <class W, class E> static void qi_task(void* arg, int64_t task, char* scratch) {
+    const qi_call* const call = (const qi_call*)arg;
+    const qg_job* const job = call->job;
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    const int64_t group = task % call->groups, m0 = task / call->groups * call->chunk;
+    const int64_t p0 = qc_share(units, group, call->groups) * QG_NP;
+    const int64_t p1 = qc_min(qc_share(units, group + 1, call->groups) * QG_NP, panels);
+    qi_multiply<W, E>(
+        job, m0, qc_min(job->m - m0, call->chunk), call->chunk, p0, p1, scratch,
+        [&](int64_t i) { return job->x + (m0 + i) * job->x_row; });
 }
 
 template <class W, class E> static void qi_run_with(qc_ctx* ctx, qg_job* job) {

@@ -16,15 +16,19 @@ processor decides at run time. Integer sums are exact, so the bits are the same 
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 from qcompiler.errors import KernelSelectionError
+from qcompiler.formats import Format
 from qcompiler.formats.int8_rows import padded
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_norm, text
 from qcompiler.kernels.cpu.linear import finish_of, packed_format, tile_of, used_symbols
-from qcompiler.kernels.cpu.weights import ANY_PANELS, FLOAT_LANES, PANEL_LAYOUTS, panel_weight
+from qcompiler.kernels.cpu.weights import ANY_PANELS, FLOAT_LANES, PANEL_LAYOUTS, PanelWeight, panel_weight
 from qcompiler.kernels.text import c_dim
-from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 
 CHUNK, BLOCKS, SPARE = 458752, 8, 4
@@ -44,38 +48,112 @@ def passed_over(isa: str) -> list[tuple[str, str]]:
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch bytes per thread."""
-    return linear_norm.scratch_with_rows(spec, _own_scratch(spec, isa))
+    return linear_norm.scratch_with_rows(spec, _text(spec).scratch(isa))
 
 
-def _own_scratch(spec: KernelSpec, isa: str) -> int:
-    """What the product itself needs of it: int8.h's `qi_scratch_for`."""
-    body, product = _body(spec), _product(spec)
-    rows = _ROWS.get(isa, 2)
-    groups = -(-body.k // product.columns(body.k))
-    stride = 2 * padded(body.k) | 64
-    chunk = rows * max(1, min(BLOCKS, CHUNK // (rows * stride)))
-    entries = 4 * _entries_of_group(spec, isa) * groups
-    w = spec.operands[1].format
-    assert w is not None
-    bits = packed_format(w).declaration.codes.bits
-    in_planes = bits not in (1, 2, 4, 8)
-    # int8.h's `qi_unpacked_of`: four steps for 16 columns, each a pair of vectors, since a CPU without VNNI needs those
-    codes = -(-body.k // 16) * 4 * tile_of(isa).panels * 128 * in_planes
-    return 64 * rows * tile_of(isa).panels + entries + codes + (chunk + SPARE) * (stride + 8 * groups + 4)
+@dataclass(frozen=True)
+class ProductText:
+    """What the text of a kernel says of the integer product with its packed weight, the operand `w` (n, k)."""
 
+    name: str
+    """Of the kernel, for errors."""
+    w: Operand
+    n: int
+    k: int
 
-def _entries_of_group(spec: KernelSpec, isa: str) -> int:
-    """Floats of a group that are computed once for all rows of x: int8.h's `qi_entries_of`, for formats that nest."""
-    product = _product(spec)
-    return 16 * tile_of(isa).panels * (1 + (product.intercept is not None)) * _nested(spec)
+    @functools.cached_property
+    def format(self) -> Format:
+        return packed_format(self._reference)
 
+    @property
+    def _reference(self) -> FormatRef:
+        if self.w.format is None or self.w.layout not in PANEL_LAYOUTS:
+            raise KernelSelectionError(
+                f"kernel '{self.name}': integers are multiplied with packed weights in layout {ANY_PANELS}"
+            )
+        return self.w.format
 
-def _nested(spec: KernelSpec) -> bool:
-    """Whether the scale of a group is made of several entries, which costs as much as a few rows of products."""
-    w = spec.operands[1]
-    assert w.format is not None
-    fields = packed_format(w.format).declaration.fields
-    return _product(spec).group != 0 and len({f.covers for f in fields if f.covers != 1}) > 1
+    @functools.cached_property
+    def product(self) -> IntegerProduct:
+        """KernelSelectionError if the format's codes cannot be multiplied."""
+        found = integer_product(self.format)
+        if isinstance(found, str):
+            raise KernelSelectionError(f"kernel '{self.name}': {self._reference.name} has no integer product: {found}")
+        return found
+
+    @property
+    def groups(self) -> int:
+        """Groups of columns that share a scale."""
+        return -(-self.k // self.product.columns(self.k))
+
+    def scratch(self, isa: str) -> int:
+        """Scratch bytes per thread: int8.h's `qi_scratch_for`."""
+        rows, groups, panels = _ROWS.get(isa, 2), self.groups, tile_of(isa).panels
+        stride = 2 * padded(self.k) | 64
+        chunk = rows * max(1, min(BLOCKS, CHUNK // (rows * stride)))
+        entries = 4 * self._entries_of_group(isa) * groups
+        in_planes = self.format.declaration.codes.bits not in (1, 2, 4, 8)
+        # int8.h's `qi_unpacked_of`: four steps for 16 columns, each a pair of vectors, as a CPU without VNNI needs
+        codes = -(-self.k // 16) * 4 * panels * 128 * in_planes
+        return 64 * rows * panels + entries + codes + (chunk + SPARE) * (stride + 8 * groups + 4)
+
+    def assertion(self, isa: str) -> str:
+        """The statement that compares `scratch` with int8.h."""
+        needed = f"qi_scratch_for<{self.struct}>({self.k}, {self.groups}, QI_ROWS, {self._entries_of_group(isa)})"
+        return f'static_assert({needed} <= {self.scratch(isa)}, "scratch");'
+
+    def _entries_of_group(self, isa: str) -> int:
+        """Floats of a group that are computed once for all rows of x: int8.h's `qi_entries_of`, for nested formats."""
+        return 16 * tile_of(isa).panels * (1 + (self.product.intercept is not None)) * self._nested
+
+    @property
+    def _nested(self) -> bool:
+        """Whether the scale of a group is made of several entries, which costs as much as a few rows of products."""
+        fields = self.format.declaration.fields
+        return self.product.group != 0 and len({f.covers for f in fields if f.covers != 1}) > 1
+
+    @functools.cached_property
+    def _weight(self) -> PanelWeight:
+        assert self.w.layout is not None
+        return panel_weight(self.format, self.w.dtype, self.n, self.k, self.w.layout)
+
+    @property
+    def struct(self) -> str:
+        """The name of the struct."""
+        return self._weight.struct.replace("qw_", "qi_", 1)
+
+    @property
+    def statements(self) -> list[str]:
+        """Those that say where the weight is, which is `w`."""
+        return [
+            f"job.packed.n = {self.n}, job.packed.k = {self.k};",
+            *(f"job.packed.part[{i}] = w + {offset};" for i, offset in enumerate(self._weight.parts)),
+        ]
+
+    @property
+    def definitions(self) -> str:
+        """The struct of the weight, and what the product adds to it."""
+        declaration, product = self.format.declaration, self.product
+        parts = {g: g for g in declaration.split.per_entry}
+        flip = declaration.codes.kind == "int"
+        zero = "vzero()" if product.intercept is None else product.intercept.to_c(parts, style=FLOAT_LANES)
+        affine, listed = product.intercept is not None, product.listed is not None
+        lines = [
+            f"#ifndef {self.struct.upper()}",
+            f"#define {self.struct.upper()}",
+            f"struct {self.struct} : {self._weight.struct} {{",
+            f"    static constexpr int LOWEST = {product.first};",
+            f"    static constexpr int64_t SHARED = {product.group};",
+            f"    static constexpr bool FLIP = {str(flip).lower()}, AFFINE = {str(affine).lower()};",
+            f"    static constexpr bool LISTED = {str(listed).lower()}, NESTED = {str(self._nested).lower()};",
+            *_bytes_of_codes(product),
+            f"    QG_METHOD vf slope() const {{ return {product.slope.to_c(parts, style=FLOAT_LANES)}; }}",
+            f"    QG_METHOD vf intercept() const {{ return {zero}; }}",
+            "};",
+            "#endif",
+            "",
+        ]
+        return self._weight.definitions + "\n".join(lines)
 
 
 def _bytes_of_codes(product: IntegerProduct) -> list[str]:
@@ -96,46 +174,15 @@ def _body(spec: KernelSpec) -> LinearKernel:
     return spec.body
 
 
-def _product(spec: KernelSpec) -> IntegerProduct:
-    """The integer product of the weight's format. KernelSelectionError if its codes cannot be multiplied."""
-    w = spec.operands[1]
-    where = f"kernel '{spec.name}'"
-    if w.format is None or w.layout not in PANEL_LAYOUTS:
-        raise KernelSelectionError(f"{where}: integers are multiplied with packed weights in layout {ANY_PANELS}")
-    product = integer_product(packed_format(w.format))
-    if isinstance(product, str):
-        raise KernelSelectionError(f"{where}: {w.format.name} has no integer product: {product}")
-    return product
+def _text(spec: KernelSpec) -> ProductText:
+    body = _body(spec)
+    return ProductText(spec.name, spec.operands[1], body.n, body.k)
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel. KernelSelectionError for unsupported operands."""
-    body, product, w = _body(spec), _product(spec), spec.operands[1]
-    assert w.format is not None and w.layout is not None
-    fmt = packed_format(w.format)
-    made = panel_weight(fmt, w.dtype, body.n, body.k, w.layout)
-    name = made.struct.replace("qw_", "qi_", 1)
-    parts = {g: g for g in fmt.declaration.split.per_entry}
-    flip = fmt.declaration.codes.kind == "int"
-    zero = "vzero()" if product.intercept is None else product.intercept.to_c(parts, style=FLOAT_LANES)
-    struct = [
-        f"#ifndef {name.upper()}",
-        f"#define {name.upper()}",
-        f"struct {name} : {made.struct} {{",
-        f"    static constexpr int LOWEST = {product.first};",
-        f"    static constexpr int64_t SHARED = {product.group};",
-        f"    static constexpr bool FLIP = {str(flip).lower()}, AFFINE = {str(product.intercept is not None).lower()};",
-        f"    static constexpr bool LISTED = {str(product.listed is not None).lower()}, "
-        f"NESTED = {str(_nested(spec)).lower()};",
-        *_bytes_of_codes(product),
-        f"    QG_METHOD vf slope() const {{ return {product.slope.to_c(parts, style=FLOAT_LANES)}; }}",
-        f"    QG_METHOD vf intercept() const {{ return {zero}; }}",
-        "};",
-        "#endif",
-        "",
-    ]
-    groups = -(-body.k // product.columns(body.k))
-    scratch = _own_scratch(spec, isa)
+    body, made = _body(spec), _text(spec)
+    scratch = made.scratch(isa)
     source = [f"job.x = (const char*)op[0], job.x_row = {c_dim(spec.operands[0].strides[0])}, job.x_col = 1;"]
     if body.rows is not None:
         source = linear_norm.source(spec, scratch)
@@ -144,20 +191,16 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
         *source,
         "const char* const w = (const char*)op[1];",
-        f"job.packed.n = {body.n}, job.packed.k = {body.k};",
-        *(f"job.packed.part[{i}] = w + {offset};" for i, offset in enumerate(made.parts)),
+        *made.statements,
         f"job.finish = qk_{spec.name}_finish;",
         "job.op = op, job.sym = sym;",
-        f"qi_run<{name}>(ctx, &job);",
+        f"qi_run<{made.struct}>(ctx, &job);",
     ]
-    lines = [*used_symbols(spec, lines, "sym"), *lines]
-    needed = f"qi_scratch_for<{name}>({body.k}, {groups}, QI_ROWS, {_entries_of_group(spec, isa)})"
-    lines.insert(0, f'static_assert({needed} <= {scratch}, "scratch");')
+    lines = [made.assertion(isa), *used_symbols(spec, lines, "sym"), *lines]
     total = scratch_bytes(spec, isa)
     header = shared.header_comment(
         spec,
-        f"codes times codes, {groups} group(s) of columns; {name}; {total} bytes of scratch per thread",
+        f"codes times codes, {made.groups} group(s) of columns; {made.struct}; {total} bytes of scratch per thread",
     )
-    definitions = made.definitions + "\n".join(struct)
-    definitions += linear_norm.rows_functions(spec)
+    definitions = made.definitions + linear_norm.rows_functions(spec)
     return "\n".join([header, definitions + finish_of(spec, body), text.entry_function(spec, lines)])

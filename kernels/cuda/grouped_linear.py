@@ -5,6 +5,7 @@
     combined      (of as few pairs) grouped_combined.py: the same, for what an epilogue makes of several sums
     any number    grouped_mma.py on tensor cores; else grouped.cuh: a block per expert and 32 of its columns, in fp32,
                   for all rows that chose the expert
+    int8 rows     grouped_int8.py: products of integers
 
 The device reads which expert a pair has. Weights are read like those of linears (weights.py), in any format; an expert
 may begin inside a panel. A kernel on the device cannot report an index outside [0, experts); such an index gives a row
@@ -14,7 +15,7 @@ of NaN.
 from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cuda import engines, grouped_combined, grouped_mma, linear_mma
+from qcompiler.kernels.cuda import engines, grouped_combined, grouped_int8, grouped_mma, linear_mma
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, AtMost, Engine, Mma, Shared
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.grouped_pairs import chosen, grouped_body, most_tiles
@@ -53,6 +54,8 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry on `arch`. KernelSelectionError for operands that no kernel takes."""
+    if grouped_body(spec).codes:
+        return grouped_int8.emit(spec, arch)
     weight, key = weight_of(spec.name, spec.operands[1]), decision_of(spec, arch).key
     if grouped_body(spec).combines:
         if key not in ("few_mma", "few_fma"):

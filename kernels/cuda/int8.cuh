@@ -14,6 +14,7 @@
 // of 0 stands for), affine, slope(parts), intercept(parts); listed codes stand for the signed bytes of list(i), four in
 // a word.
 #pragma once
+#include "grouped.cuh"
 #include "linear_fma.cuh"
 
 enum { QI_MMA = 0, QI_DP4A = 1 };
@@ -87,18 +88,34 @@ template <class P> QC_DEVICE void qi_operand(const qi_codes<typename P::weight>&
 
 // --- x in shared memory ----------------------------------------------------------------------------------------------
 
+// Rows of int8 that follow each other, `step` bytes apart.
+struct qi_rows {
+    const int8_t* x;
+    int64_t step;
+    QC_DEVICE const int8_t* operator[](int i) const { return x + i * step; }
+};
+
+// The rows of listed pairs of a row and an expert.
+struct qi_listed_rows {
+    const int8_t* x;
+    int64_t step;
+    const int* pairs;
+    int repeat;
+    QC_DEVICE const int8_t* operator[](int i) const { return x + pairs[i] / repeat * step; }
+};
+
 // SEGMENTS of 32 columns from `first` on, of TOKENS rows of which `live` exist, PITCH words apart; zeros outside. With
 // RUNS also sums of the codes: 1 of each segment, which the rows bring along, 2 of each piece of 16 columns, token by
 // token. There are 16 threads for each segment.
-template <class W, int TOKENS, int SEGMENTS, int PITCH, int RUNS>
-QC_DEVICE void qi_stage(const int8_t* x, int64_t x_row, int live, int64_t first, uint32_t* staged, int* runs) {
+template <class W, int TOKENS, int SEGMENTS, int PITCH, int RUNS, class Rows>
+QC_DEVICE void qi_stage(const Rows& rows, int live, int64_t first, uint32_t* staged, int* runs) {
     constexpr int64_t padded = (W::cols + 63) / 64 * 64;
     constexpr int threads = 16 * SEGMENTS;
     for (int i = threadIdx.x; i < TOKENS * SEGMENTS * 2; i += threads) {
         const int token = i / (SEGMENTS * 2), piece = i % (SEGMENTS * 2);
         const int64_t column = first * 32 + piece * 16;
         uint4 read = make_uint4(0, 0, 0, 0), to;
-        if (token < live && column < padded) read = *(const uint4*)(x + token * x_row + column);
+        if (token < live && column < padded) read = *(const uint4*)(rows[token] + column);
         // In the order of the codes.
         constexpr uint32_t even = W::bits < 8 ? 0x5140 : 0x5410, odd = W::bits < 8 ? 0x7362 : 0x7632;
         to.x = __byte_perm(read.x, read.z, even), to.y = __byte_perm(read.x, read.z, odd);
@@ -113,13 +130,13 @@ QC_DEVICE void qi_stage(const int8_t* x, int64_t x_row, int live, int64_t first,
             const int token = i / SEGMENTS;
             const int64_t segment = first + i % SEGMENTS;
             const bool there = token < live && segment * 32 < padded;
-            runs[i] = there ? ((const int16_t*)(x + token * x_row + padded + 16))[segment] : 0;
+            runs[i] = there ? ((const int16_t*)(rows[token] + padded + 16))[segment] : 0;
         }
     }
 }
 
-template <class W> QC_DEVICE float qi_scale(const int8_t* x, int64_t x_row, int64_t m) {
-    return *(const float*)(x + m * x_row + (W::cols + 63) / 64 * 64);
+template <class W> QC_DEVICE float qi_scale(const int8_t* row) {
+    return *(const float*)(row + (W::cols + 63) / 64 * 64);
 }
 
 // --- sums ------------------------------------------------------------------------------------------------------------
@@ -222,7 +239,7 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = threadIdx.x / 8, token = threadIdx.x % 8;
     const int64_t m0 = (int64_t)blockIdx.y * 8;
     const int live = (int)qc_min(8, m - m0);
-    const int8_t* const rows = x + m0 * x_row;
+    const qi_rows rows = {x + m0 * x_row, x_row};
     qi_codes<W> ahead[2];
     qi_sums<ENGINE, 1> sums;
     sums.clear();
@@ -241,7 +258,7 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
         sums.clear();
     };
     for (int64_t first = 0; first < qi_shape<P>::segments; first += SEGMENTS) {
-        qi_stage<W, 8, SEGMENTS, PITCH, RUNS>(rows, x_row, live, first, staged, runs);
+        qi_stage<W, 8, SEGMENTS, PITCH, RUNS>(rows, live, first, staged, runs);
         __syncthreads();
 #pragma unroll
         for (int s = 0; s < 2; s++) {
@@ -292,7 +309,7 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
             total = total + qi_term<P>(sum, ones, qi_parts<P>(w, panel * 16 + row, 0));
         }
     }
-    if (mine) total = total * qi_scale<W>(rows, x_row, token);
+    if (mine) total = total * qi_scale<W>(rows[token]);
     if constexpr (P::pairs) {  // the thread of row r + 8 hands its sum to that of row r
         if (mine) sums_of[threadIdx.x] = __float_as_int(total);
         __syncthreads();
@@ -304,17 +321,15 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
 
 // --- more rows: a panel per warp, 8 * BLOCKS tokens per block --------------------------------------------------------
 
-// `rows` are those of the block, x_row bytes apart; `make` makes them, as above.
-template <class P, int ENGINE, int BLOCKS, int WARPS, class Finish, class Make = qi_made_before>
-QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_row, int64_t m, int64_t panels,
-                              uint32_t* staged, int* runs, Finish finish, Make make = Make()) {
+// `live` rows of x times the panel of the warp; `make` makes them, as above. `finish` gets sums, the token and the row in
+// the panel, or where pairs of rows are combined both sums and which pair of the panel's eight.
+template <class P, int ENGINE, int BLOCKS, class Rows, class Finish, class Make = qi_made_before>
+QC_DEVICE void qi_multiply_many(const uint8_t* w, const Rows& rows, int live, int64_t panel, uint32_t* staged,
+                                int* runs, const Finish& finish, Make make = Make()) {
     typedef typename P::weight W;
     constexpr int SEGMENTS = 8, PITCH = SEGMENTS * 8 + 4, TOKENS = 8 * BLOCKS, RUNS = qi_shape<P>::runs;
     constexpr bool ONE = qi_shape<P>::one;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int64_t mine = (int64_t)blockIdx.y * WARPS + threadIdx.x / 32, panel = qc_min(mine, panels - 1);
-    const int64_t m0 = (int64_t)blockIdx.x * TOKENS;
-    const int live = (int)qc_min(TOKENS, m - m0);
     qi_sums<ENGINE, BLOCKS> sums;
     sums.clear();
     float total[BLOCKS][4];
@@ -343,7 +358,7 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_ro
     ahead.load(w, panel, 0, lane);
     make();
     for (int64_t first = 0; first < qi_shape<P>::segments; first += SEGMENTS) {
-        qi_stage<W, TOKENS, SEGMENTS, PITCH, RUNS>(rows, x_row, live, first, staged, runs);
+        qi_stage<W, TOKENS, SEGMENTS, PITCH, RUNS>(rows, live, first, staged, runs);
         __syncthreads();
 #pragma unroll 1
         for (int s = 0; s < SEGMENTS && first + s < qi_shape<P>::segments; s++) {
@@ -384,14 +399,60 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_ro
             const int token = 8 * b + 2 * t + i % 2;
             if (P::pairs && i >= 2) continue;  // the other half of a pair
             if (token < live) {
-                const float scale = qi_scale<W>(rows, x_row, token);
+                const float scale = qi_scale<W>(rows[token]);
                 if constexpr (P::pairs)
-                    finish(total[b][i] * scale, total[b][i + 2] * scale, m0 + token, mine * 8 + g);
+                    finish(total[b][i] * scale, total[b][i + 2] * scale, token, g);
                 else
-                    finish(total[b][i] * scale, m0 + token, mine * 16 + g + i / 2 * 8);
+                    finish(total[b][i] * scale, token, g + i / 2 * 8);
             }
         }
 }
+
+// `rows` are those of the block, x_row bytes apart.
+template <class P, int ENGINE, int BLOCKS, int WARPS, class Finish, class Make = qi_made_before>
+QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_row, int64_t m, int64_t panels,
+                              uint32_t* staged, int* runs, Finish finish, Make make = Make()) {
+    constexpr int TOKENS = 8 * BLOCKS;
+    const int64_t mine = (int64_t)blockIdx.y * WARPS + threadIdx.x / 32, m0 = (int64_t)blockIdx.x * TOKENS;
+    const qi_rows given = {rows, x_row};
+    const int live = (int)qc_min(TOKENS, m - m0);
+    const int64_t panel = qc_min(mine, panels - 1);
+    if constexpr (P::pairs) {
+        const auto place = [&](float sum, float other, int token, int pair) QC_INLINED {
+            finish(sum, other, m0 + token, mine * 8 + pair);
+        };
+        qi_multiply_many<P, ENGINE, BLOCKS>(w, given, live, panel, staged, runs, place, make);
+    } else {
+        const auto place = [&](float sum, int token, int row) QC_INLINED { finish(sum, m0 + token, mine * 16 + row); };
+        qi_multiply_many<P, ENGINE, BLOCKS>(w, given, live, panel, staged, runs, place, make);
+    }
+}
+
+// --- chosen experts: a panel per warp for all rows of an expert ------------------------------------------------------
+
+// `expert` begins at row `first` of w and has `width` rows; the last block row serves pairs without an expert, which get
+// NaN. `list` has room for 8 * BLOCKS pairs.
+template <class P, int ENGINE, int BLOCKS, int WARPS, class Chosen, class Out>
+QC_DEVICE void qi_grouped_many(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t pairs, int repeat,
+                               int64_t first, int64_t width, bool there, const Chosen& chosen, qc_pair_list list,
+                               uint32_t* staged, int* runs, Out* out, int64_t out_row) {
+    const int64_t mine = first / 16 + (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t panel = qc_min(mine, (first + width - 1) / 16);
+    const qi_listed_rows rows = {x, x_row, list.rows, repeat};
+    const auto finish = [&](float sum, int token, int row) QC_INLINED {
+        const int64_t column = mine * 16 + row - first;
+        if (column >= 0 && column < width) qc_store(out + list.rows[token] * out_row + column, sum);
+    };
+    int64_t from = 0;
+    while (const int live = qc_list_pairs<8 * BLOCKS, 32 * WARPS>(pairs, from, chosen, list)) {
+        if (there) {
+            qi_multiply_many<P, ENGINE, BLOCKS>(w, rows, live, panel, staged, runs, finish);
+        } else {
+            for (int i = threadIdx.x % 32; i < live * 16; i += 32) finish(NAN, i / 16, i % 16);
+        }
+    }
+}
+
 
 // --- making rows -----------------------------------------------------------------------------------------------------
 

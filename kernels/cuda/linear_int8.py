@@ -64,15 +64,15 @@ def passed_over(arch: str) -> list[tuple[str, str]]:
 
 def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     """One linear of the M classes "1" and "2-8". KernelSelectionError for unsupported operands."""
-    body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), _engine(arch)
-    shared, product = SharedMemory(), _product(spec)
+    body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
+    shared, product = SharedMemory(), product_of(spec)
     warps = (launch.warps if launch is not None else None) or (8 if weight.cols >= 2048 else LEAST_WARPS)
     made = _Made.of(spec, warps, weight.panels, many=False)
     if made is not None:
         made.room(shared)
-    slots = warps if product.columns(weight.cols) >= weight.cols else 2 * warps * _runs_of_segment(product)
+    slots = warps if product.columns(weight.cols) >= weight.cols else 2 * warps * runs_of_segment(product)
     shared.add("sums_of", "int", slots * 128, 4)
-    _add_staged(shared, FEW_ROWS, 2 * warps, product)
+    add_staged(shared, FEW_ROWS, 2 * warps, product)
     rows = _rows(spec, "0") if made is None else made.rows_argument
     given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish"
     lines = [
@@ -93,14 +93,14 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
 
 def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     """One linear of the other M classes. KernelSelectionError for unsupported operands."""
-    body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), _engine(arch)
+    body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
     blocks = -(-weight.panels // WARPS)
     made = _Made.of(spec, WARPS, blocks, many=True)
     large = body.m_class == "large" and engine == "mma" and made is None
     shared, tokens = SharedMemory(), 64 if large else 32
     if made is not None:
         made.room(shared)
-    _add_staged(shared, tokens, SEGMENTS, _product(spec))
+    add_staged(shared, tokens, SEGMENTS, product_of(spec))
     rows = _rows(spec, f"(int64_t)blockIdx.x * {tokens}") if made is None else made.rows_argument
     given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, {weight.panels}, staged, runs, finish"
     lines = [
@@ -121,19 +121,20 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     return CudaKernel("\n".join(text), geometry, engine, notes)
 
 
-def _engine(arch: str) -> str:
+def engine_of(arch: str) -> str:
+    """What multiplies bytes: tensor cores ("mma"), or "dp4a"."""
     return "mma" if arch_number(arch) >= TENSOR_CORES else "dp4a"
 
 
-def _runs_of_segment(product: IntegerProduct) -> int:
+def runs_of_segment(product: IntegerProduct) -> int:
     """Sums that 32 columns have: two where groups are of 16."""
     return 2 if product.group % 32 else 1
 
 
-def _add_staged(shared: SharedMemory, tokens: int, segments: int, product: IntegerProduct) -> None:
+def add_staged(shared: SharedMemory, tokens: int, segments: int, product: IntegerProduct) -> None:
     """Adds the room for a round of x."""
     shared.add("staged", "uint32_t", tokens * (segments * 8 + 4), 4)
-    shared.add("runs", "int", tokens * segments * _runs_of_segment(product), 4)
+    shared.add("runs", "int", tokens * segments * runs_of_segment(product), 4)
 
 
 def _rows(spec: KernelSpec, first: str) -> str:
@@ -162,7 +163,7 @@ def _struct_name(spec: KernelSpec) -> str:
 
 
 def _definitions(spec: KernelSpec, weight: Weight) -> str:
-    struct = _struct(_struct_name(spec), weight, _product(spec), spec)
+    struct = struct_of(_struct_name(spec), weight, spec, pairs=linear_body(spec).pairs)
     return weight.definitions + struct + finish_of(spec).definition
 
 
@@ -265,7 +266,8 @@ class _Made:
         return f"{made}, of a norm of the rows of x: {note_of(self.spec)}" if body.norms else f"{made}, of x"
 
 
-def _product(spec: KernelSpec) -> IntegerProduct:
+def product_of(spec: KernelSpec) -> IntegerProduct:
+    """The integer product of the operand w. KernelSelectionError if there is none, and for w in another layout."""
     w = spec.operands[1]
     where = f"kernel '{spec.name}'"
     if w.format is None or w.layout != LAYOUT:
@@ -278,9 +280,13 @@ def _product(spec: KernelSpec) -> IntegerProduct:
     return product
 
 
-def _struct(name: str, weight: Weight, product: IntegerProduct, spec: KernelSpec) -> str:
-    """What int8.cuh needs to know about a product. Bytes are signed: of unsigned codes of 8 bits they hold the code
-    minus 128, of listed codes their integers, less an offset where these do not fit into a byte."""
+def struct_of(name: str, weight: Weight, spec: KernelSpec, *, pairs: bool = False) -> str:
+    """What int8.cuh needs to know about the product with the operand w of `spec`.
+
+    Bytes are signed: of unsigned codes of 8 bits they hold the code minus 128, of listed codes their integers, less an
+    offset where these do not fit into a byte.
+    """
+    product = product_of(spec)
     reference = spec.operands[1].format
     assert reference is not None
     d = formats.get(reference.name, **reference.params).declaration
@@ -298,7 +304,7 @@ def _struct(name: str, weight: Weight, product: IntegerProduct, spec: KernelSpec
         f"    typedef {weight.struct} weight;",
         f"    static constexpr int64_t group = {product.columns(weight.cols)};",
         f"    static constexpr int offset = {offset};",
-        f"    static constexpr bool pairs = {str(linear_body(spec).pairs).lower()};",
+        f"    static constexpr bool pairs = {str(pairs).lower()};",
         f"    static constexpr bool affine = {str(product.intercept is not None).lower()};",
         f"    static constexpr bool listed = {str(bool(listed)).lower()};",
         *(_list_member(words) if listed else []),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from qcompiler import formats
 from qcompiler.errors import InterpreterError
@@ -131,11 +131,8 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     x, kept = _prologue(op, operands, frame) if op.prologue.blocks else (operands[0], [])
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if op.multiplies_codes:
-        assert isinstance(op.w.type, QTensorType)
-        packed = frame.packed(op.w.type, operands[1])
-        acc = np.dtype(np.float32)
-        codes, scales = int8_rows.codes_of(rows, packed.cols), int8_rows.scales_of(rows, packed.cols)
-        out = integer_product.multiply(codes, scales, packed).reshape(*x.shape[:-1], packed.rows)
+        acc, out = np.dtype(np.float32), _integer_sums(op.w.type, rows, operands[1], frame)
+        out = out.reshape(*x.shape[:-1], out.shape[-1])
     else:
         w = plain(operands[1], op.w.type, frame)
         acc = accumulator(x, w)
@@ -153,6 +150,14 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     return [value, *kept, *statistics]
 
 
+def _integer_sums(type_: Attribute, rows: Array, weight: Array, frame: Frame) -> Array:
+    """Products (rows, N) of int8 rows with all rows of a packed weight."""
+    assert isinstance(type_, QTensorType)
+    packed = frame.packed(type_, weight)
+    codes, scales = int8_rows.codes_of(rows, packed.cols), int8_rows.scales_of(rows, packed.cols)
+    return integer_product.multiply(codes, scales, packed)
+
+
 def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> tuple[Array, list[Array]]:
     """The rows that a linear multiplies, and those that it keeps. Each op of its prologue has its own rule."""
     given = [operands[0], *operands[len(operands) - len(op.affine) :]]
@@ -167,14 +172,19 @@ def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> tuple
 
 @rule(qc.GroupedLinearOp)
 def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    x, w, index = operands[0], plain(operands[1], op.w.type, frame), operands[2]
+    x, index = operands[0], operands[2]
     experts, repeat = op.experts.value.data, op.repeat.value.data
-    acc = accumulator(x, w)
-    weights = w.astype(acc, copy=False).reshape(experts, -1, x.shape[1])
-    out = np.zeros((len(index), weights.shape[1]), acc)
     outside = [int(i) for i in index if not 0 <= i < experts]
     if outside:
         raise InterpreterError(f"{where(op)}: there is no expert {outside[0]}; there are {experts}")
+    if op.multiplies_codes:
+        sums = _integer_sums(op.w.type, x, operands[1], frame).reshape(len(x), experts, -1)
+        pair = np.arange(len(index))
+        return [round_to(sums[pair // repeat, index], tensor_dtype(op.result.type))]
+    w = plain(operands[1], op.w.type, frame)
+    acc = accumulator(x, w)
+    weights = w.astype(acc, copy=False).reshape(experts, -1, x.shape[1])
+    out = np.zeros((len(index), weights.shape[1]), acc)
     for expert in sorted({int(i) for i in index}):
         pairs = np.flatnonzero(index == expert)
         out[pairs] = x[pairs // repeat].astype(acc, copy=False) @ weights[expert].T

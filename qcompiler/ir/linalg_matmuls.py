@@ -107,13 +107,17 @@ def _batch_matmul(op: qc.BatchMatmulOp, lowering: LinalgLowering) -> Sequence[SS
 
 def _grouped_linear(op: qc.GroupedLinearOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     """Decodes the weights of all experts, and reads the rows that the index names."""
-    b, w, x = lowering.builder, lowering.weight(op.w), op.x
-    acc, repeat = accumulator(x, w), op.repeat.value.data
+    b, w, repeat = lowering.builder, lowering.weight(op.w, rounded=not op.multiplies_codes), op.repeat.value.data
     pairs, rows = shape_of(op.index.type)[0], int(shape_of(op.w.type)[0]) // op.experts.value.data
+    given, scales = op.x, None
+    if op.multiplies_codes:  # as for a linear: codes of x times decoded weights, then the scale of the row
+        k = int(shape_of(op.w.type)[1])
+        given, scales = row_codes(b, op.x, k), row_scales(b, op.x, k)
+    x, acc = given, accumulator(given, w)
     if repeat > 1:
         shape = (pairs, shape_of(x.type)[1])
         x = points(
-            b, [], shape, tensor_dtype(x.type), lambda code, _: code.read(op.x, code.index(0) // repeat, code.index(1))
+            b, [], shape, tensor_dtype(x.type), lambda code, _: code.read(given, code.index(0) // repeat, code.index(1))
         )
 
     def product(code: Code, s: Sequence[Scalar]) -> Scalar:
@@ -121,6 +125,11 @@ def _grouped_linear(op: qc.GroupedLinearOp, lowering: LinalgLowering) -> Sequenc
         return s[2] + s[0].to(acc) * code.read(w, row, code.index(2)).to(acc)
 
     sums = folded(b, [(x, dims(0, 2)), (op.index, dims(0))], (pairs, rows), acc, product)
+    if scales is not None:
+        factors = scales
+        sums = points(
+            b, [sums], (pairs, rows), "f32", lambda code, s: s[0] * code.read(factors, code.index(0) // repeat, 0)
+        )
     if not op.epilogue.blocks:
         return [rounded(b, sums, tensor_dtype(op.result.type))]
     return [_experts_epilogue(b, op, rounded(b, sums, "f32"))]

@@ -34,8 +34,9 @@ from xdsl.irdl import (
 )
 from xdsl.traits import Pure
 
+from qcompiler.formats import int8_rows
 from qcompiler.ir.qc_base import QCOp
-from qcompiler.ir.types import dtype_of, shape_of, tensor_dtype
+from qcompiler.ir.types import QTensorType, dtype_of, shape_of, tensor_dtype
 from qcompiler.plan.dims import dim
 
 
@@ -47,6 +48,9 @@ class GroupedLinearOp(QCOp):
     i64 or i32, names the expert of each (row, expert) pair. The result is (M * repeat, N). Each row of x serves
     `repeat` consecutive pairs: a token and its top-k experts. An index outside [0, E) is an error. The routing is data:
     shapes do not depend on it.
+
+    If x has element type i8, it holds int8 rows (`qc.quantize_rows`), (M, row_bytes(K)), and w is quantised. The codes
+    are then multiplied as integers, in the order of formats/integer_product.py, and nothing is combined.
 
     With `pairs`, each expert's matrix has two halves of N / 2 rows, and the result has N / 2 columns. The epilogue's
     arguments are the fp32 sums of rows n and N / 2 + n: the gate and the up projection of a GLU.
@@ -109,7 +113,13 @@ class GroupedLinearOp(QCOp):
         self.expect(tensor_dtype(self.index.type) in ("i64", "i32"), "index must be i64 or i32")
         self.expect(experts >= 1 and repeat >= 1, f"{experts} experts and {repeat} pairs per row must be positive")
         self.expect(int(w[0]) % experts == 0, f"{w[0]} rows of w are not a multiple of {experts} experts")
-        self.expect(x[1] == w[1], f"x has K = {x[1]} but w has K = {w[1]}")
+        if self.multiplies_codes:
+            width = int8_rows.row_bytes(int(w[1]))
+            self.expect(isinstance(self.w.type, QTensorType), "rows of int8 are multiplied with a quantised weight")
+            self.expect(x[1] == width, f"rows of int8 of K = {w[1]} have {width} bytes, x has {x[1]}")
+            self.expect(not self.epilogue.blocks, "sums of products of codes are not combined")
+        else:
+            self.expect(x[1] == w[1], f"x has K = {x[1]} but w has K = {w[1]}")
         pairs = (dim(x[0]) * repeat).to_dim()
         self.expect(index[0] == pairs, f"index must hold {pairs} entries, {repeat} for each row of x, not {index[0]}")
         rows, columns = pairs, int(w[0]) // experts
@@ -152,6 +162,11 @@ class GroupedLinearOp(QCOp):
         ends = last is not None and last.name == "qc.yield"
         yielded = [dtype_of(v.type) for v in last.operands] if last is not None and ends else []
         self.expect(yielded == [result], f"{name} yields {yielded}, expected ['{result}']")
+
+    @property
+    def multiplies_codes(self) -> bool:
+        """Whether the rows of x are int8."""
+        return tensor_dtype(self.x.type) == "i8"
 
     @property
     def combines_pairs(self) -> bool:

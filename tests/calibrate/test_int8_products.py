@@ -85,6 +85,65 @@ def test_integers_are_multiplied_to_the_bit_in_eager_runs_and_replays(linear: st
         assert (cpu(inputs(5, rows)).detach().numpy() == defined("int8", linear, inputs(5, rows))).all()
 
 
+class Mixture(nn.Module):
+    """Each row goes through two of five experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.w = nn.Parameter(torch.randn(5, N, K) / K**0.5)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        rows = x.repeat_interleave(2, dim=0)
+        return torch.relu(torch.bmm(self.w[index.reshape(-1)], rows.unsqueeze(-1)).squeeze(-1))
+
+
+def chosen(seed: int, rows: int) -> torch.Tensor:
+    return torch.randint(0, 5, (rows, 2), generator=torch.Generator().manual_seed(seed))
+
+
+def test_experts_multiply_integers_to_the_bit_in_eager_runs_and_replays() -> None:
+    model, recipe = Mixture().eval(), qc.QuantConfig("int8", activations="int8", promise_bits=None)
+    shapes = {**SHAPES, "index": {0: ("s", 1, 40)}}
+    given = (inputs(0, 7), chosen(0, 7))
+    cpu, gpu = (
+        qc.qcompile(model, given, quant=recipe, dynamic_shapes=shapes, device=device, verify_each="numerics")
+        for device in ("cpu", "sim:0")
+    )
+    assert "int8 grouped_linear" in str(cpu.report()) and "multiplied as integers" in str(cpu.report())
+    packed = formats.get("int8").encode(model.w.detach().numpy().reshape(5 * N, K))
+    graph = gpu.capture(*(each.numpy() for each in given))
+    for seed, count in ((0, 7), (1, 7), (2, 1), (3, 33)):
+        x, index = inputs(seed, count), chosen(seed, count)
+        rows = int8_rows.quantise(x.numpy(), "token", 0.0, None)
+        total = integer_product.multiply(int8_rows.codes_of(rows, K), int8_rows.scales_of(rows, K), packed)
+        pairs = np.arange(2 * count)
+        expected = np.maximum(total.reshape(count, 5, N)[pairs // 2, index.numpy().reshape(-1)], 0)
+        assert (cpu(x, index).detach().numpy() == expected).all(), count
+        assert (np.asarray(gpu(x.numpy(), index.numpy())) == expected).all(), count
+        if count == 7:
+            assert (np.asarray(graph.replay(x.numpy(), index.numpy())) == expected).all(), f"replay {seed}"
+        oracle = cpu.oracle(x, index).detach().numpy()
+        assert np.abs(oracle - expected).max() < 2e-6 * np.abs(expected).max()
+
+
+def test_experts_keep_floats_where_inputs_are_not_quantised_by_token() -> None:
+    model = nn.ModuleDict({"a": Layer(), "b": Mixture()})
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return self.parts["b"](x, index).sum() + self.parts["a"](x)
+
+    recipe = qc.QuantConfig("llm_int8", activations="llm_int8", promise_bits=None)
+    program = qc.qcompile(Both().eval(), (inputs(0, 7), chosen(0, 7)), quant=recipe)
+    assert "not quantised: the inputs of experts take a scale per token" in str(program.report())
+    assert "int8 grouped_linear" not in str(program.report())
+
+
 def test_llm_int8_multiplies_codes_and_keeps_outlier_columns_in_floating_point() -> None:
     cpu, gpu = compiled("llm_int8", "llm_int8"), compiled("llm_int8", "llm_int8", "sim:0")
     graph = gpu.capture(inputs(0, 7).numpy())

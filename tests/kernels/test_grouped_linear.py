@@ -102,8 +102,8 @@ def check(kernels: Any, case: Case, chosen: Sequence[int]) -> None:
 
 
 def all_cases() -> list[Case]:
-    """Experts of 19 or 35 rows begin inside of panels; K = 97 puts them inside of a stream's blocks, too. The 15 panels of
-    an expert of 240 rows are seven and eight of two groups."""
+    """Experts of 19 or 35 rows begin inside of panels; K = 97 puts them inside of a stream's blocks, too. The 15 panels
+    of an expert of 240 rows are seven and eight of two groups."""
     return [
         make_case("nf4", 5, 19, 97, repeat=2), make_case("nf4:block=64", 3, 16, 128, index="i32"),
         make_case("int8", 5, 35, 101, repeat=3), make_case("q4_0", 4, 19, 96, repeat=2),

@@ -26,10 +26,11 @@ def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
         ref = op.w.type.format.ref if isinstance(op.w.type, QTensorType) else None
         op.attributes[WANTED_LAYOUT] = StringAttr(weight_layout(context.target.kind, ref))
     experts = op.experts.value.data
-    what = f"grouped_linear: {experts} experts of {int(n) // experts}x{k}, {op.repeat.value.data} pairs per row"
+    kind = "int8 " * op.multiplies_codes + "grouped_linear"
+    what = f"{kind}: {experts} experts of {int(n) // experts}x{k}, {op.repeat.value.data} pairs per row"
     how = "combines pairs of rows" * op.combines_pairs or ("" if op.count is None else f"sums {op.count} experts")
     context.report.add("select-kernels", path_of(op), what, how)
-    if context.target.kind == "cuda":
+    if context.target.kind == "cuda" and not op.multiplies_codes:
         weight = engine_weight(op.w.type, in_tiles=is_stored(op.w, context))
         kernel = GroupedLinearKernel(
             rows=shape_of(op.x.type)[0],
@@ -45,7 +46,11 @@ def select(op: qc.GroupedLinearOp, ranges: Ranges, context: QCContext) -> None:
 def draft(op: qc.GroupedLinearOp, memory: ValueMemory) -> Draft:
     weight, experts = memory.view(op.w), op.experts.value.data
     kind = weight.format.name if weight.format else weight.dtype
-    form = "grouped_linear" + ("_pairs" if op.combines_pairs else "" if op.count is None else "_mixed")
+    form = (
+        "int_" * op.multiplies_codes
+        + "grouped_linear"
+        + ("_pairs" if op.combines_pairs else "" if op.count is None else "_mixed")
+    )
     result = Draft(f"{form}_{kind}_{experts}x{int(weight.shape[0]) // experts}x{weight.shape[1]}", path_of(op))
     x = result.add("x", "r", matrix_of(op.x, op, memory))
     w = result.add("w", "r", weight if weight.layout else unit_last(op.w, op, memory))
@@ -77,6 +82,7 @@ def body(op: qc.GroupedLinearOp, operands: Operands, serves: str) -> GroupedLine
         top=op.count or 0,
         mix=program_of(op.mix.block, serves) if op.mix.blocks else None,
         epilogue=program_of(op.epilogue.block, serves) if op.epilogue.blocks else None,
+        codes=op.multiplies_codes,
     )
 
 

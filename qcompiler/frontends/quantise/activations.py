@@ -26,27 +26,32 @@ from torch import fx
 from qcompiler.config import Activations, resolve_format
 from qcompiler.formats.integer_product import integer_product
 from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
-from qcompiler.frontends.torch.qc_ops import torch_rows  # noqa: F401  (registers the operators)
+from qcompiler.frontends.torch.qc_ops import torch_ops, torch_rows  # noqa: F401  (they register the operators)
 
 aten = torch.ops.aten
+_EXPERTS = torch.ops.qc.grouped_linear.default
 CODE = 127.0
 
 
 def quantise_inputs(
     graph: fx.Graph, kind: Activations, clips: Mapping[str, float], path_of: Callable[[fx.Node], str]
 ) -> list[tuple[str, str]]:
-    """Quantises and dequantises the input of every linear with a decoded weight; returns (the weight's path, what was
-    done) for each.
+    """Quantises and dequantises the input of every linear, and of all products of experts, with a decoded weight;
+    returns (the weight's path, what was done) for each.
 
     `clips` are the magnitudes that become 127, by the weights' paths, for static scales.  Linears that quantise one x
-    in the same way share the quantisation.
+    in the same way share the quantisation.  Experts take a scale per token: which rows an expert gets is known only at
+    run time, so calibration knows no range of its inputs, and outliers would need a second product of all experts.
     """
     made: dict[tuple[fx.Node, float, bool], tuple[fx.Node, fx.Node | None]] = {}
     done = []
     for node in list(graph.nodes):
-        if node.target is not aten.linear.default or not is_decoded(node.args[1]):
+        if node.target not in (aten.linear.default, _EXPERTS) or not is_decoded(node.args[1]):
             continue
         x, path = node.args[0], path_of(node.args[1])
+        if node.target is _EXPERTS and kind.kind != "token":
+            done.append((path, "not quantised: the inputs of experts take a scale per token, activations='int8'"))
+            continue
         clip = clips.get(path, 0.0) if kind.kind == "tensor" else 0.0
         obstacle = integer_product(resolve_format(node.args[1].args[1]))
         integers = not isinstance(obstacle, str)

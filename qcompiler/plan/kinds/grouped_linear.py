@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.errors import PlanError
+from qcompiler.formats.int8_rows import row_bytes
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel_body import (
     ANY,
     COUNTED_IN_32_BITS,
     FLOATS,
     INDICES,
+    ROW_ALIGNMENT,
     Contract,
     Role,
     RoleKernel,
@@ -42,6 +44,9 @@ class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
         out[r, j] = epilogue(total, extras[r, j]…)
 
     In both forms the number of rows is known, and halves, or experts, are whole panels.
+
+    With `codes`, x holds int8 rows (rows, row_bytes(k)), w is packed, and the kernel multiplies codes as integers, with
+    the results of qcompiler/formats/integer_product.py. It combines nothing.
     """
 
     rows: Dim
@@ -53,6 +58,7 @@ class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
     top: int = 0
     mix: ScalarProgram | None = None
     epilogue: ScalarProgram | None = None
+    codes: bool = False
 
     @property
     def columns(self) -> int:
@@ -73,9 +79,14 @@ class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
         pairs = (dim(self.rows) * self.repeat).to_dim()
         extras = self._check_form(operands, pairs)
         rows = int(pairs) // self.top if self.top else pairs
+        if self.codes and self.combines:
+            raise PlanError("a grouped linear multiplies codes or combines sums, not both")
+        x = Role("x", (self.rows, self.k), unit=True)
+        if self.codes:
+            x = Role("x", (self.rows, row_bytes(self.k)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
         return Contract(
             (
-                Role("x", (self.rows, self.k), unit=True),
+                x,
                 Role("w", (self.experts * self.n, self.k), packed=True),
                 Role("index", (pairs,), dtypes=INDICES),
                 *([Role("weights", (rows, self.top))] if self.top else []),
@@ -111,7 +122,10 @@ class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
         return extras
 
     def check_operands(self, operands: Sequence[Operand]) -> None:
-        """PlanError unless the regions take what they are given, and give one float."""
+        """PlanError unless the regions take what they are given, and give one float, and unless codes are multiplied
+        with those of a packed weight."""
+        if self.codes and operands[1].format is None:
+            raise PlanError("a grouped linear multiplies rows of int8 with a packed weight; this one is plain")
         given: dict[str, tuple[ScalarProgram | None, tuple[str, ...]]] = {}
         if self.pairs:
             given["its epilogue"] = (self.epilogue, ("f32", "f32"))

@@ -67,3 +67,24 @@
 ^bb0(%u: f32):
   qc.yield %u
 }
+
+// -----
+
+// CHECK: rows of int8 of K = 64 have 96 bytes, x has 64
+%x, %w, %i = "test.op"() : () -> (tensor<7x64xi8>, !qc.qtensor<12x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>, tensor<7xi64>)
+%0 = qc.grouped_linear %x, %w, %i {experts = 4, repeat = 1} : tensor<7x3xf32>
+
+// -----
+
+// CHECK: rows of int8 are multiplied with a quantised weight
+%x, %w, %i = "test.op"() : () -> (tensor<7x96xi8>, tensor<12x64xf32>, tensor<7xi64>)
+%0 = qc.grouped_linear %x, %w, %i {experts = 4, repeat = 1} : tensor<7x3xf32>
+
+// -----
+
+// CHECK: sums of products of codes are not combined
+%x, %w, %i = "test.op"() : () -> (tensor<7x96xi8>, !qc.qtensor<16x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>, tensor<7xi64>)
+%0 = qc.grouped_linear %x, %w, %i {experts = 4, repeat = 1, pairs} : tensor<7x2xf32> {
+^bb0(%g: f32, %u: f32):
+  qc.yield %g
+}

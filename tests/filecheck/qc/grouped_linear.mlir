@@ -27,3 +27,7 @@
   %z = arith.addf %t1, %e : f32
   qc.yield %z
 }
+
+%rows, %codes = "test.op"() : () -> (tensor<7x96xi8>, !qc.qtensor<12x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>)
+// CHECK: qc.grouped_linear %rows, %codes, %j {experts = 4, repeat = 1} : tensor<7x3xf32>
+%4 = qc.grouped_linear %rows, %codes, %j {experts = 4, repeat = 1} : tensor<7x3xf32>

@@ -317,6 +317,27 @@ def grouped(kind: str) -> ProgramImage:
     return Maker({"b": B}, kind).kernel(spec("grouped", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
 
 
+def grouped_codes(kind: str) -> ProgramImage:
+    """Rows to int8, and products of integers with chosen experts."""
+    maker, row = Maker({"b": B}, kind), int8_rows.row_bytes(64)
+    w, stored = packed(kind, "w", 4 * 16, 64, "q8_0")
+    x, index, out = operand("x", ("b", 64)), operand("index", ("2*b",), dtype="i64"), operand("out", ("2*b", 16), "w")
+    codes, read = operand("codes", ("b", row), "w", "i8"), operand("x", ("b", row), dtype="i8")
+    for each in (x, index):
+        maker.input(each.name, each.shape, each.dtype)
+    maker.activation("rows", 5 * row)
+    maker.output("out", out.shape)
+    maker.store.add(stored)
+    rows = spec("rows", QuantizeRowsKernel(rows="b", cols=64, kind="token"), (x, codes), "b")
+    maker.launch(rows, (view_of(x, "x"), view_of(codes, "rows")))
+    body = GroupedLinearKernel(rows="b", repeat=2, experts=4, n=16, k=64, codes=True)
+    maker.launch(
+        spec("product", body, (read, w, index, out), "b"),
+        (view_of(read, "rows"), view_of(w, "weight w"), view_of(index, "index"), view_of(out, "out")),
+    )
+    return maker.image(ARCHS[kind])
+
+
 def grouped_pairs(kind: str) -> ProgramImage:
     """The halves of experts, combined."""
     w, stored = packed(kind, "w", 4 * 64, 64, "q8_0")
@@ -632,10 +653,10 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_bf16, linear_bf16_few,
         linear_few, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes, linear_writes,
-        linear_given, linears, norm_added, linear_plain, convolution, linear_codes, grouped, grouped_pairs,
-        grouped_mixed, recurrent, batch_matmul, attention, attention_decode, attention_ring, attention_cache,
-        cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather, gather_along, index_update,
-        parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route, sample, whole,
+        linear_given, linears, norm_added, linear_plain, convolution, linear_codes, grouped, grouped_codes,
+        grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode, attention_ring,
+        attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather, gather_along,
+        index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route, sample, whole,
     )
 }  # fmt: skip
 

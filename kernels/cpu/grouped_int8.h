@@ -1,0 +1,61 @@
+// Products of int8 rows with chosen experts: the pairs of grouped.h, the product of int8.h. Sums of integers are exact,
+// and are scaled in one order, so how many rows an expert has, and how its panels are shared out, changes no bit.
+//
+// A task owns a part of one expert's panels and multiplies all rows that chose the expert, as many at a time as one
+// task of int8.h takes.
+#pragma once
+#include "grouped.h"
+#include "int8.h"
+
+enum { QM_SHARES = 8 };  // parts of the work for each thread: experts have different numbers of rows
+
+// Part `group` of the panels of one expert, times the rows of all pairs that chose it.
+template <class W, class E, class I>
+static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* scratch) {
+    int64_t pair;
+    const int64_t expert = qm_expert<I>(job, unit, &pair);
+    if (expert < 0) return;
+    const I* const index = (const I*)job->index;
+    const int64_t first = expert * job->width, panel = first / 16, count = (first + job->width + 15) / 16 - panel;
+    const int64_t p0 = panel + qc_share(count, group, job->groups);
+    const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
+    const int64_t chunk = qi_chunk_of(job->k, E::ROWS), most = qc_min(chunk, QM_ROWS);
+    qm_product one;
+    (qg_job&)one = *job;
+    one.all = job, one.first = first;
+    while (pair < job->pairs) {
+        int64_t rows = 0;
+        for (; pair < job->pairs && rows < most; pair++)
+            if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
+        if (rows == 0) return;
+        qi_multiply<W, E>(&one, 0, rows, chunk, p0, p1, scratch, [&](int64_t i) {
+            return job->x + one.rows[i] / job->repeat * job->x_row;
+        });
+    }
+}
+
+template <class W, class E, class I> static void qm_int8_task(void* arg, int64_t task, char* scratch) {
+    const qm_job* const job = (const qm_job*)arg;
+    qm_int8_item<W, E, I>(job, task / job->groups, task % job->groups, scratch);
+}
+
+template <class W, class E, class I> static void qm_run_int8_with(qc_ctx* ctx, qm_job* job) {
+    const int64_t panels = (job->width + 15) / 16 + (job->width % 16 != 0);  // at most
+    const int64_t threads = ctx->num_threads, units = qc_min(job->pairs, job->experts);
+    const int64_t worth = panels * job->k * QC_REGS * (job->pairs + 3 * units) / 8 / QG_TASK;
+    const int64_t wanted = threads > 1 ? qc_min(worth, QM_SHARES * threads) : 1;
+    job->units = units, job->groups = qc_max(1, qc_min((panels + QG_NP - 1) / QG_NP, qg_up(wanted, units)));
+    job->tasks = job->items = job->units * job->groups;
+    if (wanted > 1 && threads > 1) return ctx->parallel(ctx, job->tasks, qm_int8_task<W, E, I>, job);
+    for (int64_t task = 0; task < job->tasks; task++) qm_int8_task<W, E, I>(job, task, ctx->scratch);
+}
+
+template <class W, class I, class OUT> static void qm_run_int8(qc_ctx* ctx, qm_job* job) {
+    if (job->pairs <= 0) return;
+    qm_check<I, OUT>(ctx, job);
+#if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // as `qi_run`
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"))
+        return qm_run_int8_with<W, qi_vnni, I>(ctx, job);
+#endif
+    qm_run_int8_with<W, qi_pairs, I>(ctx, job);
+}

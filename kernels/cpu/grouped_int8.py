@@ -1,0 +1,58 @@
+"""The `grouped_linear` template for int8 rows: codes times the codes of the chosen experts (grouped_int8.h).
+
+The product with an expert's panels is that of a linear (linear_int8.py): the struct of the weight and the choice of an
+instruction at run time are the same.
+"""
+
+from __future__ import annotations
+
+from qcompiler.kernels import text as shared
+from qcompiler.kernels.cpu import text
+from qcompiler.kernels.cpu.linear_int8 import ProductText
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim
+from qcompiler.plan.dims import dim
+from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+
+HEADERS = ("decode.h", "gemm.h", "int8.h", "lookup.h", "grouped.h", "grouped_int8.h")
+
+
+def _text(spec: KernelSpec) -> ProductText:
+    body = _body(spec)
+    return ProductText(spec.name, spec.operands[1], body.experts * body.n, body.k)
+
+
+def _body(spec: KernelSpec) -> GroupedLinearKernel:
+    assert isinstance(spec.body, GroupedLinearKernel)
+    return spec.body
+
+
+def scratch_bytes(spec: KernelSpec, isa: str) -> int:
+    """Scratch bytes per thread."""
+    return _text(spec).scratch(isa)
+
+
+def emit(spec: KernelSpec, isa: str) -> str:
+    """C++ text of one kernel. KernelSelectionError for a weight without an integer product."""
+    body, made, (x, _, index, out) = _body(spec), _text(spec), spec.operands
+    pairs = (dim(body.rows) * body.repeat).to_dim()
+    index_type, out_type = STORAGE_TYPES[index.dtype], STORAGE_TYPES[out.dtype]
+    lines = [
+        made.assertion(isa),
+        "qm_job job = {};",
+        f"job.n = {made.n}, job.k = {made.k};",
+        f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])};",
+        "const char* const w = (const char*)op[1];",
+        *made.statements,
+        f"job.index = op[2], job.index_step = {c_dim(index.strides[0])};",
+        f"job.pairs = {c_dim(pairs)}, job.repeat = {body.repeat}, job.experts = {body.experts}, job.width = {body.n};",
+        f"job.out = (char*)op[3], job.out_row = {c_dim(out.strides[0])};",
+        f"job.finish = qm_finish<{out_type}>;",
+        f"qm_run_int8<{made.struct}, {index_type}, {out_type}>(ctx, &job);",
+    ]
+    header = shared.header_comment(
+        spec,
+        f"codes times codes, {made.groups} group(s) of columns; {made.struct}; {made.scratch(isa)} bytes of scratch "
+        "per thread; an index out of range gives zeros and is reported",
+    )
+    return "\n".join([header, made.definitions, text.entry_function(spec, lines)])
