@@ -37,6 +37,38 @@ class Stages:
         self.seconds[name] = time.perf_counter() - began
 
 
+@dataclass(frozen=True)
+class NodeValue:
+    """A value of the model's graph: its name there, its operator, its module path, its line in the model, the array."""
+
+    name: str
+    op: str
+    path: str
+    line: str
+    values: npt.NDArray[Any]
+
+    def is_pair_of(self, other: NodeValue) -> bool:
+        """Whether both are the same operator at the same place of the model, with results of one shape."""
+        same = (self.name, self.op, self.path, self.line) == (other.name, other.op, other.path, other.line)
+        return same and self.values.shape == other.values.shape
+
+
+@dataclass(frozen=True)
+class GraphValues:
+    """One run of a graph: its values in order (none where the frontend cannot look at them), and its results."""
+
+    nodes: tuple[NodeValue, ...]
+    results: tuple[npt.NDArray[Any], ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The oracle's run, and the float model's; None without a float model."""
+
+    oracle: GraphValues
+    model: GraphValues | None
+
+
 class Imported(Protocol):
     """The imported module of `qc` and `linalg`, and everything else that a program needs."""
 
@@ -79,6 +111,15 @@ class Imported(Protocol):
     @property
     def decisions(self) -> Sequence[tuple[str, str, str]]:
         """(stage, path, what) of decisions about weights."""
+
+    @property
+    def lines(self) -> Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]:
+        """The model's source lines by module path, each with the operators that it became; empty if none are known."""
+
+    def compared(
+        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], flatten: Callable[[Any], Sequence[Any]]
+    ) -> Compared:
+        """One run of the oracle, and one of the float model unless it is None. `flatten` gives the arrays of a result."""
 
     def room(self, nbytes: int) -> Bytes:
         """Zeroed memory for the program's image."""
