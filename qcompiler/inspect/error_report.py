@@ -161,11 +161,16 @@ def answers_snr(reference: Answers, value: Answers) -> Db:
 
 
 def stage_row(
-    stage: str, now: Answers, before: Answers, start: Answers, oracle: Sequence[Array], floats: Sequence[Array]
-) -> StageSnr:
-    """A stage's row. `oracle` and `floats` are the model's results, without states; the latter may be empty."""
+    stage: str, now: Answers, before: Answers | None, start: Answers | None, oracle: Sequence[Array],
+    floats: Sequence[Array],
+) -> StageSnr:  # fmt: skip
+    """A stage's row. `oracle` and `floats` are the model's results, without states; the latter may be empty.
+
+    `before` and `start` are None for the import, which is the first.
+    """
     return StageSnr(
-        stage=stage, before=answers_snr(before, now), start=answers_snr(start, now),
+        stage=stage, before=None if before is None else answers_snr(before, now),
+        start=None if start is None else answers_snr(start, now),
         oracle=_results_snr(oracle, now), model=_results_snr(floats, now) if floats else None,
     )  # fmt: skip
 

@@ -162,13 +162,13 @@ def _stages(
 ) -> tuple[list[StageSnr], list[str]]:
     """A row for each stage that changed the module, and why there are no more of them."""
     rows: list[StageSnr] = []
-    seen: list[Answers] = []
+    seen: list[Answers] = []  # of the import, and of the stage before
     floats = model.results if model is not None else ()
 
     def see(name: str, now: Answers) -> None:
-        seen.append(now)
-        rows.append(stage_row(name, now, seen[-2] if len(seen) > 1 else now, seen[0], oracle.results, floats))
-        del seen[1:-1]
+        before, start = (seen[-1], seen[0]) if seen else (None, None)
+        rows.append(stage_row(name, now, before, start, oracle.results, floats))
+        seen[1:] = [now]
 
     try:
         stages.again.run(stages.text, inputs, stages.states, see)

@@ -9,7 +9,7 @@ import { useApp } from "./state";
 
 interface Column<T> { name: string; value: (row: T) => string | number; show?: (row: T) => ComponentChildren; numeric?: boolean }
 
-function Table<T>(props: { rows: T[]; columns: Column<T>[]; label: string; open?: (row: T) => void; sorted?: number }) {
+export function Table<T>(props: { rows: T[]; columns: Column<T>[]; label: string; open?: (row: T) => void; sorted?: number }) {
   const [sort, setSort] = useState({ column: props.sorted ?? -1, down: props.sorted !== undefined });
   const rows = useMemo(() => {
     const column = props.columns[sort.column];
