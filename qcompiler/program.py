@@ -320,9 +320,11 @@ class Program:
         `layout="canonical"` is the portable form, repacked at load; it has only the builds that `targets` names.
         `stages=False` leaves out the texts of the stages and of the kernels, which the runtime does not need.
         `source_lines=True` adds the model's source lines by module path, which the explorer shows: paths of this
-        machine and text of the model's source.  They are left out unless asked for, and never with `stages=False`.
+        machine and text of the model's source.  They are left out unless asked for.
         `attachments` are files by name that travel with the program; `qc.load(path).attachments` has their bytes.
         """
+        if source_lines and not stages:
+            raise ArgumentError("source_lines=True goes with the texts of the stages, which stages=False leaves out")
         self.image.require_values()
         with_builds = layout == "target" or bool(self.targets)
         image = self._image_with_native() if with_builds else self.image

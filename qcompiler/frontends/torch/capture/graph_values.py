@@ -126,7 +126,7 @@ def _tensor(value: Any) -> Any:
         return value
     if value.dtype.name == "bfloat16":  # of ml_dtypes, which torch does not know
         return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(value)
+    return torch.from_numpy(value if value.flags.writeable else value.copy())
 
 
 __all__ = ["Lines", "compared", "graph_values", "lines_of"]

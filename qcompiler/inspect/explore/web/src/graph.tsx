@@ -9,6 +9,8 @@ import { Legend } from "./tables";
 
 /** More boxes than this are drawn folded by module: a layout of more takes seconds. */
 const MOST = 400;
+/** Ratios in dB above this are all pale while another is below it: an error of a thousandth hides in one of a tenth. */
+const SMALL_ERROR = 60;
 /** The most characters of a box's name. */
 const LABEL = 44;
 
@@ -99,11 +101,12 @@ export function Graph() {
     .reduce<Db>((worst, each) => (dbRank(each) < dbRank(worst) ? each : worst), null);
   const errors = by === "error" && placed ? placed.boxes.map((box) => dbRank(errorOf(box))).filter((rank) => Math.abs(rank) < 1e6) : [];
   const [low, high] = [Math.min(...errors), Math.max(...errors)];
+  const pale = low < SMALL_ERROR ? Math.min(high, SMALL_ERROR) : high;
   const fillOf = (box: Box) => {
     if (by === "format") return "var(--raised)";
     if (by !== "error") return heat(amount(box) / most);
     const rank = dbRank(errorOf(box));
-    return rank >= 1e6 ? "var(--raised)" : heat(rank <= low ? 1 : (high - rank) / Math.max(high - low, 1e-9));
+    return rank >= 1e6 ? "var(--raised)" : heat(rank <= low ? 1 : ((pale - rank) / Math.max(pale - low, 1e-9)) ** 2);
   };
   const formatOf = (box: Box) => box.steps.flatMap((step) => step.formats)[0] ?? "no packed weight";
   const matches = (box: Box) => query !== "" && [box.label, ...box.steps.flatMap((step) => [step.place, step.kernel])].some((each) => each.toLowerCase().includes(query.toLowerCase()));

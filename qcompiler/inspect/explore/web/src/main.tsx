@@ -49,12 +49,17 @@ function Explorer(props: { model: Model }) {
     document.addEventListener("keydown", onKey);
     return () => document.removeEventListener("keydown", onKey);
   });
+  const tabs = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const [box, tab] = [tabs.current, tabs.current?.querySelector<HTMLElement>("[aria-selected=true]")];
+    if (box && tab) box.scrollLeft = tab.offsetLeft - box.offsetLeft - (box.clientWidth - tab.clientWidth) / 2;
+  }, [state.tab]);
   const Page = PAGES[state.tab];
   return (
     <AppContext.Provider value={app}>
       <header class="bar">
         <h1 title={model.facts.source}>{model.facts.title}</h1>
-        <div class="tabs" role="tablist">
+        <div class="tabs" role="tablist" ref={tabs}>
           {TABS.map((tab, i) => <button key={tab} role="tab" aria-selected={tab === state.tab} title={`key ${(i + 1) % 10}`} onClick={() => set({ tab })}>{tab}</button>)}
         </div>
         <input ref={search} type="search" placeholder="search all stages  ( / )" aria-label="search all stages" value={state.query}
