@@ -10,7 +10,7 @@ import numpy.typing as npt
 from xdsl.dialects.builtin import ModuleOp
 
 from qcompiler.ir.context import QCContext, Report
-from qcompiler.ir.text import parse_module
+from qcompiler.ir.text import parse_module, print_module
 from qcompiler.passes.checks.answers import answers
 from qcompiler.passes.pipeline import STAGES, run_pipeline, with_options
 from qcompiler.runtime.progress import Counted
@@ -35,10 +35,13 @@ class StagesAgain:
         """
         module, context = parse_module(text), self.context.clone()
         context.report = Report()  # the decisions were reported when the program was compiled
+        last = print_module(module)
         with Counted("running the program after each stage", len(STAGES), "stages") as progress:
 
             def on_stage(name: str, current: ModuleOp, _seconds: float, changed: bool) -> None:
-                if changed and context.emitted is None:
+                nonlocal last
+                before, last = last, print_module(current) if changed else last
+                if last != before and context.emitted is None:  # `changed` is always true of the first stage
                     see(name, answers(current, context, inputs, states))
                 progress.step(1)
 
