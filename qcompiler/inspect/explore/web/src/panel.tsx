@@ -75,12 +75,15 @@ function Source(props: { path: string }) {
   if (Object.keys(model.lines).length === 0) return null;
   return (
     <Row label={lines.length > 1 ? "source, one of" : "source"}>
-      {lines.slice(0, MOST).map((line) => <div key={line.text}><code>{line.text}</code> <span class="dim">{line.ops.join(", ")}</span></div>)}
+      {lines.slice(0, MOST).map((line) => <div key={line.text} title={line.text}><code>{withoutFolder(line.text)}</code> <span class="dim">{line.ops.join(", ")}</span></div>)}
       {lines.length === 0 && <span class="dim">no line of the model: the compiler made it, or it is a parameter</span>}
       {lines.length > MOST && <span class="dim">and {lines.length - MOST} more</span>}
     </Row>
   );
 }
+
+/** `net.py:12 in forward: …`: the folder is in the title. */
+const withoutFolder = (line: string) => line.replace(/^[^:]*\//, "");
 
 /** What the errors of a value are. */
 function ErrorRows(props: { rows: LayerSnr[] }) {
