@@ -9,7 +9,6 @@ from qcompiler.kernels.cuda import emit
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.nvrtc import Cubin, compile_cubin, kernel_symbol
-from qcompiler.runtime.progress import Stages
 from qcompiler.runtime.sass import listings
 
 
@@ -28,9 +27,8 @@ def machine_code(plan: Plan, arch: str) -> Mapping[int, MachineCode]:
     MissingDependencyError names what to install (NVRTC, nvdisasm); CompileFailedError; SassError.
     """
     source = emit.emit_program(plan, arch)
-    with Stages(1) as progress:
-        progress.begin(f"compile {len(plan.kernels)} kernels for {arch}")
-        cubin = compile_cubin(source, arch, emitter_version=emitter_version("cuda"))
+    announce = f"compiled {len(plan.kernels)} kernels for {arch}"
+    cubin = compile_cubin(source, arch, emitter_version=emitter_version("cuda"), announce=announce)
     found = listings(cubin.path)
     return {
         number: MachineCode(found[symbol], _resources(cubin, symbol))
