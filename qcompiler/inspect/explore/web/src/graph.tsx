@@ -106,7 +106,7 @@ export function Graph() {
     if (by === "format") return "var(--raised)";
     if (by !== "error") return heat(amount(box) / most);
     const rank = dbRank(errorOf(box));
-    return rank >= 1e6 ? "var(--raised)" : heat(rank <= low ? 1 : ((pale - rank) / Math.max(pale - low, 1e-9)) ** 2);
+    return rank >= 1e6 ? "var(--raised)" : heat(rank <= low ? 1 : Math.max(0, (pale - rank) / Math.max(pale - low, 1e-9)) ** 2);
   };
   const formatOf = (box: Box) => box.steps.flatMap((step) => step.formats)[0] ?? "no packed weight";
   const matches = (box: Box) => query !== "" && [box.label, ...box.steps.flatMap((step) => [step.place, step.kernel])].some((each) => each.toLowerCase().includes(query.toLowerCase()));
