@@ -1,6 +1,6 @@
 """The pictures of docs/tutorial.md: the explorer's page of the tutorial's own model, in headless Chromium.
 
-    python benchmarks/explorer_pictures.py           # takes them anew; without Chromium or node it keeps them and says so
+    python benchmarks/explorer_pictures.py           # takes them anew; keeps them without Chromium or node
     python benchmarks/explorer_pictures.py --check   # exits with 1 if they show something else than they would now
 
 `make docs` runs it.  Pictures differ from machine to machine by their fonts, so they are not compared.
@@ -96,7 +96,9 @@ def main() -> int:
         digest = digest_of(program)
         current = recorded() == digest
         if options.check:
-            print("the pictures are current" if current else "the pictures are out of date: `make docs` takes them anew")
+            print(
+                "the pictures are current" if current else "the pictures are out of date: `make docs` takes them anew"
+            )
             return int(not current)
         if current:
             print("the pictures are current")

@@ -127,8 +127,9 @@ def _compile(options: argparse.Namespace) -> None:
         print(program.report())
         print(program.timing() if options.timing else program.ledger.totals())
         return
-    builds = program.save(options.output, layout=options.layout, stages=not options.no_stages,
-        source_lines=options.source_lines)
+    builds = program.save(
+        options.output, layout=options.layout, stages=not options.no_stages, source_lines=options.source_lines
+    )
     print(program.ledger.totals(), file=sys.stderr)
     if options.timing:
         print(program.timing())

@@ -79,8 +79,8 @@ def _require_same(program: Program, header: Header, path: Path, where: str) -> N
     if what is not None:
         raise ArgumentError(
             f"{where} compiles to {what} than {path.name} has, so its errors would be those of another program. Give "
-            "the recipe with --quant, and see that weights and the version of qcompiler are the same; for a compile with "
-            "`calibrate`, `buckets` or a recipe in Python use Program.errors there"
+            "the recipe with --quant, and see that weights and the version of qcompiler are the same; for a compile "
+            "with `calibrate`, `buckets` or a recipe in Python use Program.errors there"
         )
 
 

@@ -201,7 +201,9 @@ class _Job:
                 return found
             began = time.monotonic()
             what = self.file.rpartition("-")[0] if self.announce is None else self.announce.removeprefix("compiled ")
-            with compiling(f"compile {what}", self.source, folder, (self.compiler.version, *self.flags, *(self.link or ()))):
+            with compiling(
+                f"compile {what}", self.source, folder, (self.compiler.version, *self.flags, *(self.link or ()))
+            ):
                 code = Code(library, self._compile(library))
             # The record comes last: without it the library does not count.
             write_private(library, code.data)

@@ -28,8 +28,8 @@ Array = npt.NDArray[Any]
 NEAR = 20.0
 """The least ratio, in decibels, at which a step's result counts as a value of the oracle's graph.
 
-Two values of a network that merely have one shape are at about 0 dB.  The coarsest arithmetic of a kernel is int8, whose
-products are at 30 dB and more.
+Two values of a network that merely have one shape are at about 0 dB.  The oracle rounds activations as the program
+does, so the two differ by sums in another order, and by codes that such a difference moves by one.
 """
 
 SAME = 0.1
@@ -103,7 +103,10 @@ class Finder:
             wanted = self._nodes[number].values
             for axes in _orders(values.shape, wanted.shape):
                 turned = values.transpose(axes)
-                if _rank(snr(_sample(wanted), _sample(turned))) >= NEAR and (ratio := _rank(snr(wanted, turned))) >= NEAR:
+                if (
+                    _rank(snr(_sample(wanted), _sample(turned))) >= NEAR
+                    and (ratio := _rank(snr(wanted, turned))) >= NEAR
+                ):
                     near.append((ratio, number, turned))
         best = max((ratio for ratio, _, _ in near), default=0.0)
         for ratio, number, turned in near:
@@ -214,8 +217,10 @@ class ErrorReport:
         ]  # fmt: skip
         shown = [each for each in errors.layers if each.step >= 0]
         if shown:
-            rows = [(f"{each.entry} {each.step}", each.path, each.op, db(each.quantised), db(each.oracle), db(each.model))
-                    for each in shown]  # fmt: skip
+            rows = [
+                (f"{each.entry} {each.step}", each.path, each.op, *map(db, (each.quantised, each.oracle, each.model)))
+                for each in shown
+            ]
             head = ("step", "module", "operator", "oracle / float", "program / oracle", "program / float")
             lines += ["", *_table(head, rows)]
             hidden = len(errors.layers) - len(shown)
@@ -237,11 +242,12 @@ def db(ratio: Db) -> str:
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Lines with columns of one width; ratios to the right."""
     wide = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    ratios = {column for column, name in enumerate(head) if "/" in name or name.startswith("against ")}
-    return [
-        "  ".join(f"{cell:>{w}}" if column in ratios else f"{cell:{w}}" for column, (cell, w) in enumerate(zip(row, wide, strict=True))).rstrip()
-        for row in (head, *rows)
-    ]  # fmt: skip
+    right = ["/" in name or name.startswith("against ") for name in head]
+    lines = []
+    for row in (head, *rows):
+        cells = zip(row, wide, right, strict=True)
+        lines.append("  ".join(cell.rjust(w) if is_right else cell.ljust(w) for cell, w, is_right in cells).rstrip())
+    return lines
 
 
 __all__ = [

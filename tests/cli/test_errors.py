@@ -1,4 +1,4 @@
-"""`qc inspect --error`: what quantisation costs, beside figures that this test works out itself; source lines in files."""
+"""`qc inspect --error` beside figures that this test works out itself; source lines in files."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_a_file_has_source_lines_only_if_it_was_asked_for_them(
     without, shown = pages
     assert without["lines"] == {} and any("saved without them" in each for each in without["absent"])
     (line,) = shown["lines"]["up"]
-    assert line["text"].startswith(f"{here}/small_model.py:13 in forward: return {{") and line["ops"] == ["linear.default"]
+    assert line["text"].startswith(f"{here}/small_model.py:13 in forward: return {{") and line["ops"] == [
+        "linear.default"
+    ]
     # The list of stages, and the program itself, know nothing of it.
     capsys.readouterr()
     stages = []

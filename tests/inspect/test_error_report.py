@@ -113,18 +113,20 @@ class IdlePass(ModulePass):
         pass
 
 
-TEXT = """builtin.module {
-  func.func @main(%0: tensor<4xf32>) -> tensor<4xf32> {
+MAPS = "[affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>]"
+TEXT = f"""builtin.module {{
+  func.func @main(%0: tensor<4xf32>) -> tensor<4xf32> {{
     %1 = tensor.empty() : tensor<4xf32>
-    %2 = linalg.generic {indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>], iterator_types = ["parallel"]} ins(%0 : tensor<4xf32>) outs(%1 : tensor<4xf32>) {
+    %2 = linalg.generic {{indexing_maps = {MAPS}, iterator_types = ["parallel"]}}
+      ins(%0 : tensor<4xf32>) outs(%1 : tensor<4xf32>) {{
     ^bb0(%3: f32, %4: f32):
       %5 = arith.constant 2.0 : f32
       %6 = arith.mulf %3, %5 : f32
       linalg.yield %6 : f32
-    } -> tensor<4xf32>
+    }} -> tensor<4xf32>
     func.return %2 : tensor<4xf32>
-  }
-}
+  }}
+}}
 """
 
 

@@ -135,7 +135,7 @@ def test_a_program_for_a_cpu_has_no_sass(saved: Path) -> None:
 def test_malformed_source_lines_are_a_corrupt_file() -> None:
     assert read_lines({}, "x.qca") == {}
     for text in ("{", "[]", '{"a": 1}', '{"a": [["line"]]}', '{"a": [["line", [1]]]}'):
-        with pytest.raises(errors.CorruptFileError, match="x.qca: the model's source lines are malformed"):
+        with pytest.raises(errors.CorruptFileError, match="the model's source lines are malformed"):
             read_lines({LINES_FILE: text}, "x.qca")
 
 

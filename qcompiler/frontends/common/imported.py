@@ -119,7 +119,10 @@ class Imported(Protocol):
     def compared(
         self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], flatten: Callable[[Any], Sequence[Any]]
     ) -> Compared:
-        """One run of the oracle, and one of the float model unless it is None. `flatten` gives the arrays of a result."""
+        """One run of the oracle, and one of the float model unless it is None.
+
+        `flatten` gives the arrays of a result.
+        """
 
     def room(self, nbytes: int) -> Bytes:
         """Zeroed memory for the program's image."""

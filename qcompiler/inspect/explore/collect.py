@@ -135,7 +135,8 @@ def contents_of_file(
 ) -> Contents:
     """What a `.qca` file holds. The plan is proven safe first, since kernels are emitted from it.
 
-    `times`, `errors` and `sass` are those of `Contents`. The page names the file without its folder, since it is made to be sent to others.
+    `times`, `errors` and `sass` are those of `Contents`.
+    The page names the file without its folder, since it is made to be sent to others.
     Raises the errors of `qc inspect`, PlanError and ScheduleError.
     """
     path = Path(path)

@@ -106,9 +106,7 @@ class Explorer:
         )
 
 
-def write_page(
-    program: Path, target: Path, *, errors: ErrorReport | None = None, sass: bool = False
-) -> Path:
+def write_page(program: Path, target: Path, *, errors: ErrorReport | None = None, sass: bool = False) -> Path:
     """`qc inspect program.qca --html out.html`; `errors` are measured ratios, `sass` asks for machine code.
 
     Raises the errors of `contents_of_file` and of `collect`, and OSError.

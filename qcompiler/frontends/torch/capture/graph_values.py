@@ -59,7 +59,11 @@ def lines_of(program: ExportedProgram) -> Lines:
     """The model's source lines by module path, in the order of the graph, each with the operators that it became."""
     found: dict[str, dict[str, list[str]]] = {}
     for node in program.graph.nodes:
-        if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor) and (line := source_line(node)):
+        if (
+            node.op == "call_function"
+            and isinstance(node.meta.get("val"), torch.Tensor)
+            and (line := source_line(node))
+        ):
             ops = found.setdefault(place(node), {}).setdefault(line, [])
             if (name := _op(node)) not in ops:
                 ops.append(name)
@@ -108,8 +112,8 @@ def _ordered(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, An
     names = list(spec.children()[1].context)
     if set(names) != set(kwargs):
         raise ArgumentError(
-            f"the model was exported with the keyword arguments {names}, and {list(kwargs)} were given: give the inputs "
-            "as in the example of qcompile"
+            f"the model was exported with the keyword arguments {names}, and {list(kwargs)} were given: give the "
+            "inputs as in the example of qcompile"
         )
     given = (args, {name: kwargs[name] for name in names})
     if pytree.tree_structure(given) != spec:
