@@ -22,7 +22,7 @@ from qcompiler.inspect.explore.stages import StageText
 from qcompiler.inspect.files import source_file
 from qcompiler.inspect.measure_errors import Stages, measure
 from qcompiler.inspect.report import Choice, ProgramReport
-from qcompiler.inspect.source_lines import LINES_FILE, lines_text
+from qcompiler.inspect.source_lines import LINES_FILE, Lines, lines_text
 from qcompiler.inspect.stage_answers import StagesAgain
 from qcompiler.inspect.torch_share import read_by_torch
 from qcompiler.inspect.upstream import STAGE, UpstreamModule, Weights, upstream
@@ -71,8 +71,7 @@ class Program:
         self.placement = placement if placement is not None else place("cpu")
         self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
         self._oracle = imported.oracle
-        self._compared = imported.compared
-        self._lines = imported.lines
+        self._imported = imported
         self._again = again
         self._states = imported.states
         self._canonical = canonical
@@ -147,8 +146,13 @@ class Program:
         """
         if self._again is None:
             raise QCompilerError("this program was not made by qcompile, which keeps what its errors are measured with")
-        compared = self._compared(model, args, kwargs, self.run.flatten_outputs)
+        compared = self._imported.compared(model, args, kwargs, self.run.flatten_outputs)
         return measure(self.run, compared, Stages(self._again, self.ir("import"), self._states), args, kwargs)
+
+    @functools.cached_property
+    def _lines(self) -> Lines:
+        """The model's source lines by module path."""
+        return self._imported.lines
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
         """The whole program on another device, or an error and no change. Its own device need not be present.

@@ -37,5 +37,6 @@ def compiling(what: str, source: str, folder: Path, compiler: Sequence[str]) -> 
 def _rate(record: Path) -> float | None:
     """The rate of the last time; None without a record, or with a damaged one."""
     rate = read_record(record).get("bytes_per_second")
-    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    return float(rate) if is_number and math.isfinite(rate) and rate > 0 else None
+    if not isinstance(rate, int | float) or isinstance(rate, bool):
+        return None
+    return float(rate) if math.isfinite(rate) and rate > 0 else None

@@ -49,6 +49,8 @@ class Value(Protocol):
     @property
     def path(self) -> str: ...
     @property
+    def line(self) -> str: ...
+    @property
     def values(self) -> Any: ...
 
 
@@ -90,19 +92,18 @@ class Finder:
 
     def __init__(self, nodes: Sequence[Value]) -> None:
         self._nodes = nodes
-        self._by_size: dict[tuple[int, ...], list[int]] = {}
+        self._by_size: dict[int, list[int]] = {}
         for number, node in enumerate(nodes):
-            self._by_size.setdefault(tuple(sorted(node.values.shape)), []).append(number)
+            self._by_size.setdefault(node.values.size, []).append(number)
         self.found: dict[int, tuple[float, Found]] = {}
         """By the number of the node: the ratio, and what was found."""
 
     def see(self, step: int, values: Array) -> None:
         """What a step wrote. Several nodes may have that value, since some are views of others: all are found."""
         near: list[tuple[float, int, Array]] = []
-        for number in self._by_size.get(tuple(sorted(values.shape)), ()) if values.size else ():
+        for number in self._by_size.get(values.size, ()) if values.size else ():
             wanted = self._nodes[number].values
-            for axes in _orders(values.shape, wanted.shape):
-                turned = values.transpose(axes)
+            for turned in _forms(values, wanted.shape):
                 if (
                     _rank(snr(_sample(wanted), _sample(turned))) >= NEAR
                     and (ratio := _rank(snr(wanted, turned))) >= NEAR
@@ -115,12 +116,15 @@ class Finder:
                 self.found[number] = ratio, Found(step, turned)
 
 
-def _orders(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
-    """The orders of axes that give the wanted shape; the stored one first."""
+def _forms(values: Array, wanted: tuple[int, ...]) -> Iterable[Array]:
+    """The stored array in the wanted shape: each order of its axes that gives it, else the elements as they follow."""
+    shape = values.shape
+    if sorted(shape) != sorted(wanted):
+        return [values.reshape(wanted)]
     if len(shape) > MOST_AXES:
-        return [tuple(range(len(shape)))] if shape == wanted else []
+        return [values] if shape == wanted else []
     orders = itertools.permutations(range(len(shape)))
-    return [axes for axes in orders if tuple(shape[axis] for axis in axes) == wanted]
+    return [values.transpose(axes) for axes in orders if tuple(shape[axis] for axis in axes) == wanted]
 
 
 def _sample(values: Array) -> Array:
@@ -210,28 +214,34 @@ class ErrorReport:
 
     def __str__(self) -> str:
         errors = self.errors
+        lines = [f"signal-to-noise ratios in dB of {errors.entry}({', '.join(errors.inputs)})", ""]
         results = [(each.name, db(each.oracle), db(each.model)) for each in errors.results]
-        lines = [
-            f"signal-to-noise ratios in dB of {errors.entry}({', '.join(errors.inputs)})",
-            "", *_table(("result", "program / oracle", "program / float"), results),
-        ]  # fmt: skip
-        shown = [each for each in errors.layers if each.step >= 0]
-        if shown:
-            rows = [
-                (f"{each.entry} {each.step}", each.path, each.op, *map(db, (each.quantised, each.oracle, each.model)))
-                for each in shown
-            ]
-            head = ("step", "module", "operator", "oracle / float", "program / oracle", "program / float")
-            lines += ["", *_table(head, rows)]
-            hidden = len(errors.layers) - len(shown)
-            if hidden:
-                lines.append(f"{hidden} values of the model are in no step's result: they are fused, or views")
+        lines += _table(("result", "program / oracle", "program / float"), results)
+        lines += self._layers()
         if errors.stages:
-            rows = [(each.stage, db(each.before), db(each.start), db(each.oracle), db(each.model))
-                    for each in errors.stages]  # fmt: skip
+            stages = [
+                (each.stage, *map(db, (each.before, each.start, each.oracle, each.model))) for each in errors.stages
+            ]
             head = ("stage", "against before", "against import", "against oracle", "against float")
-            lines += ["", *_table(head, rows)]
+            lines += ["", *_table(head, stages)]
         return "\n".join([*lines, *(f"note: {note}" for note in errors.notes)])
+
+    def _layers(self) -> list[str]:
+        """The lines of the layers that a step wrote."""
+        written = [each for each in self.errors.layers if each.step >= 0]
+        if not written:
+            return []
+        # Behind the first value of a step come views of it, and copies.
+        first = list({each.step: each for each in reversed(written)}.values())[::-1]
+        rows = [
+            (f"{each.entry} {each.step}", each.path, each.op, *map(db, (each.quantised, each.oracle, each.model)))
+            for each in first
+        ]
+        head = ("step", "module", "operator", "oracle / float", "program / oracle", "program / float")
+        lines = ["", *_table(head, rows)]
+        if hidden := len(self.errors.layers) - len(written):
+            lines.append(f"{hidden} values of the model are in no step's result: they are fused, or views")
+        return lines
 
 
 def db(ratio: Db) -> str:

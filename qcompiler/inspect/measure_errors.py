@@ -142,19 +142,27 @@ def _pairs(oracle: Graph, model: Graph | None) -> tuple[dict[str, Array], list[s
         return {}, ["layers: only a model of torch has an oracle whose values can be looked at one by one"]
     if model is None:
         return {}, []
-    known = {node.name: node for node in model.nodes}
+    there, here = _by_place(model.nodes), _by_place(oracle.nodes)
     found = {
-        node.name: known[node.name].values
-        for node in oracle.nodes
-        if node.name in known and _same(node, known[node.name])
+        node.name: other.values
+        for place, nodes in here.items()
+        if len(nodes) == len(there.get(place, ()))
+        for node, other in zip(nodes, there[place], strict=True)
     }
     missing = sum(node.name not in found and not node.op.startswith("qc.dequantize") for node in oracle.nodes)
     note = f"{missing} of {len(oracle.nodes)} values of the quantised graph have no pair in the float model's graph"
     return found, [note] if missing else []
 
 
-def _same(node: Any, other: Any) -> bool:
-    return bool(node.is_pair_of(other))
+def _by_place(nodes: Sequence[Value]) -> dict[Any, list[Value]]:
+    """The values of each operator with results of one shape at one place of the model, in the order of the graph.
+
+    Names of nodes are no help: they count operators on sizes, too, of which a graph with dynamic sizes has more.
+    """
+    found: dict[Any, list[Value]] = {}
+    for node in nodes:
+        found.setdefault((node.op, node.path, node.line, node.values.shape), []).append(node)
+    return found
 
 
 def _stages(

@@ -31,6 +31,7 @@ class Node:
     values: Array
     op: str = "add.Tensor"
     path: str = "layer"
+    line: str = "net.py:1"
 
 
 def noise(*shape: int, seed: int = 0) -> Array:
@@ -72,6 +73,9 @@ def test_a_step_is_the_value_that_it_is_nearest_to_not_the_next_one_of_a_residua
 def test_a_value_is_found_in_another_order_of_axes_and_under_all_names_of_its_views() -> None:
     x = noise(2, 3, 5)
     nodes = [Node("x", x), Node("view", x), Node("turned", x.transpose(2, 0, 1)), Node("flat", x.reshape(6, 5))]
+    one_more = Finder(nodes)
+    one_more.see(0, x.reshape(6, 5))  # rows of all sequences, one after the other
+    assert sorted(one_more.found) == [0, 1, 3]
     finder = Finder(nodes)
     finder.see(0, np.ascontiguousarray(x.transpose(1, 0, 2)))
     assert sorted(finder.found) == [0, 1, 2]

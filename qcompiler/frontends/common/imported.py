@@ -47,11 +47,6 @@ class NodeValue:
     line: str
     values: npt.NDArray[Any]
 
-    def is_pair_of(self, other: NodeValue) -> bool:
-        """Whether both are the same operator at the same place of the model, with results of one shape."""
-        same = (self.name, self.op, self.path, self.line) == (other.name, other.op, other.path, other.line)
-        return same and self.values.shape == other.values.shape
-
 
 @dataclass(frozen=True)
 class GraphValues:

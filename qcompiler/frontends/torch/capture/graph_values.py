@@ -1,7 +1,6 @@
 """The value of every node of an exported graph in eager torch, for comparing programs with the model that they are of.
 
-The graph is the oracle (quantised weights decoded, computed in torch) or the float model, exported anew.  Nodes of the
-two are paired by name; a pair counts only if operator, module and source line agree, too.
+The graph is the oracle (quantised weights decoded, computed in torch) or the float model, exported anew.
 """
 
 from __future__ import annotations

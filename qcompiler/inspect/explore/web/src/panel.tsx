@@ -207,7 +207,7 @@ function StepDetails(props: { entry: string; number: number }) {
         {step.begin !== null && <Row label="runs">{timeText(step.begin)} to {timeText(step.end)}</Row>}
         {step.nbytes > 0 && <Row label="moves">{bytesText(step.nbytes)}, {count(step.operations)} operations{sizesText(entry) && ` at ${sizesText(entry)}`}</Row>}
         {step.views.length > 0 && <Row label="operands">{step.views.map((view, i) => <code key={i} class="block">{view}</code>)}</Row>}
-        <ErrorRows rows={layersOf(app.model, entry.name, step.number)} />
+        <ErrorRows rows={layersOf(app.model, entry.name, step.number).slice(0, 1)} />
         {step.kernels.length > 1 && <Row label="may run">{step.kernels.join(", ")}</Row>}
       </dl>
       {step.kernel && <KernelByName name={step.kernel} />}
