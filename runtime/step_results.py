@@ -54,7 +54,7 @@ def copied(view: View, address: int, symbols: Mapping[str, int]) -> Array:
     reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
     low, high = sum(min(each, 0) for each in reach), sum(max(each, 0) for each in reach)
     memory = (ctypes.c_char * ((high - low + 1) * size)).from_address(address + low * size)
-    flat: Array = np.frombuffer(memory, np.uint8).view(NUMPY_DTYPES[view.dtype])
+    flat: Array = np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(NUMPY_DTYPES[view.dtype])
     return np.lib.stride_tricks.as_strided(flat[-low:], shape, [stride * size for stride in strides]).copy()
 
 

@@ -63,12 +63,19 @@ def test_what_a_file_cannot_say_alone_is_asked_for(
 ) -> None:
     asked = ["inspect", str(program), "--error", str(data)]
     assert main(asked) == 1 and "add --model package.module:function" in capsys.readouterr().err
-    assert main([*asked, "--model", "small_model:other"]) == 1
-    assert "small_model:other compiles to other weights than small.qca has" in capsys.readouterr().err
     assert main(["inspect", str(program), "--model", "small_model:model"]) == 1
     assert "add --error" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_model_that_is_not_that_of_the_file_is_refused(
+    program: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(program), "--error", str(data), "--model", "small_model:other"]) == 1
+    assert "small_model:other compiles to other weights than small.qca has" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_file_has_source_lines_only_if_it_was_asked_for_them(
     program: Path, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
