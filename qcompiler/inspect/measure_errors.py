@@ -72,7 +72,7 @@ def measure(
 
     Raises the errors of a call. What an interpreter cannot run is a note of the report.
     """
-    names = [name for name, _ in program.session().wanted]
+    names = program.binder.names
     inputs = [host_array(value) for value in program.flatten_inputs(tuple(args), dict(kwargs))]
     oracle, model = compared.oracle, compared.model
     run = _on_cpu(program, oracle, model, args, kwargs) if program.kind == "cpu" else _elsewhere(program, args, kwargs)
