@@ -22,9 +22,9 @@ from qcompiler.runtime.progress import expecting
 def compiling(what: str, source: str, folder: Path, compiler: Sequence[str]) -> Iterator[None]:
     """While it is entered, progress names `what` with the time left, if this compiler has compiled here before.
 
-    `folder` is that of the cache. If the work succeeds, its rate is kept there for the next one.
+    `folder` is that of the compiled files, in the cache. If the work succeeds, its rate is kept beside that folder.
     """
-    record = folder / f"rate-{hashlib.sha256(json.dumps(list(compiler)).encode()).hexdigest()[:32]}.json"
+    record = folder.parent / f"rate-{hashlib.sha256(json.dumps(list(compiler)).encode()).hexdigest()[:32]}.json"
     rate = _rate(record)
     began = time.monotonic()
     with expecting(what, len(source) / rate if rate is not None else None):
