@@ -123,6 +123,7 @@ docs: $(STAMP)
 	$(BIN)/python -m qcompiler.frontends.torch.operators > docs/operators.md
 	$(BIN)/python benchmarks/kernel_resources.py > docs/kernel-resources.md
 	$(BIN)/python benchmarks/hot_loops.py --output docs/hot-loops.md
+	$(BIN)/python -P benchmarks/explorer_pictures.py
 
 # The pages and the API reference as HTML. `make lint` builds it too, since a warning is an error.
 site: build/site/.stamp

@@ -247,9 +247,11 @@ class Occupancy:
             pace = min(1.0, free / cost.share)
             until = self._starts[number + 1] if number + 1 < len(self._starts) else float("inf")
             if pace > 1e-9:
-                end = min(until, at + left / pace)
+                done = at + left / pace
+                end = min(until, done)
                 taken.append((at, end, pace * cost.share))
-                left -= (end - at) * pace
+                # Nothing is left in its last piece, whatever (end - at) * pace rounds to: times far from 0 are coarse.
+                left = 0.0 if end == done else left - (end - at) * pace
                 at = end
             else:
                 at = until

@@ -22,6 +22,7 @@ from qcompiler.frontends.common.doors import is_jax_call, is_mlir, is_plain_func
 from qcompiler.frontends.common.imported import FRONTEND_STAGES, Imported
 from qcompiler.inspect.dumps import StageDumps, print_after_of
 from qcompiler.inspect.report import Choice
+from qcompiler.inspect.stage_answers import StagesAgain
 from qcompiler.inspect.upstream import STAGE
 from qcompiler.ir.context import QCContext, Target
 from qcompiler.ir.text import print_module
@@ -151,7 +152,7 @@ def qcompile(
     from qcompiler.passes.pipeline import STAGES
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
-    dumps = StageDumps(directory or None, stages_to_print(print_after))
+    dumps = StageDumps(directory or None, stages_to_print(print_after), all_stages())
     files = WorkFolder(workdir) if workdir is not None and source.valued else None
     calibration = None if calibrate is None else Calibration(calibrate, files.path if files is not None else None)
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
@@ -200,21 +201,27 @@ def finish(
     recipe = QuantConfig.of(quant)
     options = pass_options(buckets, _compute_streams(), recipe.separate, recipe.attention)
     samples = imported.sample_inputs() if verify_each == "numerics" else None
+    again = StagesAgain(context.clone(), options)
     canonical = run_stages(imported.module, context, dumps, options, verify_each, samples, imported.states)
     image = make_image(context, imported, dumps)
     choices = [Choice(d.stage, d.path, d.what, d.why) for d in context.report.decisions]
     stage(KERNELS)
     return Program(
         image, dumps, choices, imported, placement, targets=target.isas if targets else (), canonical=canonical,
-        buckets=buckets,
+        buckets=buckets, again=again,
     )  # fmt: skip
 
 
 def stages_to_print(print_after: str | None) -> frozenset[str]:
     """`print_after`, or QC_PRINT_AFTER, as names. ArgumentError for a name that is no stage."""
+    return print_after_of(print_after, all_stages())
+
+
+def all_stages() -> tuple[str, ...]:
+    """The names of the stages of every compile, in order."""
     from qcompiler.passes.pipeline import STAGES
 
-    return print_after_of(print_after, (*FRONTEND_STAGES, *(each.name for each in STAGES)))
+    return (*FRONTEND_STAGES, *(each.name for each in STAGES))
 
 
 def check_function(weights: Any, calibrate: Any, fallback: Any) -> None:
@@ -258,7 +265,7 @@ def _compile_function(
     from qcompiler.passes.pipeline import STAGES
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
-    dumps = StageDumps(directory or None, stages_to_print(print_after))
+    dumps = StageDumps(directory or None, stages_to_print(print_after), all_stages())
     files = WorkFolder(workdir) if workdir is not None and valued else None
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
         imported = _import_function(function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums)

@@ -147,10 +147,19 @@ def _add_inspect(commands: Any) -> None:
     part.add_argument("--diff", nargs=2, metavar=("A", "B"), help="print what the texts of two stages differ in")
     part.add_argument("--ledger", action="store_true", help="print every parameter with its format and bytes")
     part.add_argument("--kernels", action="store_true", help="list the kernels and what they serve")
+    part.add_argument(
+        "--error", type=Path, metavar="DATA",
+        help="signal-to-noise ratios of results, layers and stages on the inputs in a .npz or .npy file; needs --model",
+    )  # fmt: skip
     part.add_argument("--timeline", action="store_true", help="chart what runs on which stream, by estimated times")
     command.add_argument(
         "--html", type=Path, metavar="OUT", help="also write everything as one page (docs/explorer.md)"
     )
+    command.add_argument("--sass", action="store_true", help="with --html: also the machine code of CUDA kernels")
+    command.add_argument(
+        "--model", metavar="WHERE", help="with --error: package.module:function, the model that the file was made from"
+    )
+    command.add_argument("--quant", metavar="RECIPE", help="with --error: the recipe; default: what the ledger names")
     command.add_argument(
         "--op", type=_pattern, metavar="REGEX",
         help="print the ops that match, such as 'qc.linear' or a module path: of --stage, or stage by stage",
@@ -312,12 +321,13 @@ def _may_replace(target: Path) -> bool:
 def _run(options: argparse.Namespace) -> None:
     import numpy as np
 
+    from qcompiler.input_files import by_structure, read_inputs
     from qcompiler.runtime.files import replacing
 
     check_writable(options.output)
-    args, kwargs = _read_inputs(options.inputs)
+    args, kwargs = read_inputs(options.inputs)
     run = _load(options)
-    given, named = _by_structure(run, args, kwargs)
+    given, named = by_structure(run.plan, run.signature, args, kwargs)
     result = run(*given, **named)
     leaves = dict(_leaves(result, "result"))
     if options.output is not None:
@@ -328,36 +338,6 @@ def _run(options: argparse.Namespace) -> None:
         values = np.asarray(value, dtype=np.float64)
         spread = f"mean {values.mean():.6g}, std {values.std():.6g}" if values.size else "empty"
         print(f"{name}: {value.dtype} {list(value.shape)}, {spread}")
-
-
-def _read_inputs(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    from qcompiler.runtime.array_files import read_arrays
-
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for text in texts:
-        name, _, path = text.rpartition("=")
-        value = read_arrays(Path(path))
-        if isinstance(value, dict):
-            kwargs.update(value)
-        elif name:
-            kwargs[name] = value
-        else:
-            args.append(value)
-    return args, kwargs
-
-
-def _by_structure(run: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Arguments that are given by the names of single tensors, as `qc inspect` lists them for an entry point.
-
-    A command line can give the parts of a tuple or a dict only in this way.
-    """
-    from qcompiler.runtime.tree import arguments_of
-
-    names = [sig.name for sig in run.plan.entries[0].inputs]
-    if args or set(kwargs) != set(names):
-        return args, kwargs
-    return arguments_of(run.signature.inputs, [kwargs[name] for name in names])
 
 
 def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
@@ -427,11 +407,15 @@ def _inspect(options: argparse.Namespace) -> None:
         raise ArgumentError("--entry and --dim are of a timeline: add --timeline or --perfetto OUT")
     if options.between is not None and not options.timeline:
         raise ArgumentError("--between is a part of the chart: add --timeline")
+    report = _errors(options)
     if options.html is not None:
         from qcompiler.inspect.explore.page import write_page
 
-        write_page(options.program, options.html)
+        write_page(options.program, options.html, errors=report, sass=options.sass)
         print(f"wrote {options.html}; open it in a browser", file=sys.stderr)
+    if report is not None:
+        show(json.dumps(report.as_dict(), indent=1) if options.json else printable(str(report)))
+        return
     texts = options.op is not None or options.stage is not None or options.diff is not None
     other = texts or options.ledger or options.kernels or options.plan
     if options.timeline or options.perfetto is not None:
@@ -450,6 +434,19 @@ def _inspect(options: argparse.Namespace) -> None:
         show(json.dumps(describe(options.program), indent=1))
     else:
         show(summary(options.program))
+
+
+def _errors(options: argparse.Namespace) -> Any:
+    """The report of --error; None without it. ArgumentError for its options without it."""
+    if options.sass and options.html is None:
+        raise ArgumentError("--sass is a part of the page: add --html OUT")
+    if options.error is None:
+        if options.model is not None or options.quant is not None:
+            raise ArgumentError("--model and --quant are of --error: add --error DATA")
+        return None
+    from qcompiler.error_command import errors_of_file
+
+    return errors_of_file(options.program, options.error, options.model, options.quant)
 
 
 def _timeline(options: argparse.Namespace, *, alone: bool) -> None:

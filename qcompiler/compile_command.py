@@ -46,6 +46,10 @@ def add_compile(commands: Any) -> None:
     command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile can continue")
     command.add_argument("--layout", choices=("target", "canonical"), default="target")
     command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
+    command.add_argument(
+        "--source-lines", action="store_true",
+        help="put the model's source lines into the file for the explorer: paths and text of this machine",
+    )  # fmt: skip
     command.add_argument("--dump-ir", type=Path, default=None)
     command.add_argument("--mlir", type=Path, default=None, metavar="FILE", help="write it in upstream MLIR, too")
     command.add_argument(
@@ -86,6 +90,8 @@ def _compile(options: argparse.Namespace) -> None:
         raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
     if options.mlir is not None and options.weights == "none":
         raise ArgumentError("--mlir writes the weights, and --weights none has none")
+    if options.source_lines and options.no_stages:
+        raise ArgumentError("--source-lines go with the texts of the stages, which --no-stages leaves out")
     check_writable(options.output)
     check_writable(options.mlir)
     with Stages(1):
@@ -121,7 +127,9 @@ def _compile(options: argparse.Namespace) -> None:
         print(program.report())
         print(program.timing() if options.timing else program.ledger.totals())
         return
-    builds = program.save(options.output, layout=options.layout, stages=not options.no_stages)
+    builds = program.save(
+        options.output, layout=options.layout, stages=not options.no_stages, source_lines=options.source_lines
+    )
     print(program.ledger.totals(), file=sys.stderr)
     if options.timing:
         print(program.timing())

@@ -14,12 +14,16 @@ from qcompiler.device_map import Placement, place
 from qcompiler.errors import ArgumentError, MissingDependencyError, QCompilerError, TargetMismatchError
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.eager import eager_times
+from qcompiler.inspect.error_report import ErrorReport
 from qcompiler.inspect.explore.collect import Contents, in_utf8
 from qcompiler.inspect.explore.page import Explorer
 from qcompiler.inspect.explore.schedule import Times
 from qcompiler.inspect.explore.stages import StageText
 from qcompiler.inspect.files import source_file
+from qcompiler.inspect.measure_errors import Stages, measure
 from qcompiler.inspect.report import Choice, ProgramReport
+from qcompiler.inspect.source_lines import LINES_FILE, Lines, lines_text
+from qcompiler.inspect.stage_answers import StagesAgain
 from qcompiler.inspect.torch_share import read_by_torch
 from qcompiler.inspect.upstream import STAGE, UpstreamModule, Weights, upstream
 from qcompiler.ledger import Ledger
@@ -61,11 +65,14 @@ class Program:
         targets: Sequence[str] = (),
         canonical: WeightStore | None = None,
         buckets: Sequence[Bucket] | None = None,
+        again: StagesAgain | None = None,
     ) -> None:
         self.image = image
         self.placement = placement if placement is not None else place("cpu")
         self.ledger: Ledger = stored_ledger(imported.ledger, image.plan)
         self._oracle = imported.oracle
+        self._imported = imported
+        self._again = again
         self._states = imported.states
         self._canonical = canonical
         self._buckets = buckets
@@ -126,6 +133,26 @@ class Program:
             times = eager_times(eager, args, kwargs, rounds=rounds, threads=self.run.num_threads or None)
         found = self.run.profile(*args, rounds=rounds, keep_states=keep_states, **kwargs)
         return found if times is None else found.beside(times)
+
+    def errors(self, *args: Any, model: Any = None, **kwargs: Any) -> ErrorReport:
+        """Signal-to-noise ratios on this input: of each result, each layer, each stage (docs/explorer.md#errors).
+
+        The program is compared with its oracle and, if `model` is given, with this float model: the module of torch,
+        or the function of JAX with the program's arguments.  `print` the report, or give it to `explore(error=)`.
+        The program runs in a session of its own; each stage runs in the interpreter, which takes seconds for a small
+        model and minutes for a large one.
+
+        ArgumentError for a model that is none, WeightsError without values, and the errors of a call.
+        """
+        if self._again is None:
+            raise QCompilerError("this program was not made by qcompile, which keeps what its errors are measured with")
+        compared = self._imported.compared(model, args, kwargs, self.run.flatten_outputs)
+        return measure(self.run, compared, Stages(self._again, self.ir("import"), self._states), args, kwargs)
+
+    @functools.cached_property
+    def _lines(self) -> Lines:
+        """The model's source lines by module path."""
+        return self._imported.lines
 
     def to(self, device: str, *, devices: Sequence[str] | None = None) -> LoadedProgram:
         """The whole program on another device, or an error and no change. Its own device need not be present.
@@ -219,19 +246,30 @@ class Program:
         """
         return timeline(self.plan, self.image.target.isa, entry, symbols, measured=measured)
 
-    def explore(self, path: str | Path | None = None, *, times: Times | None = None) -> Explorer:
+    def explore(
+        self,
+        path: str | Path | None = None,
+        *,
+        times: Times | None = None,
+        error: ErrorReport | None = None,
+        sass: bool = False,
+    ) -> Explorer:
         """The program as one HTML page: stages, kernels, ledger, memory, timeline (docs/explorer.md).
 
         `path` is the file to write; `.save(path)` of the result does the same, and a notebook shows the result.
         `times` are measured seconds by the id of the step, which replace the estimates: `prog.profile(x).seconds()`.
         Those of several profiles are joined by `|`. The page names what they were measured on, and at which sizes.
-        Needs no device. ArgumentError if the file's folder does not exist, or for times of a step that there is not.
+        `error` are measured ratios of signal to noise: `prog.errors(x, model=model)`.
+        `sass` adds the machine code of CUDA kernels, which NVRTC compiles for the program's architecture; no GPU is
+        needed.  Needs no device. ArgumentError if the file's folder does not exist, for times of a step that there is
+        not, and for the SASS of a program for a CPU; MissingDependencyError names what to install for SASS.
         """
         stages = [StageText(each.index, each.name, each.suffix, each.text, each.seconds) for each in self._dumps]
         page = Explorer(Contents(
             self.plan, self.image.target.kind, self.image.target.isa, "compile",
             "program" if path is None else in_utf8(Path(path).stem), stages, [vars(each) for each in self._choices],
-            json.loads(self.ledger.to_json()), times=times or {},
+            json.loads(self.ledger.to_json()), times=times or {}, lines=self._lines,
+            errors=None if error is None else error.errors, sass=sass,
         ))  # fmt: skip
         if path is not None:
             page.save(path)
@@ -276,6 +314,7 @@ class Program:
         *,
         layout: Literal["target", "canonical"] = "target",
         stages: bool = True,
+        source_lines: bool = False,
         attachments: Mapping[str, bytes] | None = None,
     ) -> dict[str, str]:
         """Writes a .qca file with a native build for each of `targets`, or else for the machine that it runs on.
@@ -284,11 +323,17 @@ class Program:
         that is not present NVRTC compiles the cubin, or it is left out with a note if NVRTC is missing.
         `layout="canonical"` is the portable form, repacked at load; it has only the builds that `targets` names.
         `stages=False` leaves out the texts of the stages and of the kernels, which the runtime does not need.
+        `source_lines=True` adds the model's source lines by module path, which the explorer shows: paths of this
+        machine and text of the model's source.  They are left out unless asked for.
         `attachments` are files by name that travel with the program; `qc.load(path).attachments` has their bytes.
         """
+        if source_lines and not stages:
+            raise ArgumentError("source_lines=True goes with the texts of the stages, which stages=False leaves out")
         self.image.require_values()
         with_builds = layout == "target" or bool(self.targets)
         image = self._image_with_native() if with_builds else self.image
+        if source_lines:
+            image = replace(image, texts={**image.texts, LINES_FILE: lines_text(self._lines)})
         if attachments is not None:
             image = replace(image, attachments=attachments)
         return save_image(image, path, layout=layout, stages=stages)

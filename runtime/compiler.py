@@ -23,6 +23,7 @@ from qcompiler.errors import ArgumentError, CompileFailedError, CompilerMissingE
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir, has_private_dir, private_dir
 from qcompiler.runtime.code import Code, read_code, read_record
+from qcompiler.runtime.compile_rate import compiling
 from qcompiler.runtime.files import SUFFIX, held, locked, sweep, write_private
 from qcompiler.runtime.progress import note, note_once
 
@@ -199,7 +200,11 @@ class _Job:
             if (found := _intact(library)) is not None:  # another process was faster
                 return found
             began = time.monotonic()
-            code = Code(library, self._compile(library))
+            what = self.file.rpartition("-")[0] if self.announce is None else self.announce.removeprefix("compiled ")
+            with compiling(
+                f"compile {what}", self.source, folder, (self.compiler.version, *self.flags, *(self.link or ()))
+            ):
+                code = Code(library, self._compile(library))
             # The record comes last: without it the library does not count.
             write_private(library, code.data)
             write_private(library.with_suffix(".json"), json.dumps({"sha256": code.sha256}).encode())

@@ -387,6 +387,10 @@ class PlanExecutor:
                     found.append(TorchStep(step.number, partial(step.issue, arenas=arenas)))
         return found
 
+    def address(self, view: View, binding: Binding, arenas: ArenaArray) -> int:
+        """The address of a view's first element in a call with these arenas."""
+        return self._address(view, binding.symbols).at(arenas)
+
     def torch_calls(self, binding: Binding) -> list[_TorchCall]:
         """The torch calls of the entry point, in order, resolved for this binding's symbols."""
         key = tuple(binding.symbols.values())

@@ -30,6 +30,7 @@ from qcompiler.errors import CompileFailedError, MissingDependencyError
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.cache import cache_dir, has_private_dir, keep, private_dir
 from qcompiler.runtime.code import Code, read_code, read_record
+from qcompiler.runtime.compile_rate import compiling
 from qcompiler.runtime.compiler import LOG_LIMIT
 from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.files import locked, write_private
@@ -108,7 +109,9 @@ def _made(folder: Path, file: str, source: str, arch: str, version: str, announc
         if (known := _intact(file, arch)) is not None:
             return known
         began = time.monotonic()
-        cubin = _compile(source, arch, folder / file, version)
+        what = f"compile {announce.removeprefix('compiled ') if announce else f'for {arch}'}"
+        with compiling(what, source, folder, (version, *options(arch))):
+            cubin = _compile(source, arch, folder / file, version)
         if announce:
             note(f"{announce}: {time.monotonic() - began:.1f} s")
     return cubin

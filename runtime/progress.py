@@ -17,7 +17,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -56,15 +57,21 @@ def is_quiet() -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """A stage of a compile at its beginning: number `number` of `of`, `seconds` after the compile began."""
+    """A stage of a compile at its beginning: number `number` of `of`, `seconds` after the compile began.
+
+    `left` is the estimated number of seconds until the stage ends, where there is an estimate.
+    """
 
     stage: str
     number: int
     of: int
     seconds: float
+    left: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.stage} (stage {self.number} of {self.of}, {self.seconds:.0f} s)"
+        place = f"stage {self.number} of {self.of}, " if self.of > 1 else ""
+        left = f", about {human_seconds(self.left)} left" if self.left is not None else ""
+        return f"{self.stage} ({place}{self.seconds:.0f} s{left})"
 
 
 OnStep = Callable[[Step], None]
@@ -78,6 +85,26 @@ def stage(name: str) -> None:
         current.begin(name)
 
 
+@contextmanager
+def expecting(what: str, seconds: float | None) -> Iterator[None]:
+    """While it is entered, the current stage shows the time left: it is expected to take so many seconds more.
+
+    Without a current stage, `what` is one of its own.  None for work that cannot be estimated.
+    """
+    current = _CURRENT.get()
+    if current is not None:
+        current.expect(seconds)
+        try:
+            yield
+        finally:
+            current.expect(None)
+        return
+    with Stages(1) as alone:
+        alone.begin(what)
+        alone.expect(seconds)
+        yield
+
+
 class Stages:
     """Follows work of a known number of stages. `progress` is called as each begins; its exceptions end the work."""
 
@@ -87,6 +114,7 @@ class Stages:
         self._name, self._number = "start", 0
         self._done = threading.Event()
         self._bar: TaskID | None = None
+        self._until: float | None = None
 
     def __enter__(self) -> Stages:
         self._token = _CURRENT.set(self)
@@ -105,15 +133,22 @@ class Stages:
 
     def begin(self, name: str) -> None:
         """The next stage begins."""
-        self._name, self._number = name, self._number + 1
+        self._name, self._number, self._until = name, self._number + 1, None
         if self._bar is not None:
             BARS.update(self._bar, self._number - 1, str(self.step), name)
         if self._progress is not None:
             self._progress(self.step)
 
+    def expect(self, seconds: float | None) -> None:
+        """The present stage is expected to take so many seconds more; None if that is not known."""
+        self._until = None if seconds is None else time.monotonic() + seconds
+
     @property
     def step(self) -> Step:
-        return Step(self._name, self._number, self._total, time.monotonic() - self._began)
+        now, until = time.monotonic(), self._until
+        # What takes longer than expected has no time left that could be told.
+        left = until - now if until is not None and until > now else None
+        return Step(self._name, self._number, self._total, now - self._began, left)
 
     def _speak(self) -> None:
         """Waits for two seconds, then speaks until the work is done."""
@@ -126,7 +161,8 @@ class Stages:
             return
         self._bar = BARS.add(self._name, self._total)
         BARS.update(self._bar, self._number - 1, str(self.step), self._name)
-        self._done.wait()
+        while not self._done.wait(1.0):
+            BARS.update(self._bar, self._number - 1, str(self.step), self._name)
         BARS.remove(self._bar)
 
 

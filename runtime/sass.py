@@ -130,10 +130,29 @@ def disassembler() -> Path:
 
 def disassemble(cubin: Path) -> dict[str, Function]:
     """The functions of a cubin by name. SassError where nvdisasm refuses the file."""
+    return parse(_disassembly(cubin))
+
+
+def listings(cubin: Path) -> dict[str, str]:
+    """The machine code of each function of a cubin as text to read: its labels and instructions, one to a line.
+
+    Raises the errors of `disassemble`.
+    """
+    found: dict[str, list[str]] = {}
+    lines = list[str]()
+    for line in _disassembly(cubin).splitlines():
+        if section := _SECTION.match(line):
+            lines = found.setdefault(section[1], [])
+        elif _LABEL.match(line) or _LINE.match(line):
+            lines.append(line.rstrip())
+    return {name: "\n".join(body) + "\n" for name, body in found.items()}
+
+
+def _disassembly(cubin: Path) -> str:
     done = subprocess.run([disassembler(), "-c", cubin], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SassError(f"{cubin}: nvdisasm refused it: {(done.stderr or done.stdout).strip()[:400]}")
-    return parse(done.stdout)
+    return done.stdout
 
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+)")

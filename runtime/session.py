@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails
 from qcompiler.runtime.placement import SessionMemory
 from qcompiler.runtime.profile_cpu import Timings, Walk, check_rounds, time_steps
+from qcompiler.runtime.step_results import StepResult, copied, written_views
 from qcompiler.runtime.streams import Callers, Queues
 from qcompiler.runtime.support import Context, parallel_address
 
@@ -331,6 +332,28 @@ class HostSession(Session):
     def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
         """DeviceUnavailableError: the CPU has no graphs."""
         raise DeviceUnavailableError(NO_CAPTURE)
+
+    def step_results(
+        self, see: Callable[[StepResult], None], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Binding, Any]:
+        """Runs one call step by step. `see` gets a copy of what each step wrote, before the next one runs.
+
+        Returns the binding of the call and its results. The states change as by a call.
+        """
+        ticket = self.ticket()
+        with self._lock:
+            self.begin(ticket)
+            binding, results, sources = self._bind(tuple(args), dict(kwargs), None)
+            plan, frame = self.program.plan, self._frames[binding.entry]
+            entry = plan.entries[binding.entry]
+            steps = PlanExecutor(plan, entry, self.program.slots, self.queues, frame)
+            for each in steps.submissions(binding):
+                each.issue(self._context, frame.arenas)
+                for view in written_views(plan, entry.steps[each.number]):
+                    values = copied(view, steps.address(view, binding, frame.arenas), binding.symbols)
+                    see(StepResult(each.number, view.buffer, values))
+            del sources  # the memory of arguments, held until here
+            return binding, self.program.unflatten_outputs(results)
 
     def _in_place_of_none(self, results: Sequence[Any], binding: Binding) -> list[Any]:
         """The arrays of `out=`, and memory for the results that the caller does not want."""

@@ -2,6 +2,8 @@
 
 00-export.txt  01-insert-qdq.txt  02-import.mlir  03-canonicalize.mlir  …  30-emit-kernels.cpp
 
+A folder holds the dumps of one compile: those of an earlier one are deleted when the next one begins.
+
 `QC_PRINT_AFTER=import,dce` prints the text after these stages to stderr; `all` prints every one, and `change` those
 that changed it.
 """
@@ -10,9 +12,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +47,24 @@ class StageDump:
 
 class StageDumps:
     """The stages of one compilation in order. With a directory, each stage is also written there when it ends;
-    `print_after` are the stages whose text is printed to stderr (`print_after_of`)."""
+    `print_after` are the stages whose text is printed to stderr (`print_after_of`).
 
-    def __init__(self, directory: str | Path | None = None, print_after: frozenset[str] = frozenset()) -> None:
+    `known` are the names of all stages: their dumps that an earlier compile left in the directory are deleted first.
+    Otherwise a compile that fails, or one with other stages, would leave a mixture. Other files stay.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        print_after: frozenset[str] = frozenset(),
+        known: Collection[str] = (),
+    ) -> None:
         self._stages: list[StageDump] = []
         self._directory = Path(directory) if directory is not None else None
         self._print_after, self._last = print_after, ""
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
+            _delete_dumps(self._directory, known)
 
     def add(self, name: str, text: str, seconds: float, suffix: str = "mlir") -> None:
         dump = StageDump(len(self._stages), name, suffix, zlib.compress(text.encode(), 1), seconds)
@@ -82,6 +95,17 @@ class StageDumps:
         total = sum(stage.seconds for stage in self._stages)
         rows = [f"{stage.seconds:9.3f} s  {stage.name}" for stage in self._stages]
         return "\n".join([*rows, f"{total:9.3f} s  in all"])
+
+
+_DUMP = re.compile(r"\d{2,}-(?P<stage>.+)\.(?:txt|mlir|cpp|cu)")
+
+
+def _delete_dumps(folder: Path, known: Collection[str]) -> None:
+    """Deletes the files in a folder that have the name of a dump of one of these stages. Links are not followed."""
+    for file in folder.iterdir():
+        found = _DUMP.fullmatch(file.name)
+        if found is not None and found["stage"] in known and (file.is_symlink() or file.is_file()):
+            file.unlink()
 
 
 def print_after_of(text: str | None, stages: Sequence[str]) -> frozenset[str]:

@@ -11,6 +11,7 @@ import msgspec
 
 from qcompiler.errors import ArgumentError, CorruptFileError
 from qcompiler.inspect.report import step_kind
+from qcompiler.inspect.source_lines import LINES_FILE
 from qcompiler.inspect.torch_share import TorchShare, torch_shares
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import FormatRef
@@ -262,7 +263,7 @@ def _launches(plan: Plan) -> Iterator[set[str]]:
 
 def stage_files(texts: Iterable[str]) -> list[str]:
     """The files of stages among the texts of a program file, in order."""
-    return sorted(name for name in texts if name.startswith("ir/")) + [
+    return sorted(name for name in texts if name.startswith("ir/") and name != LINES_FILE) + [
         name for name in texts if name in _SOURCE_FILES.values()
     ]
 

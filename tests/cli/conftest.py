@@ -30,6 +30,12 @@ def model():
     return Small().eval(), (), {"x": torch.randn(5, 64)}, {"x": {0: ("b", 1, 16)}}
 
 
+def other():
+    small, *rest = model()
+    small.up.weight.data *= 2
+    return small, *rest
+
+
 def unsupported():
     return Strange().eval(), (torch.randn(5, 5),)
 

@@ -108,12 +108,15 @@ await page.waitForSelector(".panel h2");
 seen.byKeys = await text(".panel h2");
 await page.keyboard.press("Escape");
 
-for (const [key, name] of [["3", "graph"], ["4", "kernels"], ["5", "ledger"], ["6", "decisions"], ["7", "memory"], ["8", "timeline"], ["9", "about"]]) {
+for (const [key, name] of [["3", "graph"], ["4", "kernels"], ["5", "ledger"], ["6", "decisions"], ["7", "memory"], ["8", "timeline"], ["9", "errors"], ["0", "about"]]) {
   await page.keyboard.press(key);
   await look(name);
   seen[name] = await text(".main");
 }
 await page.keyboard.press("3");
+await page.locator(".tools select").nth(1).selectOption("error");
+await look("graph-errors");
+seen.graphErrors = await text(".main");
 seen.boxes = await page.locator(".box").count();
 await page.locator(".box").first().focus();
 await page.keyboard.press("Enter");

@@ -21,6 +21,7 @@ from qcompiler.inspect.explore import model as records
 from qcompiler.inspect.explore.collect import Contents, collect, contents_of_file
 from qcompiler.inspect.explore.page import Explorer, recorded_digest, sources_digest
 from qcompiler.inspect.explore.stages import StageText, Texts, count_ops, stage_records
+from qcompiler.inspect.source_lines import LINES_FILE, read_lines
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime import ProgramImage, save_image
 from qcompiler.runtime.profile import Profile, StepProfile
@@ -112,6 +113,30 @@ def test_cuda_kernels_have_an_engine_and_a_grid() -> None:
     model = collect(contents_of_file(ROOT / "tests" / "golden" / "0.1.0-format1-cuda.qca")).model
     assert {kernel.engine for kernel in model.kernels} <= {"fma", "mma"}
     assert all(re.match(r"grid .+ x .+ x .+, block \d+ x 1 x 1, ", kernel.launch) for kernel in model.kernels)
+
+
+@pytest.mark.slow  # NVRTC compiles all kernels of a program
+def test_machine_code_is_shown_where_it_was_asked_for() -> None:
+    file = ROOT / "tests" / "golden" / "0.1.0-format1-cuda.qca"
+    plain = collect(contents_of_file(file)).model
+    assert all(kernel.sass == -1 for kernel in plain.kernels) and any("sass=True" in each for each in plain.absent)
+    found = collect(contents_of_file(file, sass=True))
+    assert not any("SASS" in each for each in found.model.absent)
+    for kernel in found.model.kernels:
+        assert " EXIT ;" in found.texts[kernel.sass] and "/*0000*/" in found.texts[kernel.sass]
+        assert re.match(r"\d+ registers per thread, .*\(NVRTC [\d.]+ for sm_", kernel.resources), kernel.resources
+
+
+def test_a_program_for_a_cpu_has_no_sass(saved: Path) -> None:
+    with pytest.raises(errors.ArgumentError, match="this program is for a CPU"):
+        collect(contents_of_file(saved, sass=True))
+
+
+def test_malformed_source_lines_are_a_corrupt_file() -> None:
+    assert read_lines({}, "x.qca") == {}
+    for text in ("{", "[]", '{"a": 1}', '{"a": [["line"]]}', '{"a": [["line", [1]]]}'):
+        with pytest.raises(errors.CorruptFileError, match="the model's source lines are malformed"):
+            read_lines({LINES_FILE: text}, "x.qca")
 
 
 def test_an_unsafe_plan_is_refused_before_its_kernels_are_emitted(image: ProgramImage, tmp_path: Path) -> None:

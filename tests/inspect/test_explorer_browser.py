@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_path import load
 
 import qcompiler as qc
 from qcompiler.inspect.explore.page import bundled
@@ -62,7 +63,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     program = qc.qcompile(net, (torch.randn(3, 64),), quant="nf4", dynamic_shapes={"input": {0: ("b", 1, 64)}})
     program.decided([Choice("import", HOSTILE, HOSTILE, HOSTILE)])
     path = tmp_path_factory.mktemp("page") / "blocks.html"
-    program.explore(path)
+    program.explore(path, error=program.errors(torch.randn(5, 64), model=net))
     return path, len(program.stages)
 
 
@@ -96,11 +97,12 @@ def test_a_person_can_read_a_program(
     assert seen["console"] == [] and seen["requests"] == []
     assert seen["images"] == 0 and seen["title"].startswith("blocks for x86-64")
     assert seen["contrast"] == [] and seen["overflow"] == []
-    assert len(list(tmp_path.glob("*.png"))) == 11
+    assert len(list(tmp_path.glob("*.png"))) == 13
     assert seen["stages"] == stages and any("lower-conv2d" in text for text in seen["grey"])
     assert "qc.linear" in seen["selected"] and " lines in " in seen["found"]
     for part in ("qc.linear", "type", "tensor<", "module", "0.up", "used", "ended in", "kernel ", "source, C++",
-                 "parameters", "nf4", "in each stage", "raise-idioms"):  # fmt: skip
+                 "parameters", "nf4", "in each stage", "raise-idioms",
+                 "test_explorer_browser.py:", "in forward: return x + self.down(", "linear.default"):  # fmt: skip
         assert part in seen["panel"], part
     assert seen["closed"] and seen["changes"].startswith("+")
     assert seen["reached"] == "code" and any(mark in seen["difference"] for mark in ("added", "moved", "removed"))
@@ -108,11 +110,28 @@ def test_a_person_can_read_a_program(
     assert seen["byKeys"] == "@main"
     assert HOSTILE in seen["decisions"]
     assert "not measured" in seen["timeline"] and "activations.main" in seen["memory"]
-    assert "SASS" in seen["about"] and seen["boxes"] >= 4
+    assert "Measured times" in seen["about"] and "SASS" not in seen["about"] and seen["boxes"] >= 4
     assert "launch 0 of main" in seen["step"] and "source, C++" in seen["step"]
+    assert "program against float" in seen["step"] and "program against the float model" in seen["graphErrors"]
+    for part in ("program / oracle", "0.norm", "gelu.default", "fused, or a view", "fuse-epilogues", "exact", "dB"):
+        assert part in seen["errors"], part
     assert "not measured" in seen["kernels"] and "other sizes" in seen["kernels"] and "0.00 µs" not in seen["kernels"]
     assert "not measured" in seen["about"] and "not measured" in seen["graph"]
     assert [seen[name].split("\t")[6] for name in ("largest", "smallest")] == ["4,608", "256"]
+
+
+def test_the_pictures_of_the_tutorial_show_what_the_page_shows_now(tmp_path: Path) -> None:
+    pictures = load("benchmarks/explorer_pictures.py")
+    assert pictures.recorded() == pictures.digest_of(pictures.tutorial_program(tmp_path)), "`make docs` takes them anew"
+    files = sorted(pictures.PICTURES.glob("*.png"))
+    assert [file.name for file in files] == ["explorer-diff.png", "explorer-graph.png", "explorer-value.png"]
+    assert sum(file.stat().st_size for file in files) < 300_000
+
+
+def test_a_program_of_32_layers_is_a_page_under_10_mb_that_opens_in_3_s(tmp_path: Path) -> None:
+    size = load("benchmarks/explorer_size.py")
+    found = size.measure(32, "nf4", tmp_path)
+    assert found["bytes"] < size.MOST_BYTES and found["open"] < size.MOST_SECONDS, size.table(found)
 
 
 def test_the_page_says_that_times_are_measured_and_on_what(tools: Path, measured: Path, tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def test_each_stage_is_written_as_it_ends(tmp_path: Path) -> None:
     assert dumps.timing().splitlines()[-1].split() == ["0.750", "s", "in", "all"]
 
 
+def test_a_folder_of_dumps_is_no_mixture_of_two_compiles(tmp_path: Path) -> None:
+    first = StageDumps(tmp_path, known=("export", "import", "dce"))
+    for name in ("export", "import", "dce"):
+        first.add(name, "first", 0.0)
+    (tmp_path / "02-notes.txt").write_text("of the user")
+    (tmp_path / "dce.mlir").write_text("of the user")
+    second = StageDumps(tmp_path, known=("export", "import", "dce"))
+    second.add("export", "second", 0.0, "txt")  # and then it fails
+    kept = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert kept == {"00-export.txt": "second", "02-notes.txt": "of the user", "dce.mlir": "of the user"}
+
+
 def test_an_unknown_stage_lists_the_stages_there_are() -> None:
     dumps = StageDumps()
     dumps.add("export", "graph", 0.0, "txt")

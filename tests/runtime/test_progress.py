@@ -6,11 +6,13 @@ import io
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from qcompiler.runtime import progress
-from qcompiler.runtime.progress import Counted, Progress, Runs, Stages, Step, stage
+from qcompiler.runtime.compile_rate import compiling
+from qcompiler.runtime.progress import Counted, Progress, Runs, Stages, Step, expecting, stage
 
 
 class Screen(io.StringIO):
@@ -122,3 +124,48 @@ def test_the_callback_gets_every_stage_in_order_and_may_end_the_work() -> None:
 
     with pytest.raises(KeyboardInterrupt), Stages(2, stop):
         stage("export")
+
+
+def test_a_compiler_has_the_time_left_that_its_last_rate_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("QC_QUIET", "1")
+    with Stages(32) as stages:
+        stage("compile-kernels")
+        with compiling("compile 2 kernels", "x" * 1000, tmp_path / "native", ("g++ 12", "-O3")):
+            assert stages.step.left is None  # nothing is known yet
+            now[0] += 10
+        with compiling("compile 2 kernels", "x" * 3000, tmp_path / "native", ("g++ 12", "-O3")):
+            now[0] += 8
+            assert stages.step.left == pytest.approx(22)
+            assert str(stages.step) == "compile-kernels (stage 1 of 32, 18 s, about 22 s left)"
+            now[0] += 23
+            assert stages.step.left is None  # longer than expected: no number would be true
+        assert stages.step.left is None
+        with compiling("compile 2 kernels", "x" * 3000, tmp_path / "native", ("g++ 12", "-Og")):
+            assert stages.step.left is None  # other flags, another rate
+
+
+def test_a_compile_that_fails_or_a_damaged_record_gives_no_rate(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), compiling("compile", "x", tmp_path / "native", ("g++",)):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with compiling("compile", "x" * 1000, tmp_path / "native", ("g++",)):
+        pass
+    (record,) = tmp_path.iterdir()
+    for text in ("", "{", '{"bytes_per_second": "fast"}', '{"bytes_per_second": 0}', '{"bytes_per_second": Infinity}',
+                 '{"bytes_per_second": true}', '{"bytes_per_second": -1}'):  # fmt: skip
+        record.write_text(text)
+        with Stages(2) as stages, compiling("compile", "x" * 1000, tmp_path / "native", ("g++",)):
+            assert stages.step.left is None, text
+
+
+def test_work_of_another_program_without_stages_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(terminal=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(progress, "BAR_AFTER", 0.01)
+    monkeypatch.delenv("QC_QUIET", raising=False)
+    screen.wanted = "about"
+    with expecting("compile 5 kernels", 99.5):
+        assert screen.saw.wait(10)
+    assert "qcompiler: compile 5 kernels (0 s, about " in screen.getvalue()

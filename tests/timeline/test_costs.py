@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from qcompiler.kernels.cost import (
@@ -108,6 +109,17 @@ def test_small_launches_fit_beside_each_other() -> None:
     device, small = Occupancy(), Cost(2.0, 0.25)
     assert [device.place(0.0, small) for _ in range(4)] == [2.0] * 4
     assert device.place(0.0, small) == 4.0
+
+
+def test_a_launch_ends_where_times_are_large_and_so_coarse() -> None:
+    # At 1e8 microseconds neighbouring doubles are 1.5e-8 apart, and a rest of that size looked for a piece behind the
+    # last one: a Llama of 32 layers with 65,536 tokens had no timeline.
+    for start in (1e6, 1e7, 1e8, 1e9):
+        device, generator = Occupancy(), np.random.default_rng(0)
+        end = start
+        for span in generator.uniform(1.0, 1e4, 200):
+            end = device.place(end, Cost(float(span), 0.7))
+        assert end > start
 
 
 def test_what_is_placed_later_gets_what_is_left() -> None:

@@ -37,6 +37,33 @@ class Stages:
         self.seconds[name] = time.perf_counter() - began
 
 
+@dataclass(frozen=True)
+class NodeValue:
+    """A value of the model's graph: its name there, its operator, its module path, its line in the model, the array."""
+
+    name: str
+    op: str
+    path: str
+    line: str
+    values: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class GraphValues:
+    """One run of a graph: its values in order (none where the frontend cannot look at them), and its results."""
+
+    nodes: tuple[NodeValue, ...]
+    results: tuple[npt.NDArray[Any], ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The oracle's run, and the float model's; None without a float model."""
+
+    oracle: GraphValues
+    model: GraphValues | None
+
+
 class Imported(Protocol):
     """The imported module of `qc` and `linalg`, and everything else that a program needs."""
 
@@ -79,6 +106,18 @@ class Imported(Protocol):
     @property
     def decisions(self) -> Sequence[tuple[str, str, str]]:
         """(stage, path, what) of decisions about weights."""
+
+    @property
+    def lines(self) -> Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]:
+        """The model's source lines by module path, each with the operators that it became; empty if none are known."""
+
+    def compared(
+        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], flatten: Callable[[Any], Sequence[Any]]
+    ) -> Compared:
+        """One run of the oracle, and one of the float model unless it is None.
+
+        `flatten` gives the arrays of a result.
+        """
 
     def room(self, nbytes: int) -> Bytes:
         """Zeroed memory for the program's image."""

@@ -9,7 +9,7 @@ The result is what the torch frontend makes of the same model; nothing behind it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from qcompiler.config import QuantConfig
 from qcompiler.errors import DimError, FrontendError, QCompilerError, UnsupportedOperatorError
-from qcompiler.frontends.common.imported import Stages
+from qcompiler.frontends.common.imported import Compared, GraphValues, Stages
 from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import Node, Value
 from qcompiler.frontends.jax.indexing import row_index
@@ -66,6 +66,21 @@ class JaxImport:
     @property
     def decisions(self) -> tuple[tuple[str, str, str], ...]:
         return self.quantized.decisions
+
+    @property
+    def lines(self) -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
+        """None are kept."""
+        return {}
+
+    def compared(
+        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], flatten: Callable[[Any], Sequence[Any]]
+    ) -> Compared:
+        """The results of the function with decoded weights, and of `model`, a function of the same arguments."""
+
+        def run(function: Callable[..., Any]) -> GraphValues:
+            return GraphValues((), tuple(np.asarray(leaf) for leaf in flatten(function(*args, **kwargs))))
+
+        return Compared(run(self.oracle()), None if model is None else run(model))
 
     def room(self, nbytes: int) -> Bytes:
         """Memory for the program's image."""

@@ -10,7 +10,7 @@ Each ATen operator has one entry in `aten.table.BUILDERS`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,12 +27,14 @@ from xdsl.ir import Block, Region, SSAValue
 
 from qcompiler.config import parse_format
 from qcompiler.errors import DimError, ExportError, FrontendError, UnsupportedOperatorError
+from qcompiler.frontends.common.imported import Compared
 from qcompiler.frontends.quantise.insert_qdq import PACKED, Quantized
 from qcompiler.frontends.torch.aten import recurrent
 from qcompiler.frontends.torch.aten.scope import Result, Scope, bind
 from qcompiler.frontends.torch.aten.table import BUILDERS
 from qcompiler.frontends.torch.capture import signature
 from qcompiler.frontends.torch.capture.fallback import Fallback, TorchPart
+from qcompiler.frontends.torch.capture.graph_values import Lines, compared, lines_of
 from qcompiler.frontends.torch.capture.writes import is_read
 from qcompiler.frontends.torch.common.empty_weights import is_empty
 from qcompiler.frontends.torch.common.origins import describe
@@ -108,6 +110,17 @@ class ImportResult:
     @property
     def decisions(self) -> tuple[tuple[str, str, str], ...]:
         return self.quantized.decisions
+
+    @property
+    def lines(self) -> Lines:
+        """The model's source lines by module path, each with the operators that it became."""
+        return lines_of(self.quantized.exported.program)
+
+    def compared(
+        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], flatten: Callable[[Any], Sequence[Any]]
+    ) -> Compared:
+        """One run of the oracle, and one of the float model unless it is None, with the value of every node."""
+        return compared(self.quantized.exported.program, model, args, kwargs)
 
     def room(self, nbytes: int) -> Bytes:
         """Zeroed memory for the program's image."""

@@ -11,22 +11,26 @@ from typing import Any
 import msgspec
 
 from qcompiler import __version__
-from qcompiler.errors import CorruptFileError
+from qcompiler.errors import ArgumentError, CorruptFileError
+from qcompiler.inspect.explore.machine_code import machine_code
 from qcompiler.inspect.explore.model import (
     MODEL_VERSION,
     Collected,
     Decision,
     Entry,
+    Errors,
     Facts,
     Kernel,
     LedgerLine,
     Model,
     Origin,
     Sort,
+    SourceLine,
 )
 from qcompiler.inspect.explore.schedule import Times, arena_records, entry_records, format_text
 from qcompiler.inspect.explore.stages import StageText, Texts, stage_records
 from qcompiler.inspect.files import SOURCE_STAGE, source_file
+from qcompiler.inspect.source_lines import Lines, read_lines
 from qcompiler.kernels.cpu.emit import emit_numbered, scratch_bytes
 from qcompiler.kernels.cuda import emit as cuda
 from qcompiler.kernels.numbered import numbered
@@ -37,16 +41,21 @@ from qcompiler.runtime.plan_bodies import check_bodies
 from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.program_file import read_program
 
-ABSENT_HERE = (
-    "SASS of CUDA kernels and what they need of registers: see docs/hot-loops.md and docs/kernel-resources.md.",
-    'Errors per layer and per pass (SNR): verify_each="numerics" names a pass that changed an answer.',
-    "The model's source line of an op of IR: the IR has module paths. The torch graphs of the stages export and "
-    "insert-qdq name lines.",
+_NO_SASS = (
+    "The machine code (SASS) of the CUDA kernels, and their registers: prog.explore(sass=True) and "
+    "qc inspect --html OUT --sass compile them."
 )
-"""What no page holds yet."""
-
+_NO_ERRORS = (
+    "Errors of layers and stages: prog.explore(error=prog.errors(x, model=model)) and "
+    "qc inspect --html OUT --error x.npz --model package.module:function measure them."
+)
+_NO_LINES = "The model's source lines: only the frontend of torch keeps them."
+_NO_LINES_IN_FILE = (
+    "The model's source lines: the file was saved without them, since they name paths of a machine "
+    "(prog.save(source_lines=True), qc compile --source-lines)."
+)
 _FROM_FILE = (
-    "The torch graphs of the stages export and insert-qdq, and so the model's source lines: a file does not hold them.",
+    "The torch graphs of the stages export and insert-qdq: a file does not hold them.",
     "The seconds of the stages: a file does not hold them.",
 )
 
@@ -67,14 +76,22 @@ class Contents:
     absent: Sequence[str] = ()
     times: Times = field(default_factory=dict)
     """Measured seconds of steps, by id; the others are estimated."""
+    lines: Lines = field(default_factory=dict)
+    """The model's source lines by module path."""
+    errors: Errors | None = None
+    sass: bool = False
+    """Whether CUDA kernels are compiled and disassembled."""
 
 
 def collect(contents: Contents) -> Collected:
-    """The model of the page, and its texts. Raises the errors of the emitter and of the timeline."""
+    """The model of the page, and its texts. Raises the errors of the emitter and of the timeline.
+
+    With `sass`: ArgumentError for a program for a CPU, MissingDependencyError for NVRTC and nvdisasm.
+    """
     plan = contents.plan
     texts = Texts()
     stages = stage_records(contents.stages, texts)
-    kernels = _kernels(plan, contents.kind, contents.isa, texts)
+    kernels = _kernels(contents, texts)
     entries = entry_records(plan, contents.isa, contents.times)
     rows, totals = _ledger(contents)
     model = Model(
@@ -84,7 +101,7 @@ def collect(contents: Contents) -> Collected:
             kind=contents.kind, isa=contents.isa, origin=contents.origin,
             source=contents.source, devices=tuple(device.name for device in plan.devices),
         ),
-        absent=(*contents.absent, *_times_note(entries), *ABSENT_HERE),
+        absent=(*contents.absent, *_times_note(entries), *_missing(contents)),
         stages=stages,
         kernels=kernels,
         entries=entries,
@@ -92,13 +109,33 @@ def collect(contents: Contents) -> Collected:
         ledger=rows,
         totals=totals,
         decisions=_decisions(contents),
+        lines={
+            path: tuple(SourceLine(text=text, ops=tuple(ops)) for text, ops in found)
+            for path, found in contents.lines.items()
+        },
+        errors=contents.errors,
     )  # fmt: skip
     return Collected(model, texts.all())
 
 
-def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
+def _missing(contents: Contents) -> list[str]:
+    """What the page could hold and does not."""
+    found = []
+    if contents.kind != "cpu" and not contents.sass:
+        found.append(_NO_SASS)
+    if contents.errors is None:
+        found.append(_NO_ERRORS)
+    if not contents.lines:
+        found.append(_NO_LINES if contents.origin == "compile" else _NO_LINES_IN_FILE)
+    return found
+
+
+def contents_of_file(
+    path: str | Path, times: Times | None = None, *, errors: Errors | None = None, sass: bool = False
+) -> Contents:
     """What a `.qca` file holds. The plan is proven safe first, since kernels are emitted from it.
 
+    `times`, `errors` and `sass` are those of `Contents`.
     The page names the file without its folder, since it is made to be sent to others.
     Raises the errors of `qc inspect`, PlanError and ScheduleError.
     """
@@ -112,6 +149,7 @@ def contents_of_file(path: str | Path, times: Times | None = None) -> Contents:
     return Contents(
         header.plan, header.target.kind, header.target.isa, "file", in_utf8(path.name), stages,
         header.report if header.report is not None else [], header.ledger, header.qcompiler, absent, times or {},
+        read_lines(texts, str(path)), errors, sass,
     )  # fmt: skip
 
 
@@ -147,15 +185,21 @@ def _times_note(entries: Sequence[Entry]) -> Sequence[str]:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def _kernels(plan: Plan, kind: str, isa: str, texts: Texts) -> tuple[Kernel, ...]:
-    emit: Callable[[KernelSpec, int, str], _Emitted] = _emit_cpu if kind == "cpu" else _emit_cuda
+def _kernels(contents: Contents, texts: Texts) -> tuple[Kernel, ...]:
+    plan, isa = contents.plan, contents.isa
+    emit: Callable[[KernelSpec, int, str], _Emitted] = _emit_cpu if contents.kind == "cpu" else _emit_cuda
+    if contents.sass and contents.kind == "cpu":
+        raise ArgumentError("SASS is the machine code of a GPU, and this program is for a CPU: leave it out")
+    built = machine_code(plan, isa) if contents.sass else {}
     kernels = []
     for number, spec in enumerate(plan.kernels):
-        found = emit(spec, number, isa)
+        found, machine = emit(spec, number, isa), built.get(number)
         kernels.append(Kernel(
             number=number, name=spec.name, template=spec.template, serves=spec.serves,
             operands=tuple(map(_operand, spec.operands)), symbols=spec.symbols, digest=spec.digest,
             engine=found.engine, launch=found.launch, notes=found.notes, source=texts.add(found.text),
+            sass=texts.add(machine.text) if machine is not None else -1,
+            resources=machine.resources if machine is not None else "",
         ))  # fmt: skip
     return tuple(kernels)
 

@@ -14,7 +14,7 @@ import msgspec
 Origin = Literal["compile", "file"]
 Sort = Literal["idiom", "missed", "kernel", "other"]
 
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 """The page's code refuses a model of another version."""
 
 
@@ -48,8 +48,19 @@ class Stage(Record, frozen=True):
     text: int
 
 
+class SourceLine(Record, frozen=True):
+    """A line of the model, `model.py:84 in forward: y = self.up(x)`, and the torch operators that it became."""
+
+    text: str
+    ops: tuple[str, ...]
+
+
 class Kernel(Record, frozen=True):
-    """A kernel, its source as a text, and its launch in words. `number` is its place in the plan: ``qk_<number>``."""
+    """A kernel, its source as a text, and its launch in words. `number` is its place in the plan: ``qk_<number>``.
+
+    `sass` is its machine code as a text, -1 where it was not built; `resources` are its registers and its local memory,
+    and the compiler that says so.
+    """
 
     number: int
     name: str
@@ -62,6 +73,8 @@ class Kernel(Record, frozen=True):
     launch: str
     notes: tuple[str, ...]
     source: int
+    sass: int
+    resources: str
 
 
 class Step(Record, frozen=True):
@@ -158,8 +171,73 @@ class Decision(Record, frozen=True):
     sort: Sort
 
 
+Db = float | Literal["exact", "not finite"] | None
+"""A signal-to-noise ratio in decibels: 10 log10 of sum(reference^2) / sum((value - reference)^2), in float64.
+
+"exact": no difference. "not finite": one side has an infinity or a NaN where the other has not. None: there is nothing
+to compare with, or the reference is zero everywhere.
+"""
+
+
+class ResultSnr(Record, frozen=True):
+    """A result of the program, against the oracle's and against the float model's."""
+
+    name: str
+    oracle: Db
+    model: Db
+
+
+class LayerSnr(Record, frozen=True):
+    """A value of the model's graph: an operator `op` at a module path.
+
+    `quantised` is the oracle's value against the float model's: what quantisation costs up to here.  `oracle` is the
+    program's value against the oracle's: what the compiler and the kernels cost up to here.  `model` is the program's
+    value against the float model's: both.  `entry` and `step` name the step that wrote the value, "" and -1 if no step
+    wrote it to memory: it was fused into another.
+    """
+
+    path: str
+    op: str
+    value: str
+    quantised: Db
+    oracle: Db
+    model: Db
+    entry: str
+    step: int
+
+
+class StageSnr(Record, frozen=True):
+    """A stage: the worst result after it against the same before it, and against those of the imported module.
+
+    `oracle` and `model` compare it with the oracle and the float model, as `ResultSnr`.
+    """
+
+    stage: str
+    before: Db
+    start: Db
+    oracle: Db
+    model: Db
+
+
+class Errors(Record, frozen=True):
+    """What quantisation and compilation cost on one input. `notes` are sentences: what could not be measured, and why.
+
+    `entry` ran; `inputs` are names with types and sizes.
+    """
+
+    inputs: tuple[str, ...]
+    entry: str
+    results: tuple[ResultSnr, ...]
+    layers: tuple[LayerSnr, ...]
+    stages: tuple[StageSnr, ...]
+    notes: tuple[str, ...]
+
+
 class Model(Record, frozen=True):
-    """Everything but the long texts. `absent` are sentences for the reader: what the page does not hold, and why."""
+    """Everything but the long texts. `absent` are sentences for the reader: what the page does not hold, and why.
+
+    `lines` are the model's source lines by module path. `errors` is None if none were measured.
+    """
 
     version: int
     facts: Facts
@@ -171,6 +249,8 @@ class Model(Record, frozen=True):
     ledger: tuple[LedgerLine, ...]
     totals: dict[str, Any]
     decisions: tuple[Decision, ...]
+    lines: dict[str, tuple[SourceLine, ...]]
+    errors: Errors | None
 
 
 @dataclass(frozen=True)

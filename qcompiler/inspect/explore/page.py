@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from qcompiler.errors import ArgumentError
+from qcompiler.inspect.error_report import ErrorReport
 from qcompiler.inspect.explore.collect import Contents, collect, contents_of_file
 from qcompiler.inspect.explore.model import Collected
 from qcompiler.runtime.files import replacing
@@ -105,9 +106,13 @@ class Explorer:
         )
 
 
-def write_page(program: Path, target: Path) -> Path:
-    """`qc inspect program.qca --html out.html`. Raises the errors of `contents_of_file`, and OSError."""
-    return Explorer(contents_of_file(program)).save(target)
+def write_page(program: Path, target: Path, *, errors: ErrorReport | None = None, sass: bool = False) -> Path:
+    """`qc inspect program.qca --html out.html`; `errors` are measured ratios, `sass` asks for machine code.
+
+    Raises the errors of `contents_of_file` and of `collect`, and OSError.
+    """
+    found = contents_of_file(program, errors=errors.errors if errors is not None else None, sass=sass)
+    return Explorer(found).save(target)
 
 
 def sources_digest(folder: Path) -> str:

@@ -199,11 +199,11 @@ def _opt(folder: Path, step: Steps) -> None:
 
 
 def _arrays(folder: Path, step: Steps) -> None:
-    from qcompiler import cli
+    from qcompiler import input_files
     from qcompiler.runtime import interop
 
     paths = [str(p) if p.suffix == ".npz" else f"{p.stem}={p}" for p in sorted(folder.iterdir())]
-    found = step(lambda: cli._read_inputs(paths))
+    found = step(lambda: input_files.read_inputs(paths))
     if found is None:
         return
     args, kwargs = found

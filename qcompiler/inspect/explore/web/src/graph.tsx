@@ -3,12 +3,14 @@
 import { graphlib, layout } from "@dagrejs/dagre";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { colourOf, heat } from "./colours";
-import { blockOf, bytesText, type Entry, originText, sizesText, type Step, timeText } from "./model";
+import { blockOf, bytesText, type Db, dbRank, dbText, type Entry, firstDb, layersOf, originText, sizesText, type Step, timeText } from "./model";
 import { useApp } from "./state";
 import { Legend } from "./tables";
 
 /** More boxes than this are drawn folded by module: a layout of more takes seconds. */
 const MOST = 400;
+/** Ratios in dB above this are all pale while another is below it: an error of a thousandth hides in one of a tenth. */
+const SMALL_ERROR = 60;
 /** The most characters of a box's name. */
 const LABEL = 44;
 
@@ -44,7 +46,7 @@ function place(entry: Entry, boxes: Box[]): Placed {
   graph.setDefaultEdgeLabel(() => ({}));
   const boxOf = new Map<number, string>();
   for (const box of boxes) {
-    graph.setNode(box.id, { width: Math.max(6.9 * Math.min(box.label.length, LABEL), 6.2 * figures(box).length) + 18, height: 36 });
+    graph.setNode(box.id, { width: Math.max(6.9 * Math.min(box.label.length, LABEL), 6.2 * figures(box).length, 130) + 18, height: 36 });
     box.steps.forEach((step) => boxOf.set(step.number, box.id));
   }
   const writer = new Map<string, string>();
@@ -66,7 +68,7 @@ function place(entry: Entry, boxes: Box[]): Placed {
   };
 }
 
-const COLOURS = ["time", "bytes", "format"] as const;
+const COLOURS = ["time", "bytes", "format", "error"] as const;
 
 export function EntryChoice() {
   const { model, state, set } = useApp();
@@ -94,6 +96,18 @@ export function Graph() {
   if (!entry) return <p class="empty">The plan has no entry point.</p>;
   const amount = (box: Box) => box.steps.reduce((sum, step) => sum + (by === "bytes" ? step.nbytes : (step.alone ?? 0)), 0);
   const most = placed ? Math.max(1e-9, ...placed.boxes.map(amount)) : 1;
+  /** The worst ratio of a box's steps; null if none of them wrote a value of the model. */
+  const errorOf = (box: Box): Db => box.steps.flatMap((step) => layersOf(app.model, entry.name, step.number).map(firstDb))
+    .reduce<Db>((worst, each) => (dbRank(each) < dbRank(worst) ? each : worst), null);
+  const errors = by === "error" && placed ? placed.boxes.map((box) => dbRank(errorOf(box))).filter((rank) => Math.abs(rank) < 1e6) : [];
+  const [low, high] = [Math.min(...errors), Math.max(...errors)];
+  const pale = low < SMALL_ERROR ? Math.min(high, SMALL_ERROR) : high;
+  const fillOf = (box: Box) => {
+    if (by === "format") return "var(--raised)";
+    if (by !== "error") return heat(amount(box) / most);
+    const rank = dbRank(errorOf(box));
+    return rank >= 1e6 ? "var(--raised)" : heat(rank <= low ? 1 : Math.max(0, (pale - rank) / Math.max(pale - low, 1e-9)) ** 2);
+  };
   const formatOf = (box: Box) => box.steps.flatMap((step) => step.formats)[0] ?? "no packed weight";
   const matches = (box: Box) => query !== "" && [box.label, ...box.steps.flatMap((step) => [step.place, step.kernel])].some((each) => each.toLowerCase().includes(query.toLowerCase()));
   const pick = (box: Box) => {
@@ -111,6 +125,7 @@ export function Graph() {
         <input type="search" placeholder="find in the graph" aria-label="find in the graph" value={query} onInput={(event) => setQuery(event.currentTarget.value)} />
         {query && <span class="dim">{found} found</span>}
         <span class="dim">times {sizesText(entry) && `at ${sizesText(entry)} `}{originText(entry)}</span>
+        {by === "error" && <span class="dim">{app.model.errors === null ? "this page has no measured errors: see About" : `${app.model.errors.layers.some((row) => row.model !== null) ? "program against the float model" : "program against the oracle"}${errors.length ? `, ${low.toFixed(1)} to ${high.toFixed(1)} dB; strong: the worst` : ""}; no colour: exact, or no value of the model`}</span>}
         {by === "format" && placed && <Legend names={[...new Set(placed.boxes.map(formatOf))]} />}
       </div>
       {placed === null
@@ -121,9 +136,9 @@ export function Graph() {
             <g key={box.id} class={`box${matches(box) ? " found" : ""}${query && !matches(box) ? " faint" : ""}`} tabindex={0} role="button"
               aria-label={box.label} transform={`translate(${box.x - box.width / 2} ${box.y - box.height / 2})`}
               onClick={() => pick(box)} onKeyDown={(event) => { if (event.key === "Enter") pick(box); }}>
-              <rect width={box.width} height={box.height} rx="4" fill={by === "format" ? "var(--raised)" : heat(amount(box) / most)} stroke={by === "format" ? colourOf(formatOf(box)) : "var(--line)"} stroke-width={by === "format" ? 2.5 : 1} />
+              <rect width={box.width} height={box.height} rx="4" fill={fillOf(box)} stroke={by === "format" ? colourOf(formatOf(box)) : "var(--line)"} stroke-width={by === "format" ? 2.5 : 1} />
               <text x="8" y="15">{box.label.length > LABEL ? `${box.label.slice(0, LABEL - 1)}…` : box.label}</text>
-              <text x="8" y="29" class="small">{figures(box)}</text>
+              <text x="8" y="29" class="small">{by === "error" ? dbText(errorOf(box)) || "no value of the model" : figures(box)}</text>
               <title>{box.steps.map((step) => `${step.number} ${step.kernel || step.kind} ${step.place}`).slice(0, 12).join("\n")}</title>
             </g>
           ))}

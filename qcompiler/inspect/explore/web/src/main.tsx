@@ -3,6 +3,7 @@
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Memory, Timeline } from "./charts";
+import { Errors } from "./errors";
 import { Graph } from "./graph";
 import { loadModel, type Model } from "./model";
 import { Panel } from "./panel";
@@ -12,11 +13,11 @@ import { type App, AppContext, type State, type Tab, TABS } from "./state";
 import { About, Decisions, Kernels, Ledger } from "./tables";
 
 const PAGES: Record<Tab, () => preact.JSX.Element> = {
-  Stages, Search, Graph, Kernels, Ledger, Decisions, Memory, Timeline, About,
+  Stages, Search, Graph, Kernels, Ledger, Decisions, Memory, Timeline, Errors, About,
 };
 
 const KEYS: [string, string][] = [
-  ["1 … 9", "the pages"], ["/", "search all stages"], ["[ ]", "the stage before, the stage behind"],
+  ["1 … 9 0", "the pages"], ["/", "search all stages"], ["[ ]", "the stage before, the stage behind"],
   ["d", "compare with the stage before"], ["Esc", "close the details"], ["t", "light or dark"], ["?", "this list"],
   ["↑ ↓ Page Home End", "in a text: move"], ["Enter", "in a text: details of the line"], ["f", "in a text: fold the region or module"],
   ["m", "in a text: fold all modules"], ["n p", "in a text: the next or previous difference"], ["+ - 0", "in a graph: zoom, fit"],
@@ -48,13 +49,18 @@ function Explorer(props: { model: Model }) {
     document.addEventListener("keydown", onKey);
     return () => document.removeEventListener("keydown", onKey);
   });
+  const tabs = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const [box, tab] = [tabs.current, tabs.current?.querySelector<HTMLElement>("[aria-selected=true]")];
+    if (box && tab) box.scrollLeft = tab.offsetLeft - box.offsetLeft - (box.clientWidth - tab.clientWidth) / 2;
+  }, [state.tab]);
   const Page = PAGES[state.tab];
   return (
     <AppContext.Provider value={app}>
       <header class="bar">
         <h1 title={model.facts.source}>{model.facts.title}</h1>
-        <div class="tabs" role="tablist">
-          {TABS.map((tab, i) => <button key={tab} role="tab" aria-selected={tab === state.tab} title={`key ${i + 1}`} onClick={() => set({ tab })}>{tab}</button>)}
+        <div class="tabs" role="tablist" ref={tabs}>
+          {TABS.map((tab, i) => <button key={tab} role="tab" aria-selected={tab === state.tab} title={`key ${(i + 1) % 10}`} onClick={() => set({ tab })}>{tab}</button>)}
         </div>
         <input ref={search} type="search" placeholder="search all stages  ( / )" aria-label="search all stages" value={state.query}
           onInput={(event) => set({ query: event.currentTarget.value, tab: "Search" })} />
@@ -80,7 +86,7 @@ function act(key: string, app: App, search: HTMLInputElement | null): boolean {
   const { model, state, set } = app;
   const current = state.columns[state.column] ?? 0;
   const show = (stage: number) => set({ columns: state.columns.map((each, i) => (i === state.column ? stage : each)), tab: "Stages", target: null });
-  const tab = TABS[Number(key) - 1];
+  const tab = /^\d$/.test(key) ? TABS[(Number(key) + 9) % 10] : undefined;
   if (tab !== undefined) set({ tab });
   else if (key === "/") { search?.focus(); search?.select(); }
   else if (key === "?") set({ help: !state.help });

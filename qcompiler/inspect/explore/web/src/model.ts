@@ -9,7 +9,7 @@ export interface Stage {
 }
 export interface Kernel {
   number: number; name: string; template: string; serves: string; operands: string[]; symbols: string[];
-  digest: string; engine: string; launch: string; notes: string[]; source: number;
+  digest: string; engine: string; launch: string; notes: string[]; source: number; sass: number; resources: string;
 }
 export interface Step {
   number: number; kind: string; stream: string; place: string; inferred: boolean; kernels: string[]; kernel: string;
@@ -35,12 +35,24 @@ export interface LedgerLine {
 export interface Decision {
   stage: string; path: string; what: string; why: string; sort: "idiom" | "missed" | "kernel" | "other";
 }
+export interface SourceLine { text: string; ops: string[] }
+/** A ratio of signal to noise in decibels. */
+export type Db = number | "exact" | "not finite" | null;
+export interface ResultSnr { name: string; oracle: Db; model: Db }
+export interface LayerSnr {
+  path: string; op: string; value: string; quantised: Db; oracle: Db; model: Db; entry: string; step: number;
+}
+export interface StageSnr { stage: string; before: Db; start: Db; oracle: Db; model: Db }
+export interface Errors {
+  inputs: string[]; entry: string; results: ResultSnr[]; layers: LayerSnr[]; stages: StageSnr[]; notes: string[];
+}
 export interface Model {
   version: number; facts: Facts; absent: string[]; stages: Stage[]; kernels: Kernel[]; entries: Entry[];
   arenas: Arena[]; ledger: LedgerLine[]; totals: Record<string, string | number | null>; decisions: Decision[];
+  lines: Record<string, SourceLine[]>; errors: Errors | null;
 }
 
-const VERSION = 2;
+const VERSION = 3;
 
 async function unpack(id: string): Promise<string> {
   const packed = document.getElementById(id)?.textContent ?? "";
@@ -113,6 +125,14 @@ export function stepsOf(model: Model, path: string): Served[] {
   return exact.length > 0 ? exact : near;
 }
 
+/** The model's lines that became ops at a module path, each once. */
+export function linesOf(model: Model, path: string): SourceLine[] {
+  const found = new Map<string, SourceLine>();
+  for (const each of path === "" ? [] : [...expand(path), ...modulesOf(path)])
+    for (const line of model.lines[each] ?? []) found.set(line.text, line);
+  return [...found.values()];
+}
+
 /** `model.layers.3` of `model.layers.3.mlp.up_proj`: up to the first number, else the first two parts. */
 export function blockOf(path: string): string {
   const parts = (expand(path)[0] ?? "").split(".");
@@ -143,6 +163,19 @@ export function originText(entry: Entry): string {
   if (measured === works.length) return `measured on ${entry.measuredOn}`;
   return `${measured} of ${works.length} launches measured on ${entry.measuredOn}, the others ${estimated}`;
 }
+
+/** `52.3 dB`, `exact`; "" for nothing. */
+export const dbText = (ratio: Db) => (ratio === null ? "" : typeof ratio === "string" ? ratio : `${ratio.toFixed(1)} dB`);
+
+/** For sorting, and for colours: "exact" is more than every number, "not finite" less; null is more than that. */
+export const dbRank = (ratio: Db) => (ratio === null ? 1e9 : ratio === "exact" ? 1e6 : ratio === "not finite" ? -1e6 : ratio);
+
+/** The rows of the values that a step wrote. */
+export const layersOf = (model: Model, entry: string, step: number) =>
+  model.errors?.layers.filter((row) => row.step === step && row.entry === entry) ?? [];
+
+/** The ratio that a reader asks about first: against the float model, where there is one. */
+export const firstDb = (row: { oracle: Db; model: Db }) => row.model ?? row.oracle;
 
 export function timeText(us: number | null): string {
   if (us === null) return "";

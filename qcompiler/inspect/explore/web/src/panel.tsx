@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Listing } from "./code";
 import { type Code, definition, sourceLine, stepAt, typeOf, uses } from "./ir";
-import { bytesText, count, type Entry, expand, type Kernel, modulesOf, sizesText, type Step, stepsOf, timeText } from "./model";
+import { bytesText, count, dbText, type Entry, expand, type Kernel, type LayerSnr, layersOf, linesOf, modulesOf, sizesText, type Step, stepsOf, timeText } from "./model";
 import { type App, codeOf, goTo, pause, useApp } from "./state";
 
 const MOST = 40;
@@ -19,7 +19,7 @@ export function Panel() {
       {selection.kind === "value" && <Value key={`${selection.stage} ${selection.line} ${selection.name}`} {...selection} />}
       {selection.kind === "step" && <StepDetails entry={selection.entry} number={selection.number} />}
       {selection.kind === "kernel" && <KernelDetails name={selection.name} />}
-      {selection.kind === "path" && <><h2>{selection.path}</h2><Path path={selection.path} /></>}
+      {selection.kind === "path" && <><h2>{selection.path}</h2><dl><Source path={selection.path} /></dl><Path path={selection.path} /></>}
     </aside>
   );
 }
@@ -58,11 +58,43 @@ function Value(props: { stage: number; line: number; name: string }) {
           {users.slice(0, MOST).map((each) => <LineLink key={each} app={app} stage={props.stage} line={each} name={name} code={code} />)}
           {users.length > MOST && <span class="dim">and {users.length - MOST} more</span>}
         </Row>}
-        {code.kind !== "source" && <Row label="source">{source ? <code>{source}</code> : <span class="dim">{code.kind === "torch" ? "torch kept no line for this op" : "the IR holds no lines of the model; the torch graphs do"}</span>}</Row>}
+        {code.kind === "torch" && <Row label="source">{source ? <code>{source}</code> : <span class="dim">torch kept no line for this op</span>}</Row>}
+        {code.kind === "mlir" && line.path !== "" && <Source path={line.path} />}
       </dl>
       {launch !== null && <StepDetails entry={launch.entry} number={launch.number} />}
       {kernel && <KernelFacts kernel={kernel} />}
       {line.path !== "" && launch === null && !kernel && <Path path={line.path} />}
+    </>
+  );
+}
+
+/** The lines of the model that became ops at a module path. */
+function Source(props: { path: string }) {
+  const { model } = useApp();
+  const lines = linesOf(model, props.path);
+  if (Object.keys(model.lines).length === 0) return null;
+  return (
+    <Row label={lines.length > 1 ? "source, one of" : "source"}>
+      {lines.slice(0, MOST).map((line) => <div key={line.text} title={line.text}><code>{withoutFolder(line.text)}</code> <span class="dim">{line.ops.join(", ")}</span></div>)}
+      {lines.length === 0 && <span class="dim">no line of the model: the compiler made it, or it is a parameter</span>}
+      {lines.length > MOST && <span class="dim">and {lines.length - MOST} more</span>}
+    </Row>
+  );
+}
+
+/** `net.py:12 in forward: …`: the folder is in the title. */
+const withoutFolder = (line: string) => line.replace(/^[^:]*\//, "");
+
+/** What the errors of a value are. */
+function ErrorRows(props: { rows: LayerSnr[] }) {
+  return (
+    <>
+      {props.rows.map((row) => (
+        <Row key={row.value} label="error">
+          {row.path} <b>{row.op}</b>: {[["program against float", row.model], ["program against oracle", row.oracle], ["oracle against float", row.quantised]]
+            .filter(([, ratio]) => ratio !== null).map(([what, ratio]) => `${what} ${dbText(ratio as LayerSnr["oracle"])}`).join(", ") || "nothing to compare with"}
+        </Row>
+      ))}
     </>
   );
 }
@@ -175,6 +207,7 @@ function StepDetails(props: { entry: string; number: number }) {
         {step.begin !== null && <Row label="runs">{timeText(step.begin)} to {timeText(step.end)}</Row>}
         {step.nbytes > 0 && <Row label="moves">{bytesText(step.nbytes)}, {count(step.operations)} operations{sizesText(entry) && ` at ${sizesText(entry)}`}</Row>}
         {step.views.length > 0 && <Row label="operands">{step.views.map((view, i) => <code key={i} class="block">{view}</code>)}</Row>}
+        <ErrorRows rows={layersOf(app.model, entry.name, step.number).slice(0, 1)} />
         {step.kernels.length > 1 && <Row label="may run">{step.kernels.join(", ")}</Row>}
       </dl>
       {step.kernel && <KernelByName name={step.kernel} />}
@@ -216,10 +249,25 @@ function KernelFacts(props: { kernel: Kernel }) {
         <Row label="launch">{kernel.launch}</Row>
         {kernel.symbols.length > 0 && <Row label="sizes">{kernel.symbols.join(", ")}</Row>}
         <Row label="operands">{kernel.operands.map((each) => <code key={each} class="block">{each}</code>)}</Row>
+        {kernel.resources && <Row label="uses">{kernel.resources}</Row>}
         {kernel.notes.length > 0 && <Row label="notes">{kernel.notes.map((each) => <div key={each}>{each}</div>)}</Row>}
       </dl>
       <h3>source, {model.facts.kind === "cpu" ? "C++" : "CUDA C++"}{code && <span class="dim"> {code.lines.length} lines</span>}</h3>
       <div class="listing">{code ? <Listing code={code} label={`kernel-${kernel.number}`} /> : "unpacking…"}</div>
+      {kernel.sass >= 0 && <Sass kernel={kernel} />}
+    </>
+  );
+}
+
+/** A kernel's machine code. */
+function Sass(props: { kernel: Kernel }) {
+  const { kernel } = props;
+  const [code, setCode] = useState<Code | null>(null);
+  useEffect(() => { setCode(null); void codeOf(kernel.sass, "source").then(setCode); }, [kernel.sass]);
+  return (
+    <>
+      <h3>machine code, SASS{code && <span class="dim"> {code.lines.length} lines</span>}</h3>
+      <div class="listing">{code ? <Listing code={code} label={`sass-${kernel.number}`} /> : "unpacking…"}</div>
     </>
   );
 }

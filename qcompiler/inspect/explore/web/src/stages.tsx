@@ -1,6 +1,6 @@
 // The list of stages, and up to four of them side by side and in step.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { CodeView } from "./code";
 import { beside, diff, type Difference } from "./diff";
 import type { Code } from "./ir";
@@ -30,9 +30,11 @@ export function Stages() {
 function StageList() {
   const { model, state, set } = useApp();
   const current = state.columns[state.column];
+  const list = useRef<HTMLElement>(null);
+  useEffect(() => list.current?.querySelector(".on")?.scrollIntoView({ block: "nearest" }), [current]);
   const choose = (position: number) => set({ columns: state.columns.map((each, i) => (i === state.column ? position : each)), target: null });
   return (
-      <nav class="list" aria-label="stages">
+      <nav class="list" aria-label="stages" ref={list}>
         {model.stages.map((stage, position) => (
           <button key={position} class={`stage${stage.changed ? "" : " same"}${position === current ? " on" : ""}`} aria-current={position === current}
             onClick={() => choose(position)}>

@@ -5,7 +5,7 @@ import { useContext } from "preact/hooks";
 import { type Code, parse } from "./ir";
 import { type Model, type Stage, textOf } from "./model";
 
-export const TABS = ["Stages", "Search", "Graph", "Kernels", "Ledger", "Decisions", "Memory", "Timeline", "About"] as const;
+export const TABS = ["Stages", "Search", "Graph", "Kernels", "Ledger", "Decisions", "Memory", "Timeline", "Errors", "About"] as const;
 export type Tab = (typeof TABS)[number];
 
 export type Selection =

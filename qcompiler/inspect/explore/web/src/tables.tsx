@@ -7,9 +7,9 @@ import { colourOf } from "./colours";
 import { bytesText, count, type Decision, type LedgerLine, originText, sizesText, timeText } from "./model";
 import { useApp } from "./state";
 
-interface Column<T> { name: string; value: (row: T) => string | number; show?: (row: T) => ComponentChildren; numeric?: boolean }
+interface Column<T> { name: string; value: (row: T) => string | number; show?: (row: T) => ComponentChildren; numeric?: boolean; oneLine?: boolean }
 
-function Table<T>(props: { rows: T[]; columns: Column<T>[]; label: string; open?: (row: T) => void; sorted?: number }) {
+export function Table<T>(props: { rows: T[]; columns: Column<T>[]; label: string; open?: (row: T) => void; sorted?: number }) {
   const [sort, setSort] = useState({ column: props.sorted ?? -1, down: props.sorted !== undefined });
   const rows = useMemo(() => {
     const column = props.columns[sort.column];
@@ -30,7 +30,7 @@ function Table<T>(props: { rows: T[]; columns: Column<T>[]; label: string; open?
         ))}</tr></thead>
         <tbody>{rows.map((row, i) => (
           <tr key={i}>{props.columns.map((column, j) => (
-            <td key={column.name} class={column.numeric ? "right" : ""}>
+            <td key={column.name} class={column.numeric ? "right" : column.oneLine ? "one-line" : ""}>
               {j === 0 && props.open ? <button class="link" onClick={() => props.open!(row)}>{column.show ? column.show(row) : column.value(row)}</button>
                 : column.show ? column.show(row) : column.value(row)}
             </td>
@@ -149,7 +149,7 @@ function Choices(props: { rows: Decision[]; empty: string }) {
   return (
     <Table label="decisions" rows={props.rows} open={(row) => app.set({ selection: { kind: "path", path: row.path } })} columns={[
       { name: "module", value: (row) => row.path, show: (row) => row.path || "(whole program)" },
-      { name: "stage", value: (row) => row.stage },
+      { name: "stage", value: (row) => row.stage, oneLine: true },
       { name: "what", value: (row) => row.what },
       { name: "why", value: (row) => row.why },
     ]} />

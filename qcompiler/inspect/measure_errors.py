@@ -1,0 +1,189 @@
+"""Measures the ratios of an `ErrorReport` on one input: the float model, the oracle, the program, and each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from qcompiler.errors import QCompilerError
+from qcompiler.inspect.error_report import (
+    Answers,
+    ErrorReport,
+    Finder,
+    Value,
+    layer_rows,
+    result_rows,
+    stage_row,
+)
+from qcompiler.inspect.explore.model import Errors, LayerSnr, StageSnr
+from qcompiler.inspect.stage_answers import StagesAgain
+from qcompiler.runtime.loaded import LoadedProgram
+from qcompiler.runtime.session import HostSession
+
+Array = npt.NDArray[Any]
+
+
+class Graph(Protocol):
+    """One run of the model's graph in the framework that it came from."""
+
+    @property
+    def nodes(self) -> Sequence[Value]: ...
+    @property
+    def results(self) -> Sequence[Array]: ...
+
+
+class Compared(Protocol):
+    """The runs that a program is compared with; `model` is None without a float model."""
+
+    @property
+    def oracle(self) -> Graph: ...
+    @property
+    def model(self) -> Graph | None: ...
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages to run again: on the text after the import, with states that begin as the model's."""
+
+    again: StagesAgain
+    text: str
+    states: Mapping[str, Array]
+
+
+@dataclass
+class _Run:
+    """One call of the program."""
+
+    entry: str
+    results: tuple[Array, ...]
+    layers: tuple[LayerSnr, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+def measure(
+    program: LoadedProgram, compared: Compared, stages: Stages, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> ErrorReport:
+    """Runs the program in a session of its own, and the stages in the interpreter.
+
+    Raises the errors of a call. What an interpreter cannot run is a note of the report.
+    """
+    names = program.binder.names
+    inputs = [host_array(value) for value in program.flatten_inputs(tuple(args), dict(kwargs))]
+    oracle, model = compared.oracle, compared.model
+    run = _on_cpu(program, oracle, model, args, kwargs) if program.kind == "cpu" else _elsewhere(program, args, kwargs)
+    if model is None:
+        run.notes.append("float model: it was not given; add model= in Python, --model on the command line")
+    rows, why = _stages(stages, inputs, oracle, model)
+    errors = Errors(
+        inputs=tuple(f"{name}: {array.dtype}{list(array.shape)}" for name, array in zip(names, inputs, strict=True)),
+        entry=run.entry,
+        results=result_rows(_result_names(program), run.results, oracle.results, model.results if model else ()),
+        layers=run.layers,
+        stages=tuple(rows),
+        notes=(*run.notes, *why),
+    )
+    return ErrorReport(errors)
+
+
+def host_array(value: Any) -> Array:
+    """An argument or a result as an array of NumPy; bf16 as ml_dtypes."""
+    if isinstance(value, np.ndarray):
+        return value
+    if type(value).__module__.partition(".")[0] == "torch":
+        import torch
+
+        tensor = value.detach().cpu().contiguous()
+        if tensor.dtype == torch.bfloat16:
+            half: Array = tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+            return half
+        array: Array = tensor.numpy()
+        return array
+    return np.asarray(value)
+
+
+def _result_names(program: LoadedProgram) -> list[str]:
+    return [sig.name for sig in program.plan.entries[0].outputs]
+
+
+def _flat(program: LoadedProgram, results: Any) -> tuple[Array, ...]:
+    return tuple(host_array(leaf) for leaf in program.flatten_outputs(results))
+
+
+def _on_cpu(
+    program: LoadedProgram, oracle: Graph, model: Graph | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> _Run:
+    """Step by step, looking at what each step writes."""
+    session = program.session(stepwise=True)
+    assert isinstance(session, HostSession)
+    finder = Finder(oracle.nodes)
+    binding, results = session.step_results(lambda each: finder.see(each.step, each.values), args, kwargs)
+    entry = program.plan.entries[binding.entry].name
+    floats, notes = _pairs(oracle, model)
+    return _Run(entry, _flat(program, results), layer_rows(oracle.nodes, floats, finder, entry), notes)
+
+
+def _elsewhere(program: LoadedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Run:
+    """A whole call: only the memory of the CPU can be looked at between two steps."""
+    session = program.session()
+    results = session(*args, **kwargs)
+    shapes = tuple(tuple(np.shape(each)) for each in program.flatten_inputs(tuple(args), dict(kwargs)))
+    note = f"layers: a program on {program.device} is not looked at step by step; compile it for the CPU to see them"
+    return _Run(program.plan.entries[session.bind(shapes).entry].name, _flat(program, results), notes=[note])
+
+
+def _pairs(oracle: Graph, model: Graph | None) -> tuple[dict[str, Array], list[str]]:
+    """The float model's value for each node of the oracle that has a pair there, by name."""
+    if not oracle.nodes:
+        return {}, ["layers: only a model of torch has an oracle whose values can be looked at one by one"]
+    if model is None:
+        return {}, []
+    there, here = _by_place(model.nodes), _by_place(oracle.nodes)
+    found = {
+        node.name: other.values
+        for place, nodes in here.items()
+        if len(nodes) == len(there.get(place, ()))
+        for node, other in zip(nodes, there[place], strict=True)
+    }
+    missing = sum(node.name not in found and not node.op.startswith("qc.dequantize") for node in oracle.nodes)
+    note = f"{missing} of {len(oracle.nodes)} values of the quantised graph have no pair in the float model's graph"
+    return found, [note] if missing else []
+
+
+def _by_place(nodes: Sequence[Value]) -> dict[Any, list[Value]]:
+    """The values of each operator with results of one shape at one place of the model, in the order of the graph.
+
+    Names of nodes are no help: they count operators on sizes, too, of which a graph with dynamic sizes has more.
+    """
+    found: dict[Any, list[Value]] = {}
+    for node in nodes:
+        found.setdefault((node.op, node.path, node.line, node.values.shape), []).append(node)
+    return found
+
+
+def _stages(
+    stages: Stages, inputs: Sequence[Array], oracle: Graph, model: Graph | None
+) -> tuple[list[StageSnr], list[str]]:
+    """A row for each stage that changed the module, and why there are no more of them."""
+    rows: list[StageSnr] = []
+    seen: list[Answers] = []  # of the import, and of the stage before
+    floats = model.results if model is not None else ()
+
+    def see(name: str, now: Answers) -> None:
+        before, start = (seen[-1], seen[0]) if seen else (None, None)
+        rows.append(stage_row(name, now, before, start, oracle.results, floats))
+        seen[1:] = [now]
+
+    try:
+        stages.again.run(stages.text, inputs, stages.states, see)
+    except QCompilerError as error:
+        where = f"after {rows[-1].stage}" if rows else "at the import"
+        return rows, [f"stages: the interpreter stopped {where}: {error}"]
+    return rows, []
+
+
+__all__ = ["Compared", "Graph", "Stages", "host_array", "measure"]

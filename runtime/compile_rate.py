@@ -1,0 +1,42 @@
+"""How long a compiler will take: it is one call that says nothing, so its last rate on this machine is the estimate.
+
+The rate is in bytes of source per second.  It is kept in the cache for each compiler and its flags.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from qcompiler.runtime.cache import keep
+from qcompiler.runtime.code import read_record
+from qcompiler.runtime.progress import expecting
+
+
+@contextmanager
+def compiling(what: str, source: str, folder: Path, compiler: Sequence[str]) -> Iterator[None]:
+    """While it is entered, progress names `what` with the time left, if this compiler has compiled here before.
+
+    `folder` is that of the compiled files, in the cache. If the work succeeds, its rate is kept beside that folder.
+    """
+    record = folder.parent / f"rate-{hashlib.sha256(json.dumps(list(compiler)).encode()).hexdigest()[:32]}.json"
+    rate = _rate(record)
+    began = time.monotonic()
+    with expecting(what, len(source) / rate if rate is not None else None):
+        yield
+    took = time.monotonic() - began
+    if took > 0 and source:
+        keep(record, json.dumps({"bytes_per_second": len(source) / took}).encode())
+
+
+def _rate(record: Path) -> float | None:
+    """The rate of the last time; None without a record, or with a damaged one."""
+    rate = read_record(record).get("bytes_per_second")
+    if not isinstance(rate, int | float) or isinstance(rate, bool):
+        return None
+    return float(rate) if math.isfinite(rate) and rate > 0 else None
