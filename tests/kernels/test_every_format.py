@@ -18,6 +18,7 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.formats import Field, Format, PackedTensor
+from qcompiler.formats.codebook import Vectors
 from qcompiler.formats.doc import variants
 from qcompiler.formats.packing import Trits
 from qcompiler.kernels import layouts
@@ -65,6 +66,9 @@ def entries_of(field: Field, count: int, rng: np.random.Generator) -> Array:
         finite = 0x7F if field.kind == "e4m3" else 0x58  # numbers that fp16 holds, times a scale
         found = rng.integers(0, finite, count, np.uint8)
         return found | rng.integers(0, 2, count, np.uint8) << np.uint8(7)
+    if isinstance(field.packing, Vectors):
+        raw = rng.integers(0, 256, (count // field.packing.entries, field.packing.nbytes), np.uint8)
+        return field.packing.unpack(raw).reshape(-1)
     top = 3 if isinstance(field.packing, Trits) else 1 << field.bits
     return rng.integers(0, top, count).astype(np.uint8)
 
