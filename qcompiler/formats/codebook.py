@@ -82,7 +82,6 @@ class Vectors(Packing):
     book: Codebook
     index: Pieces
     flags: Pieces | None
-    text: str
 
     @property
     def entries(self) -> int:
@@ -115,11 +114,18 @@ class Vectors(Packing):
             out[:, : pieces.nbytes] = pieces.pack(entries[:, own] >> np.uint8(book.width))
         out[:, : self.index.nbytes] |= self.index.pack(indices.astype(np.uint16).astype(self.index.dtype))
         if (indices < 0).any() or not np.array_equal(self.unpack(out), entries):
-            raise FormatError(f"codes that no vector of the codebook {book.name} and no sign bits give ({self.text})")
+            raise FormatError(f"codes that no vector of the codebook {book.name} and no flags give")
         return out
 
     def describe(self) -> str:
-        return self.text
+        book = self.book
+        text = f"digits of vectors of {book.size}: {book.count} vectors, an index of {self.index.bits} bits for each"
+        if self.flags is None:
+            return text
+        eight = self.flags.pieces[:8]
+        if any(sum(width for _, _, width in of) > 1 for of in eight):
+            return text + "; above a digit its flag: seven of eight are stored, the eighth is their parity"
+        return text + "; above a digit " + ("its flag" if len(set(eight)) == 8 else "a flag that eight elements share")
 
     @functools.cached_property
     def _stored_flags(self) -> tuple[list[int], Pieces]:

@@ -36,7 +36,7 @@ _IQ2_VALUES = _signed((8, 25, 43))
 _IQ3_XXS_VALUES = _signed((4, 12, 20, 28, 36, 44, 52, 62))
 _IQ3_S_VALUES = _signed((1, 3, 5, 7, 9, 11, 13, 15))
 _IQ1_SHIFTS = (0.125, -0.125)
-_IQ1_M_VALUES = tuple(digit - 1 + shift for shift in _IQ1_SHIFTS for digit in range(4))
+_IQ1_M_VALUES = tuple(number + shift for shift in _IQ1_SHIFTS for number in (-1, 0, 1, 1))
 
 
 def _even_signs(first_bits: list[int]) -> Places:
@@ -50,8 +50,8 @@ def _bytes_and(high: list[int], width: int) -> Places:
     return tuple((*bit_run(8 * v, 8), *bit_run(bit, width)) for v, bit in enumerate(high))
 
 
-def _vectors(book: Codebook, index: Places, flags: Places | None, text: str) -> Vectors:
-    return Vectors(book, Pieces(index), None if flags is None else Pieces(flags), text)
+def _vectors(book: Codebook, index: Places, flags: Places | None) -> Vectors:
+    return Vectors(book, Pieces(index), None if flags is None else Pieces(flags))
 
 
 class _IQuant(GgmlFormat):
@@ -148,8 +148,6 @@ class IQ2_XXS(_Signed):
         book,
         tuple(bit_run(64 * (v // 4) + 8 * (v % 4), 8) for v in range(32)),
         _even_signs([64 * (v // 4) + 32 + 7 * (v % 4) for v in range(32)]),
-        "bytes 8 g … 8 g + 3 are indices of four vectors of 8, the next 28 bits four times seven signs; the eighth sign "
-        "makes the number of minus signs even",
     )
 
     def declare(self) -> Declaration:
@@ -162,7 +160,8 @@ class IQ2_XXS(_Signed):
 
 
 def _scales_above_signs(first: int, step: int) -> Pieces:
-    return Pieces(tuple(((first + step * g, 4, 4),) for g in range(8)), f"the high nibbles of bytes {first} + {step} g")
+    every = {4: "fourth", 8: "eighth"}[step]
+    return Pieces(tuple(((first + step * g, 4, 4),) for g in range(8)), f"the high nibble of every {every} byte")
 
 
 class IQ2_XS(_Signed):
@@ -174,8 +173,6 @@ class IQ2_XS(_Signed):
         book,
         tuple(bit_run(16 * v, 9) for v in range(32)),
         _even_signs([16 * v + 9 for v in range(32)]),
-        "words of 16 bits: nine of the index of a vector of 8, then seven signs; the eighth makes the number of minus "
-        "signs even",
     )
 
     def declare(self) -> Declaration:
@@ -196,8 +193,6 @@ class IQ2_S(_Signed):
         book,
         _bytes_and([8 * 64 + 2 * v for v in range(32)], 2),
         tuple(bit_run(8 * 32 + e, 1) for e in range(256)),
-        "byte v is the low part of the index of the v-th vector of 8, its two high bits stand from byte 64 on; signs, a "
-        "bit each, from byte 32 on",
     )
 
     def declare(self) -> Declaration:
@@ -218,8 +213,6 @@ class IQ3_XXS(_Signed):
         book,
         tuple(bit_run(8 * v, 8) for v in range(64)),
         _even_signs([8 * 64 + 32 * (v // 4) + 7 * (v % 4) for v in range(32)]),
-        "64 bytes are indices of vectors of 4; 28 bits of the words behind them are four times seven signs; the eighth "
-        "sign of 8 elements makes the number of minus signs even",
     )
 
     def declare(self) -> Declaration:
@@ -240,8 +233,6 @@ class IQ3_S(_Signed):
         book,
         _bytes_and([8 * 64 + v for v in range(64)], 1),
         tuple(bit_run(8 * 72 + e, 1) for e in range(256)),
-        "byte v is the low part of the index of the v-th vector of 4, its high bit stands from byte 64 on; signs, a bit "
-        "each, from byte 72 on",
     )
 
     def declare(self) -> Declaration:
@@ -267,13 +258,11 @@ class IQ1_S(_IQuant):
         book,
         _bytes_and([8 * 32 + 16 * (v // 4) + 3 * (v % 4) for v in range(32)], 3),
         None,
-        "byte v is the low part of the index of the v-th vector of 8, its three high bits stand from byte 32 on, twelve "
-        "bits of four vectors in each word of 16",
     )
 
     def declare(self) -> Declaration:
-        scales = Pieces(tuple(((33 + 2 * g, 4, 3),) for g in range(8)), "bits 12…14 of the words from byte 32 on")
-        shifts = Pieces(tuple(((33 + 2 * g, 7, 1),) for g in range(8)), "bit 15 of the words from byte 32 on")
+        scales = Pieces(tuple(((33 + 2 * g, 4, 3),) for g in range(8)), "bits 12…14 of words of 16")
+        shifts = Pieces(tuple(((33 + 2 * g, 7, 1),) for g in range(8)), "bit 15 of words of 16")
         return self._declare(
             "2048 vectors of 8 values -1, 0, 1, moved by 1/8 up or down; 32 elements of a row share the shift and a "
             "3-bit scale, 256 an fp16 one",
@@ -320,15 +309,13 @@ class IQ1_M(_IQuant):
         book,
         _bytes_and([8 * 32 + 4 * v for v in range(32)], 3),
         tuple(bit_run(8 * 32 + 4 * (e // 8) + 3, 1) for e in range(256)),
-        "byte v is the low part of the index of the v-th vector of 8, its three high bits stand in nibbles from byte 32 "
-        "on; the fourth bit of a nibble is the shift of the 8 elements",
     )
 
     def declare(self) -> Declaration:
         scales = Pieces(
             tuple(bit_run(16 * (s // 4) + 3 * (s % 4), 3) for s in range(16)), "four of 3 bits in each word of 16"
         )
-        d = Pieces((tuple(piece for word in range(4) for piece in bit_run(16 * word + 12, 4)),), "the high nibbles")
+        d = Pieces((tuple(piece for word in range(4) for piece in bit_run(16 * word + 12, 4)),), "the high nibbles of four words of 16, the lowest first")
         return self._declare(
             "2048 vectors of 8 values -1, 0, 1, each moved by 1/8 up or down; 16 elements of a row share a 3-bit scale, "
             "256 an fp16 one",
