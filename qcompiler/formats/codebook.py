@@ -110,7 +110,7 @@ class Vectors(Packing):
         digits = entries & np.uint8((1 << book.width) - 1)
         indices = book.indices[book.words_of(digits.reshape(len(entries), -1, book.size))]
         if self.flags is not None:
-            own, pieces = self._stored_flags
+            own, pieces = self.stored_flags
             out[:, : pieces.nbytes] = pieces.pack(entries[:, own] >> np.uint8(book.width))
         out[:, : self.index.nbytes] |= self.index.pack(indices.astype(np.uint16).astype(self.index.dtype))
         if (indices < 0).any() or not np.array_equal(self.unpack(out), entries):
@@ -128,10 +128,10 @@ class Vectors(Packing):
         return text + "; above a digit " + ("its flag" if len(set(eight)) == 8 else "a flag that eight elements share")
 
     @functools.cached_property
-    def _stored_flags(self) -> tuple[list[int], Pieces]:
+    def stored_flags(self) -> tuple[list[int], Pieces]:
         """(elements whose flag is a stored bit, the places of these bits)."""
-        assert self.flags is not None
-        stored = [(e, of) for e, of in enumerate(self.flags.pieces) if sum(width for _, _, width in of) == 1]
+        pieces = () if self.flags is None else self.flags.pieces
+        stored = [(e, of) for e, of in enumerate(pieces) if sum(width for _, _, width in of) == 1]
         return [e for e, _ in stored], Pieces(tuple(of for _, of in stored))
 
 

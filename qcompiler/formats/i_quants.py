@@ -8,8 +8,9 @@ vector holds -1, 0 and 1, and a bit for several elements moves all of them by 1/
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from qcompiler.formats.codebook import Codebook, Vectors, bit_run
 from qcompiler.formats.declaration import Declaration, Field, Numerics
 from qcompiler.formats.equation import Entries, Float32
 from qcompiler.formats.ggml import SOURCE, GgmlFormat
-from qcompiler.formats.packing import Packing, Piece, Pieces, planes
+from qcompiler.formats.packing import Piece, Pieces
 from qcompiler.formats.vector_search import Found, Sought, Target, search, signs_and_sizes
 
 Places = tuple[tuple[Piece, ...], ...]
@@ -62,7 +63,9 @@ class _IQuant(GgmlFormat):
     book: ClassVar[Codebook]
     sub: ClassVar[int]
     steps: ClassVar[tuple[float, ...]]
-    packing: ClassVar[Packing]
+    packing: ClassVar[Vectors]
+    signs: ClassVar[Literal["none", "free", "even", "shifts"]]
+    """What the flags of codes are: signs, of which an even number of eight may be minus, or shifts of iq1_m's vectors."""
 
     def _numerics(self, choice: str, zero: str) -> Numerics:
         return Numerics(
@@ -73,9 +76,14 @@ class _IQuant(GgmlFormat):
             reciprocal="none: scales are quotients of sums, and vectors are compared by their errors",
         )
 
-    def _sought(self) -> Sought:
+    @abstractmethod
+    def sought(self) -> Sought:
         """What the search chooses among."""
-        raise NotImplementedError
+
+    @property
+    def far(self) -> float:
+        """Larger magnitudes are no multiples of a codebook's numbers that fp16 scales can reach."""
+        return self.reach
 
     def _halves(self, job: Encoding, start: int) -> Callable[[Float32], npt.NDArray[np.float16]]:
         """Rounds scales of the superblocks of a tile for storage."""
@@ -92,32 +100,28 @@ _SIGNED_ZERO = "d 0 and level 0, codes of the first vector without minus signs"
 
 
 class _Signed(_IQuant):
-    """Magnitudes of a codebook, and signs. `even` says that of eight signs, an even number are minus."""
+    """Magnitudes of a codebook, and signs."""
 
     values: ClassVar[tuple[int, ...]]
-    even: ClassVar[bool]
 
-    def _sought(self) -> Sought:
+    def sought(self) -> Sought:
         sizes = np.array(self.values[: len(self.values) // 2], np.float32)
         return Sought((sizes[self.book.points],), self.sub, np.array(self.steps, np.float32))
 
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         blocks = self._blocks(job, start, tile)
         weights = self._weights(job, start, blocks)
-        signs, sizes = signs_and_sizes(blocks, weights, even=self.even)
-        found = search(self._sought(), Target(sizes, weights), self._halves(job, start))
+        signs, sizes = signs_and_sizes(blocks, weights, even=self.signs == "even")
+        found = search(self.sought(), Target(sizes, weights), self._halves(job, start))
         digits = self.book.points[found.points].reshape(len(blocks), -1)
         codes = digits | signs << np.uint8(self.book.width)
-        codes[found.scale[:, 0] == 0] = self._of_zeros(blocks.shape[1])
+        codes[found.scale[:, 0] == 0] = np.resize(self.book.points[0], blocks.shape[1])
         entries: dict[str, Entries] = {"codes": codes, "scales": found.levels, "d": found.scale}
         self.store(job.packed, start // self.block, entries)
 
-    def _of_zeros(self, count: int) -> Entries:
-        return np.resize(self.book.points[0], count)
-
     def _made(self, summary: str, offset: int, scales: Field, decode: str) -> Declaration:
         choice = "none; signs beside the sizes of a vector"
-        if self.even:
+        if self.signs == "even":
             choice += ". Where the weights have an odd number of minus signs, the least important one changes"
         return self._declare(
             summary,
@@ -143,7 +147,7 @@ class IQ2_XXS(_Signed):
     """ggml's iq2_xxs: eight bytes for 32 elements, four of indices, then 28 bits of signs and four of a scale."""
 
     name, ggml_type = "iq2_xxs", 16
-    book, sub, steps, values, even = books.IQ2_XXS, 32, _QUARTERS, _IQ2_VALUES, True
+    book, sub, steps, values, signs = books.IQ2_XXS, 32, _QUARTERS, _IQ2_VALUES, "even"
     packing = _vectors(
         book,
         tuple(bit_run(64 * (v // 4) + 8 * (v % 4), 8) for v in range(32)),
@@ -168,7 +172,7 @@ class IQ2_XS(_Signed):
     """ggml's iq2_xs: two bytes for 8 elements, nine bits of an index and seven of signs."""
 
     name, ggml_type = "iq2_xs", 17
-    book, sub, steps, values, even = books.IQ2_XS, 16, _QUARTERS, _IQ2_VALUES, True
+    book, sub, steps, values, signs = books.IQ2_XS, 16, _QUARTERS, _IQ2_VALUES, "even"
     packing = _vectors(
         book,
         tuple(bit_run(16 * v, 9) for v in range(32)),
@@ -188,7 +192,7 @@ class IQ2_S(_Signed):
     """ggml's iq2_s: bytes of indices, bytes of signs, two more bits of each index, scales."""
 
     name, ggml_type = "iq2_s", 22
-    book, sub, steps, values, even = books.IQ2_S, 16, _QUARTERS, _IQ2_VALUES, False
+    book, sub, steps, values, signs = books.IQ2_S, 16, _QUARTERS, _IQ2_VALUES, "free"
     packing = _vectors(
         book,
         _bytes_and([8 * 64 + 2 * v for v in range(32)], 2),
@@ -208,7 +212,7 @@ class IQ3_XXS(_Signed):
     """ggml's iq3_xxs: bytes of indices, then for 32 elements each 28 bits of signs and four of a scale."""
 
     name, ggml_type = "iq3_xxs", 18
-    book, sub, steps, values, even = books.IQ3_XXS, 32, _HALVES, _IQ3_XXS_VALUES, True
+    book, sub, steps, values, signs = books.IQ3_XXS, 32, _HALVES, _IQ3_XXS_VALUES, "even"
     packing = _vectors(
         book,
         tuple(bit_run(8 * v, 8) for v in range(64)),
@@ -228,7 +232,7 @@ class IQ3_S(_Signed):
     """ggml's iq3_s: bytes of indices, one more bit of each, bytes of signs, scales."""
 
     name, ggml_type = "iq3_s", 21
-    book, sub, steps, values, even = books.IQ3_S, 32, _ODDS_OF_16, _IQ3_S_VALUES, False
+    book, sub, steps, values, signs = books.IQ3_S, 32, _ODDS_OF_16, _IQ3_S_VALUES, "free"
     packing = _vectors(
         book,
         _bytes_and([8 * 64 + v for v in range(64)], 1),
@@ -253,7 +257,7 @@ class IQ1_S(_IQuant):
     """ggml's iq1_s: bytes of indices; words for 32 elements: three more bits of four indices, a scale, the shift."""
 
     name, ggml_type = "iq1_s", 19
-    book, sub, steps = books.IQ1, 32, _ODDS_OF_8
+    book, sub, steps, signs = books.IQ1, 32, _ODDS_OF_8, "none"
     packing = _vectors(
         book,
         _bytes_and([8 * 32 + 16 * (v // 4) + 3 * (v % 4) for v in range(32)], 3),
@@ -280,7 +284,7 @@ class IQ1_S(_IQuant):
 
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         blocks = self._blocks(job, start, tile)
-        found = search(self._sought(), Target(blocks, self._weights(job, start, blocks)), self._halves(job, start))
+        found = search(self.sought(), Target(blocks, self._weights(job, start, blocks)), self._halves(job, start))
         zero = found.scale[:, 0] == 0
         entries: dict[str, Entries] = {
             "d": found.scale,
@@ -293,7 +297,7 @@ class IQ1_S(_IQuant):
     def _codes(self, found: Found) -> Entries:
         return self.book.points[found.points].reshape(len(found.points), -1)
 
-    def _sought(self) -> Sought:
+    def sought(self) -> Sought:
         digits = self.book.points.astype(np.float32) - np.float32(1)
         variants = tuple(digits + np.float32(shift) for shift in _IQ1_SHIFTS)
         return Sought(variants, self.sub, np.array(self.steps, np.float32))
@@ -304,7 +308,7 @@ class IQ1_M(_IQuant):
     highest nibbles."""
 
     name, ggml_type = "iq1_m", 29
-    book, sub, steps = books.IQ1, 16, _ODDS_OF_8
+    book, sub, steps, signs = books.IQ1, 16, _ODDS_OF_8, "shifts"
     packing = _vectors(
         book,
         _bytes_and([8 * 32 + 4 * v for v in range(32)], 3),
@@ -332,14 +336,14 @@ class IQ1_M(_IQuant):
 
     def _encode_tile(self, job: Encoding, start: int, tile: Float32) -> None:
         blocks = self._blocks(job, start, tile)
-        found = search(self._sought(), Target(blocks, self._weights(job, start, blocks)), self._halves(job, start))
+        found = search(self.sought(), Target(blocks, self._weights(job, start, blocks)), self._halves(job, start))
         shifts, points = np.divmod(found.points, self.book.count)
         codes = self.book.points[points] | shifts.astype(np.uint8)[..., None] << np.uint8(self.book.width)
         codes = codes.reshape(len(blocks), -1)
         codes[found.scale[:, 0] == 0] = np.resize(self.book.points[0], 256)
         self.store(job.packed, start // 256, {"codes": codes, "scales": found.levels, "d": found.scale})
 
-    def _sought(self) -> Sought:
+    def sought(self) -> Sought:
         digits = self.book.points.astype(np.float32) - np.float32(1)
         every = np.concatenate([digits + np.float32(shift) for shift in _IQ1_SHIFTS])
         return Sought((every,), self.sub, np.array(self.steps, np.float32))

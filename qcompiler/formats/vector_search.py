@@ -60,6 +60,11 @@ class Sought:
         return self.variants[0].shape[1]
 
     @property
+    def between(self) -> Float32:
+        """Ratios up to which a level is the nearest one."""
+        return (self.steps[1:] + self.steps[:-1]) / np.float32(2)
+
+    @property
     def largest(self) -> np.float32:
         return np.float32(max(np.abs(v).max() for v in self.variants))
 
@@ -182,11 +187,11 @@ class _Superblocks:
                 levels = self._levels((alone if state is None else state).scales(), scale)
                 tried = self._at(scale, levels)
                 step = self.sought.steps[tried.levels]
-                numerator, denominator = (step * tried.b).sum(axis=1), (step * step * tried.a).sum(axis=1)
+                numerator, denominator = in_order(step * tried.b), in_order(step * step * tried.a)
                 if state is None:
                     state, best = tried, scale
                 else:
-                    better = tried.gain.sum(axis=1) > state.gain.sum(axis=1)
+                    better = in_order(tried.gain) > in_order(state.gain)
                     state = state.best_of(tried, np.broadcast_to(better[:, None], tried.gain.shape))
                     best = np.where(better, scale, best)
                 fitting = (numerator > 0) & (denominator > 0)
@@ -214,9 +219,8 @@ class _Superblocks:
 
     def _levels(self, scales: Float32, scale: Float32) -> Numbers:
         """The level nearest to each scale; 0 in a superblock of scale 0."""
-        steps = self.sought.steps
         ratios = np.where(scale[:, None] > 0, scales / scale[:, None], np.float32(0))
-        return np.searchsorted((steps[1:] + steps[:-1]) / np.float32(2), ratios)
+        return np.searchsorted(self.sought.between, ratios)
 
     def _at(self, scale: Float32, levels: Numbers) -> _State:
         return self._choose(scale[:, None] * self.sought.steps[levels], levels)
@@ -230,7 +234,7 @@ class _Superblocks:
             errors = np.multiply(squares, of_vectors, out=self.room)
             points = np.subtract(products, errors, out=errors).argmax(axis=1)
             rows = np.arange(len(points))
-            a, b = (of[rows, points].reshape(self.shape).sum(axis=2) for of in (squares, products))
+            a, b = (in_order(of[rows, points].reshape(self.shape)) for of in (squares, products))
             b *= np.float32(0.5)
             gain = scales * (np.float32(2) * b - scales * a)
             found = _State(gain, a, b, levels, np.full(scales.shape, variant), points.reshape(self.shape))
@@ -252,6 +256,14 @@ def _of_points(halves: tuple[_Half, _Half], factors: Float32, *, square: bool) -
         first += size
     total = parts[0]
     total += parts[1]
+    return total
+
+
+def in_order(values: Float32) -> Float32:
+    """The sum over the last axis: ((a + b) + c) + …, each rounded to fp32."""
+    total = values[..., 0].copy()
+    for i in range(1, values.shape[-1]):
+        total += values[..., i]
     return total
 
 
