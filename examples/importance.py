@@ -18,6 +18,7 @@ from tiny_llama import BATCH, LENGTH, calibration, held_out, load_model, log_pro
 
 import qcompiler as qc
 
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--formats", nargs="+", default=["q2_K", "q3_K", "q4_K"])

@@ -46,7 +46,7 @@ Matrices = list[np.ndarray]
 MEASURED_BYTES = 64 * 1024
 """Bytes of the held-out text, by default: all formats use the same windows, so a quarter of the text is enough."""
 IMPORTANCE = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
-"""Formats with a second row, encoded with the importance of `calibration`; llama.cpp refuses some of them without one."""
+"""Formats with a second row, encoded with the importance of `calibration`: llama.cpp refuses most without one."""
 CALIBRATION = 32
 """Inputs of LENGTH bytes from which the importance comes."""
 MODULES = ("argparse", "ast", "datetime", "decimal", "difflib", "inspect", "pathlib", "subprocess", "tarfile", "typing")

@@ -56,7 +56,7 @@ def _vectors(book: Codebook, index: Places, flags: Places | None) -> Vectors:
 
 
 class _IQuant(GgmlFormat):
-    """`sub` elements share a scale of `level_bits` bits; level l stands for `steps[l]` times the superblock's scale."""
+    """`sub` elements share a level; level l stands for `steps[l]` times the superblock's scale."""
 
     takes_importance = True
     block = 256
@@ -65,7 +65,7 @@ class _IQuant(GgmlFormat):
     steps: ClassVar[tuple[float, ...]]
     packing: ClassVar[Vectors]
     signs: ClassVar[Literal["none", "free", "even", "shifts"]]
-    """What the flags of codes are: signs, of which an even number of eight may be minus, or shifts of iq1_m's vectors."""
+    """What the flags of codes are: signs, of which an even number of eight may be minus, or shifts of vectors."""
 
     def _numerics(self, choice: str, zero: str) -> Numerics:
         return Numerics(
@@ -319,10 +319,13 @@ class IQ1_M(_IQuant):
         scales = Pieces(
             tuple(bit_run(16 * (s // 4) + 3 * (s % 4), 3) for s in range(16)), "four of 3 bits in each word of 16"
         )
-        d = Pieces((tuple(piece for word in range(4) for piece in bit_run(16 * word + 12, 4)),), "the high nibbles of four words of 16, the lowest first")
+        d = Pieces(
+            (tuple(piece for word in range(4) for piece in bit_run(16 * word + 12, 4)),),
+            "the high nibbles of four words of 16, the lowest first",
+        )
         return self._declare(
-            "2048 vectors of 8 values -1, 0, 1, each moved by 1/8 up or down; 16 elements of a row share a 3-bit scale, "
-            "256 an fp16 one",
+            "2048 vectors of 8 values -1, 0, 1, each moved by 1/8 up or down; 16 elements of a row share a 3-bit "
+            "scale, 256 an fp16 one",
             (
                 Field("codes", "uint", 3, offset=0, packing=self.packing),
                 Field("scales", "uint", 3, covers=16, offset=48, packing=scales),

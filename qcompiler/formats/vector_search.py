@@ -30,8 +30,8 @@ Numbers = npt.NDArray[np.intp]
 Bytes = npt.NDArray[np.uint8]
 
 TRIALS = (0.5, 0.75, 1.0, 1.25)
-"""First scales of a sub-block, in units of (largest weight) / (largest number of the codebook). Twelve of them lower the
-error of Gaussian weights by less than 0.2 %."""
+"""First scales of a sub-block, in units of (largest weight) / (largest number of the codebook). Twelve of them lower
+the error of Gaussian weights by less than 0.3 %."""
 
 ROUNDS = 2
 """Turns of scales and points, of a sub-block and of a superblock: later ones seldom change a bit."""
