@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,8 +64,8 @@ class _IQuant(GgmlFormat):
     sub: ClassVar[int]
     steps: ClassVar[tuple[float, ...]]
     packing: ClassVar[Vectors]
-    signs: ClassVar[Literal["none", "free", "even", "shifts"]]
-    """What the flags of codes are: signs, of which an even number of eight may be minus, or shifts of vectors."""
+    signs: ClassVar[str]
+    """What the flags of codes are: "none", "free" or "even" signs (of eight, an even number is minus), or "shifts"."""
 
     def _numerics(self, choice: str, zero: str) -> Numerics:
         return Numerics(

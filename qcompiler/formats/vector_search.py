@@ -137,7 +137,7 @@ class _State:
     """Choices for each sub-block (superblocks, sub-blocks): what they gain over all zeros, sums of A and B over its
     vectors, and its level, variant and points (…, vectors)."""
 
-    CHOICES: ClassVar = ("levels", "variants", "points")
+    CHOICES: ClassVar[tuple[str, ...]] = ("levels", "variants", "points")
 
     gain: Float32
     a: Float32
