@@ -88,7 +88,7 @@ def test_an_odd_number_of_minus_signs_changes_the_least_important_one() -> None:
     np.testing.assert_array_equal(np.where(signs == 1, -sizes, sizes), values)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "iq1_s")) for n in NAMES])
 def test_errors_are_no_larger_than_those_of_ggmls_encoder(name: str) -> None:
     """Squared errors under the importance (or 1), over matrices of several kinds: no single one above ggml's."""
     for case, weights, importance, key in make_ggml.weighted_cases():

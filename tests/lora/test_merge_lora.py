@@ -116,7 +116,11 @@ def test_every_format_is_named_above() -> None:
     assert {text.partition(":")[0] for text in VARIANTS} == set(qc.formats.names())
 
 
-@pytest.mark.parametrize("text", VARIANTS)
+SLOW = ("iq3_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+"""Formats that take NumPy long to encode; iq3_xxs stands for them in the short run."""
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, marks=[pytest.mark.slow] * (text in SLOW)) for text in VARIANTS])
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_codes_are_those_of_the_exact_sum(text: str, use_dora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from qcompiler.config import resolve_format
