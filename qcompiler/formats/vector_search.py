@@ -57,7 +57,7 @@ class Sought:
     @property
     def size(self) -> int:
         """Elements of a vector."""
-        return self.variants[0].shape[1]
+        return int(self.variants[0].shape[1])
 
     @property
     def between(self) -> Float32:

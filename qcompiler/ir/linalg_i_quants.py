@@ -22,7 +22,7 @@ _ONE_EIGHTH = 0.125
 
 def _from_book(e: Element, book: Codebook, values: Sequence[float], index: Scalar, place: Scalar) -> Scalar:
     """The value at `place` of vector `index` of the codebook."""
-    listed = [float(values[digit]) for digit in book.points.reshape(-1)]
+    listed = [float(values[int(digit)]) for digit in book.points.reshape(-1)]
     return e.looked_up(listed, index * book.size + place.to("i32"))
 
 
