@@ -9,29 +9,14 @@ held-out text, as in examples/tiny_llama.py.
 from __future__ import annotations
 
 import argparse
-import sysconfig
-from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from tiny_llama import BATCH, LENGTH, held_out, load_model, log_probabilities, measure
+from tiny_llama import BATCH, LENGTH, calibration, held_out, load_model, log_probabilities, measure
 
 import qcompiler as qc
-
-MODULES = ("argparse", "ast", "datetime", "decimal", "difflib", "inspect", "pathlib", "subprocess", "tarfile", "typing")
-
-
-def calibration(count: int) -> list[torch.Tensor]:
-    """Texts of (1, LENGTH) bytes from modules that are not held out."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    text = np.frombuffer(
-        b"".join((folder / f"{name}.py").read_bytes() for name in MODULES if (folder / f"{name}.py").exists()), np.uint8
-    )
-    starts = np.linspace(0, len(text) - LENGTH - 1, count).astype(int)
-    return [torch.from_numpy(text[start : start + LENGTH].copy()).long()[None] for start in starts]
 
 
 def main() -> None:

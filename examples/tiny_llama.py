@@ -6,7 +6,8 @@
 Each row is a compiled program (CPU).  Its next-byte distributions over the held-out text are compared with those of the
 fp32 model in eager torch: bits per byte, the divergence KL(fp32 || quantised), and how often both have the same most
 likely byte.  The other columns are the errors of the format on Gaussian numbers, on MiniLM's matrices and on this
-model's own.  The rows are made from the formats' declarations: every format, and each of its parameters varied.
+model's own.  The rows are made from the formats' declarations: every format, each of its parameters varied, and the
+formats of three bits and less that are meant to be encoded with an importance once more with one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import json
 import math
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,12 @@ Matrices = list[np.ndarray]
 
 MEASURED_BYTES = 64 * 1024
 """Bytes of the held-out text, by default: all formats use the same windows, so a quarter of the text is enough."""
+IMPORTANCE = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+"""Formats with a second row, encoded with the importance of `calibration`: llama.cpp refuses most without one."""
+CALIBRATION = 32
+"""Inputs of LENGTH bytes from which the importance comes."""
+MODULES = ("argparse", "ast", "datetime", "decimal", "difflib", "inspect", "pathlib", "subprocess", "tarfile", "typing")
+"""Modules of the standard library, which the model was trained on: the text of `calibration`."""
 SAME_NUMBERS = ("scale", "exponent", "divisor")
 """Parameters for foreign files, which the table leaves out: the type of stored scales, the rounding of exponents."""
 
@@ -70,6 +78,16 @@ def held_out(nbytes: int | None = None) -> torch.Tensor:
     count = (len(text) - 1) // LENGTH
     rows = [text[i * LENGTH : (i + 1) * LENGTH + 1] for i in range(count)]
     return torch.from_numpy(np.stack(rows)).long()
+
+
+def calibration(count: int) -> list[torch.Tensor]:
+    """Texts of (1, LENGTH) bytes from modules that are not held out."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = np.frombuffer(
+        b"".join((folder / f"{name}.py").read_bytes() for name in MODULES if (folder / f"{name}.py").exists()), np.uint8
+    )
+    starts = np.linspace(0, len(text) - LENGTH - 1, count).astype(int)
+    return [torch.from_numpy(text[start : start + LENGTH].copy()).long()[None] for start in starts]
 
 
 @dataclass
@@ -162,12 +180,13 @@ def error(text: str | None, matrices: Matrices) -> float | None:
 # --- the language model ----------------------------------------------------------------------------------------------
 
 
-def compiled(model: NextByte, text: str | None) -> qc.Program:
-    """The model with its linears in the format; the embedding, which is also the output matrix, in int8 per row."""
+def compiled(model: NextByte, text: str | None, calibrate: list[torch.Tensor] | None = None) -> qc.Program:
+    """The model with its linears in the format, with the importance of `calibrate`; the embedding, which is also the
+    output matrix, in int8 per row."""
     quant = None if text is None else qc.QuantConfig("float", linear=text, embedding="int8")
     shapes = {"tokens": {0: ("batch", 1, BATCH), 1: ("length", 1, LENGTH)}}
     example = torch.zeros(3, 37, dtype=torch.int64)
-    return qc.qcompile(model, (example,), quant=quant, dynamic_shapes=shapes, device="cpu")
+    return qc.qcompile(model, (example,), quant=quant, dynamic_shapes=shapes, device="cpu", calibrate=calibrate)
 
 
 @dataclass
@@ -192,7 +211,15 @@ def rows(windows: torch.Tensor) -> list[Row]:
         errors = (error(text, gaussian()), error(text, minilm()), error(text, own()))
         quality = measure(program, reference, windows)
         result.append(Row(text or "float (compiled)", program.ledger.bits_per_weight(), errors, quality))
+        if text in IMPORTANCE:
+            result.append(with_importance(model, text, reference, windows))
     return result
+
+
+def with_importance(model: NextByte, text: str, reference: list[torch.Tensor], windows: torch.Tensor) -> Row:
+    program = compiled(model, text, calibration(CALIBRATION))
+    quality = measure(program, reference, windows)
+    return Row(f"{text}, importance", program.ledger.bits_per_weight(), (None, None, None), quality)
 
 
 def cells(row: Row, base: float) -> list[str]:
@@ -240,7 +267,9 @@ def markdown(found: list[Row], windows: torch.Tensor) -> str:
         "row's format; the embedding, which is the output matrix as well, is int8 per row.",
         "- *Gaussian*, *MiniLM*, *this model*: the relative root mean square error, of one matrix of normal numbers, "
         "of all linears of all-MiniLM-L6-v2, and of this model's. A dash means that the format can store fewer than "
-        "half of the matrices, since its blocks do not divide their rows.",
+        "half of the matrices, since its blocks do not divide their rows, or that the row has an importance.",
+        f"- *importance*: encoded with the mean square of each column's inputs, from {CALIBRATION} inputs of {LENGTH} "
+        "bytes of modules that the model was trained on.",
         "- *bits per byte*: the mean of -log2 p(next byte); lower is better.",
         "- *KL*: the mean divergence of the quantised next-byte distribution from the fp32 one, in bits.",
         "- *top-1*: how often both give the same most likely byte.",

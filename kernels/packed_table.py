@@ -7,10 +7,12 @@ bytes, or in an array of its field. The expressions here are C++ in terms of `ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Field, Format, Section
+from qcompiler.formats.codebook import Vectors
 from qcompiler.formats.packing import Packing, Pieces, Trits
 from qcompiler.kernels import layouts
 from qcompiler.kernels.text import identifier
@@ -102,7 +104,10 @@ class BitPositions:
 
 
 def bit_positions(packing: Packing, reader: str) -> BitPositions:
-    """The bit positions of a packing's entries. KernelSelectionError, naming the `reader`, for an unknown packing."""
+    """The bit positions of a packing's entries. KernelSelectionError, naming the `reader`, for an unknown packing.
+
+    `places_tables` takes vectors of a codebook apart.
+    """
     if isinstance(packing, Trits):
         found, first = [], 0
         for count, digits in packing.runs:
@@ -123,3 +128,37 @@ def bit_positions(packing: Packing, reader: str) -> BitPositions:
         pieces += ["{0, 0, 0, 0}"] * (most - len(pieces))
         found.append(f"{{{{{', '.join(pieces)}}}}}")
     return BitPositions(most, tuple(found))
+
+
+def places_tables(
+    table: PackedTable, field: Field, prefix: str, array: Callable[[str, str, int], str], reader: str
+) -> str:
+    """C++ text: the tables that `place_in_block` names. `array` makes the head of a definition of (type, name, count),
+    `prefix` is that of the target's types."""
+    assert field.packing is not None
+    name, made = table.places_name(field), f"// {field.name}: {field.packing.describe()}\n"
+
+    def positions(packing: Packing, name: str) -> str:
+        places = bit_positions(packing, reader)
+        return f"{array(f'{prefix}_{places.type}', name, len(places.literals))} = {{\n{places.rows}}};\n"
+
+    if not isinstance(field.packing, Vectors):
+        return made + positions(field.packing, name)
+    vectors = field.packing
+    made += positions(vectors.index, f"{name}_index")
+    if vectors.flags is not None:
+        made += positions(vectors.flags, f"{name}_flags")
+    words = [f"0x{word:04x}" for word in vectors.book.words]
+    rows = ",\n".join("    " + ", ".join(words[i : i + 12]) for i in range(0, len(words), 12))
+    return made + f"{array('uint16_t', f'{name}_words', len(words))} = {{\n{rows}}};\n"
+
+
+def place_in_block(table: PackedTable, field: Field, prefix: str, index: str, base: str) -> str:
+    """The C++ expression of the bits of entry `index` of a block at `base`, as an unsigned integer."""
+    name = table.places_name(field)
+    if not isinstance(field.packing, Vectors):
+        return f"{prefix}_packed_entry({name}[{index}], {base})"
+    book = field.packing.book
+    flags = f"{name}_flags" if field.packing.flags is not None else f"(const {prefix}_pieces<1>*)0"
+    of = f"{name}_words, {name}_index, {flags}, {index}, {base}"
+    return f"{prefix}_vector_code<{book.size}, {book.width}>({of})"

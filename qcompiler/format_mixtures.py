@@ -29,7 +29,8 @@ MIXTURES = {
 
 ALTERNATIVE_FORMAT = {
     "q2_K": "q4_0", "q3_K": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0",
-    "iq4_xs": "iq4_nl",
+    "iq4_xs": "iq4_nl", "iq3_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq2_s": "iq4_nl", "iq2_xs": "iq4_nl",
+    "iq2_xxs": "iq4_nl", "iq1_m": "iq4_nl", "iq1_s": "iq4_nl",
 }  # fmt: skip
 """llama.cpp's alternative where blocks of 256 do not divide K: a format of blocks of 32."""
 

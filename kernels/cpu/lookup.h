@@ -34,6 +34,17 @@ template <int COUNT> QC_INLINE uint32_t qg_packed_entry(const qg_pieces<COUNT>& 
     return entry;
 }
 
+// The code of element `i` of a block: its digit of a codebook's vector, WIDTH of the bits of a word, and above it its
+// flag, the parity of its bits (none where `flags` is null).
+template <int SIZE, int WIDTH, int A, int B>
+QC_INLINE uint32_t qg_vector_code(
+    const uint16_t* words, const qg_pieces<A>* index, const qg_pieces<B>* flags, int64_t i, const uint8_t* from) {
+    const uint32_t digits = words[qg_packed_entry(index[(uint64_t)i / SIZE], from)];
+    const uint32_t digit = digits >> ((uint64_t)i % SIZE * WIDTH) & ((1u << WIDTH) - 1);
+    return flags ? digit | (uint32_t)__builtin_parity(qg_packed_entry(flags[i], from)) << WIDTH : digit;
+}
+QC_INLINE float qg_half(uint32_t bits) { const uint16_t half = (uint16_t)bits; return qg_entry((const qc_f16*)&half); }
+
 // A base-3 digit of a byte that is a fraction of 256 (tq1_0); `power` is 3 to the number of digits before it.
 struct qg_trit { uint16_t byte; uint8_t power; };
 QC_INLINE uint32_t qg_packed_entry(const qg_trit& at, const uint8_t* from) {

@@ -24,7 +24,7 @@ from qcompiler.kernels.cpu.weights import (
 )
 from qcompiler.kernels.decoding import shared_columns
 from qcompiler.kernels.layouts.panels import LANES, joined_bytes, packed_name, per_row, plane_name, planes
-from qcompiler.kernels.packed_table import PackedTable, bit_positions
+from qcompiler.kernels.packed_table import PackedTable, place_in_block, places_tables
 from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent
 from qcompiler.plan.kernel import DType
 
@@ -40,7 +40,7 @@ def row_function(table: PackedTable, out: DType) -> str:
     values = code_values(table.fmt, f"qk_{table.name}_codes")
     looked_up = {n: f"qk_{table.name}_{identifier(n)}" for eq in d.split.per_entry.values() for n in eq.tables}
     definitions = [values.table or "", *(c_table(where, d.table_arrays[n]) for n, where in looked_up.items())]
-    definitions += [_places_table(table, f) for f in table.packed_fields()]
+    definitions += [_places_tables(table, f) for f in table.packed_fields()]
     entries = [f for f in d.fields if f.covers != 1]
     names = {f.name: identifier(f.name) for f in entries}
     reads = [f"const auto {names[f.name]} = {_entry(table, f)};" for f in entries]
@@ -146,14 +146,11 @@ def _in_block(table: PackedTable, field: Field, index: str) -> str:
     base = table.block_base(field)
     if field.packing is None:
         return _in_order(field, base, index)
-    return f"qg_packed_entry({table.places_name(field)}[{index}], {base})"
+    bits = place_in_block(table, field, "qg", index, base)
+    return f"qg_half({bits})" if field.kind == "f16" else bits
 
 
-def _places_table(table: PackedTable, field: Field) -> str:
-    """The C++ table with the bit positions of a block's entries."""
-    assert field.packing is not None
-    places = bit_positions(field.packing, f"kernel '{table.name}': no CPU kernel")
-    name = table.places_name(field)
-    return (
-        f"// {field.name}: {field.packing.describe()}\nstatic const qg_{places.type} {name}[] = {{\n{places.rows}}};\n"
-    )
+def _places_tables(table: PackedTable, field: Field) -> str:
+    """The C++ tables with the bit positions of a block's entries."""
+    reader = f"kernel '{table.name}': no CPU kernel"
+    return places_tables(table, field, "qg", lambda kind, name, _: f"static const {kind} {name}[]", reader)

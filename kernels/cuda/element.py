@@ -22,7 +22,7 @@ from qcompiler.kernels.cuda.weights import (
 from qcompiler.kernels.decoding import first_of_integers
 from qcompiler.kernels.layouts.cuda import tile_columns
 from qcompiler.kernels.layouts.panels import packed_name, plane_name, planes
-from qcompiler.kernels.packed_table import PackedTable, bit_positions
+from qcompiler.kernels.packed_table import PackedTable, place_in_block, places_tables
 from qcompiler.kernels.text import identifier, indent
 
 _ROUND = {"f32": "{}", "bf16": "qc_f32_of_bf16(qc_bf16_of_f32({}))", "f16": "qc_f32_of_f16(qc_f16_of_f32({}))"}
@@ -41,7 +41,7 @@ def element_function(table: PackedTable) -> str:
     lines += [f"const uint32_t stored = {_code(table)};", f"const float code = {value};"]
     element = d.split.per_element.to_c({"code": "code", **{g: g for g in d.split.per_entry}}, style=AS_THEY_ARE)
     lines.append(f"return {_ROUND[table.dtype].format(element)};")
-    places = [_places_table(table, f) for f in table.packed_fields()]
+    places = [_places_tables(table, f) for f in table.packed_fields()]
     head = f"QC_DEVICE float qk_{table.name}_element(const uint8_t* table, int64_t row, int64_t k) {{"
     comment = f"// {table.fmt} in {table.layout}: {d.decode.text}, rounded to {table.dtype}."
     return "".join([*code_table, *tables, *places]) + "\n".join([comment, head, *indent(lines), "}"])
@@ -108,16 +108,11 @@ def _in_block(table: PackedTable, field: Field, index: str) -> str:
     base = table.block_base(field)
     if field.packing is None:
         return _in_order(field, base, index)
-    cast = "" if field.covers == 1 else f"({ENTRY_TYPES[field.kind]})"
-    return f"{cast}qc_packed_entry({table.places_name(field)}[{index}], {base})"
+    bits = place_in_block(table, field, "qc", index, base)
+    return bits if field.covers == 1 else f"qc_from_bits({bits}, (const {ENTRY_TYPES[field.kind]}*)0)"
 
 
-def _places_table(table: PackedTable, field: Field) -> str:
-    """The C++ table with the bit positions of a block's entries."""
-    assert field.packing is not None
-    places = bit_positions(field.packing, f"kernel '{table.name}': no CUDA kernel")
-    name, count = table.places_name(field), len(places.literals)
-    return (
-        f"// {field.name}: {field.packing.describe()}\n"
-        f"__device__ const qc_{places.type} {name}[{count}] = {{\n{places.rows}}};\n"
-    )
+def _places_tables(table: PackedTable, field: Field) -> str:
+    """The C++ tables with the bit positions of a block's entries."""
+    reader = f"kernel '{table.name}': no CUDA kernel"
+    return places_tables(table, field, "qc", lambda kind, name, n: f"__device__ const {kind} {name}[{n}]", reader)

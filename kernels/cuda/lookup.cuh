@@ -49,6 +49,15 @@ template <int N> QC_DEVICE uint32_t qc_packed_entry(const qc_pieces<N>& at, cons
         entry |= ((uint32_t)block[at.of[i].byte] >> at.of[i].shift & at.of[i].mask) << at.of[i].place;
     return entry;
 }
+// The code of element `i` of a block: its digit of a codebook's vector, WIDTH of the bits of a word, and above it its
+// flag, the parity of its bits (none where `flags` is null).
+template <int SIZE, int WIDTH, int A, int B>
+QC_DEVICE uint32_t qc_vector_code(
+    const uint16_t* words, const qc_pieces<A>* index, const qc_pieces<B>* flags, int64_t i, const uint8_t* block) {
+    const uint32_t digits = words[qc_packed_entry(index[i / SIZE], block)];
+    const uint32_t digit = digits >> (int)(i % SIZE) * WIDTH & ((1u << WIDTH) - 1);
+    return flags ? digit | (uint32_t)(__popc(qc_packed_entry(flags[i], block)) & 1) << WIDTH : digit;
+}
 QC_DEVICE uint32_t qc_packed_entry(const qc_trit& at, const uint8_t* block) {
     return (block[at.byte] * (uint32_t)at.power & 255u) * 3 >> 8;
 }

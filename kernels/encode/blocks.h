@@ -70,7 +70,7 @@ template <int BYTES> struct qe_records {
     }
 
     // Numbers of 16 bits; false where one is infinite.
-    bool put_half(const qe_piece (&field)[1][2], vf value, vf& stored) {
+    template <int PIECES> bool put_half(const qe_piece (&field)[1][PIECES], vf value, vf& stored) {
         uint16_t bits[QC_LANES];
         vstore((qc_f16*)bits, value);
         put(field, 0, vload((const int16_t*)bits));

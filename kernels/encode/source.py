@@ -9,18 +9,20 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 import numpy as np
 import numpy.typing as npt
 
 from qcompiler.formats.base import Encoding, Format
+from qcompiler.formats.codebook import Vectors
 from qcompiler.formats.declaration import Field
 from qcompiler.formats.fp8 import _FP8
 from qcompiler.formats.ggml import LARGEST_IMPORTANCE, GgmlFormat
 from qcompiler.formats.ggml_32 import Q8_0, MXFP4Ggml, _Affine32, _Searched32, _Symmetric32
 from qcompiler.formats.ggml_search import Trials
+from qcompiler.formats.i_quants import _IQuant
 from qcompiler.formats.integers import IntegerFormat
 from qcompiler.formats.iq4 import VALUES, _Iq4
 from qcompiler.formats.k_quants import Q3_K, Q6_K, _Affine
@@ -31,6 +33,7 @@ from qcompiler.formats.nf4 import TableFormat
 from qcompiler.formats.nvfp4 import NVFP4, SMALLEST_SCALE, ZERO_SCALE
 from qcompiler.formats.packing import Piece, Pieces
 from qcompiler.formats.ternary import TQ2_0
+from qcompiler.formats.vector_search import ROUNDS, TRIALS
 
 Array = npt.NDArray[np.generic]
 
@@ -155,6 +158,8 @@ def _pieces(f: Field, entries: int) -> list[list[Piece]]:
     if f.bits >= 8:
         size = f.bits // 8
         return [[(first + e * size + i, 0, 8) for i in range(size)] for e in range(entries)]
+    if f.packing is None and f.order == "low_first":
+        return [[(first + e * f.bits // 8, e * f.bits % 8, f.bits)] for e in range(entries)]
     raise ValueError(f"field {f.name!r} is not made of pieces of bits")
 
 
@@ -175,6 +180,15 @@ def _field_text(f: Field, entries: int) -> str:
     return f"static constexpr qe_piece {f.name}[{len(rows)}][{longest}] = {{{', '.join(texts)}}};"
 
 
+def _parts(f: Field, entries: int) -> list[tuple[Field, int]]:
+    """The field, or what is stored of codes that come from vectors: `index` and `flags`."""
+    if not isinstance(f.packing, Vectors):
+        return [(f, entries)]
+    index, (_, flags) = f.packing.index, f.packing.stored_flags
+    found = [(replace(f, name="index", packing=index), index.entries)]
+    return [*found, (replace(f, name="flags", packing=flags), flags.entries)] if flags.entries else found
+
+
 def _trials_text(name: str, trials: Trials) -> str:
     values = f"{float_text(trials.first)}, {float_text(trials.step)}, {trials.count}, {str(trials.absolute).lower()}"
     return f"static constexpr qe_trials {name} = {{{values}}};"
@@ -185,9 +199,9 @@ def _ggml(headers: tuple[str, ...], template: str, fmt: GgmlFormat, *members: st
     d = fmt.declaration
     lines = [
         f"static constexpr int BLOCK = {fmt.block}, BYTES = {d.record_bytes};",
-        f"static constexpr float FAR = {float_text(min(2 * float(fmt.reach), float(np.finfo(np.float32).max)))};",
+        f"static constexpr float FAR = {float_text(min(fmt.far, float(np.finfo(np.float32).max)))};",
         _trials_text("WEIGHTED_TRIALS", Trials(-0.9, 0.05, 36)),
-        *(_field_text(f, d.entries_per_block(f, fmt.block)) for f in d.fields),
+        *(_field_text(part, count) for f in d.fields for part, count in _parts(f, d.entries_per_block(f, fmt.block))),
         *members,
     ]
     # Without an anonymous namespace, the loader would give all encoders in a process the tables of the first.
@@ -219,6 +233,33 @@ def _iq4(fmt: _Iq4) -> CompiledEncoder:
     return _ggml(("ggml_32.h", "k_quants.h", "table.h", "iq4.h"), "qe_iq4", fmt, table)
 
 
+def _i_quant(fmt: _IQuant) -> CompiledEncoder:
+    sought, book = fmt.sought(), fmt.book
+    count, points = len(sought.variants[0]), sought.variants[0].shape[1]
+    members = [
+        f"static constexpr int SIZE = {points}, SUB = {sought.sub}, LEVELS = {len(sought.steps)}, POINTS = {count};",
+        f"static constexpr int VARIANTS = {len(sought.variants)}, IN_BOOK = {book.count};",
+        f"static constexpr qe_signs SIGNS = QE_{fmt.signs.upper()};",
+        f"static constexpr float LARGEST = {float_text(sought.largest)};",
+        f"static constexpr float STEPS[] = {{{', '.join(map(float_text, sought.steps))}}};",
+        f"static constexpr float BETWEEN[] = {{{', '.join(map(float_text, sought.between))}}};",
+        f"static constexpr float TRIALS[] = {{{', '.join(map(float_text, TRIALS))}}};",
+        f"static constexpr int ROUNDS = {ROUNDS};",
+    ]
+    for half, name in enumerate(("LOW", "HIGH")):
+        of_variants = [variant[half] for variant in sought.halves]
+        rows = ", ".join(f"{{{', '.join(_row_text(row) for row in each.rows)}}}" for each in of_variants)
+        sizes = f"[{len(of_variants)}][{len(of_variants[0].rows)}][{points // 2}]"
+        members.append(f"static constexpr float {name}{sizes} = {{{rows}}};")
+        which = ", ".join(map(str, of_variants[0].which))
+        members.append(f"static constexpr uint8_t {name}_OF[{count}] = {{{which}}};")
+    return _ggml(("ggml_32.h", "i_quants.h"), "qe_i_quant", fmt, *members)
+
+
+def _row_text(row: npt.NDArray[np.float32]) -> str:
+    return f"{{{', '.join(map(float_text, row))}}}"
+
+
 _PRINTERS: tuple[tuple[type[Format], Callable[..., CompiledEncoder]], ...] = (
     (TableFormat, _table_format),
     (IntegerFormat, _integers),
@@ -235,4 +276,5 @@ _PRINTERS: tuple[tuple[type[Format], Callable[..., CompiledEncoder]], ...] = (
     (Q3_K, lambda fmt: _ggml(("ggml_32.h", "k_quants.h"), "qe_q3_k", fmt)),
     (Q6_K, lambda fmt: _ggml(("ggml_32.h", "k_quants.h"), "qe_q6_k", fmt)),
     (_Iq4, _iq4),
+    (_IQuant, _i_quant),
 )

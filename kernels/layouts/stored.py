@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from qcompiler.errors import LayoutError
 from qcompiler.formats.base import Bytes, Field, Format
+from qcompiler.formats.codebook import Vectors
 from qcompiler.formats.packing import Pieces
 
 Entries = npt.NDArray[Any]
@@ -37,7 +38,7 @@ def keeps_every_byte(field: Field) -> bool:
     """
     if field.packing is None:
         return True
-    return isinstance(field.packing, Pieces) and (field.offset is not None or field.others is None)
+    return isinstance(field.packing, Pieces | Vectors) and (field.offset is not None or field.others is None)
 
 
 class StoredEntries:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from qcompiler.errors import FormatError
 from qcompiler.formats import Format, PackedTensor
+from qcompiler.formats.codebook import Vectors
 
 Float64 = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
@@ -29,6 +30,8 @@ LEAST_SIGNED = 0x80
 
 def why_no_levels(fmt: Format, cols: int) -> str:
     """Why codes of a matrix with so many columns cannot be chosen one by one: "" if they can."""
+    if isinstance(fmt.declaration.codes.packing, Vectors):
+        return f"{fmt.name} stores vectors of a codebook"
     block = fmt.declaration.block_size(cols)
     if fmt.name in _TERNARY:
         return f"{fmt.name} is for models that were trained with three values"

@@ -18,6 +18,7 @@ from qcompiler.formats.base import Declaration, Field, Format, Numerics, PackedT
 from qcompiler.formats.fp4 import FP4
 from qcompiler.formats.fp8 import FP8E4M3, FP8E5M2
 from qcompiler.formats.ggml_32 import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4Ggml
+from qcompiler.formats.i_quants import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
 from qcompiler.formats.integers import Int2, Int3, Int4, Int8
 from qcompiler.formats.iq4 import IQ4_NL, IQ4_XS
 from qcompiler.formats.k_quants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
@@ -46,7 +47,8 @@ __all__ = [
 
 _COMMON: tuple[type[Format], ...] = (NF4, Int8, Int4, Int3, Int2, FP4, LLMInt8)
 _GGML: tuple[type[Format], ...] = (
-    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4Ggml,
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, IQ3_S, IQ3_XXS, IQ2_S,
+    IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S, TQ1_0, TQ2_0, MXFP4Ggml,
 )  # fmt: skip
 _FLOATS: tuple[type[Format], ...] = (FP8E4M3, FP8E5M2, MXFP4, MXFP8, NVFP4)
 FORMATS: dict[str, type[Format]] = {cls.name: cls for cls in (*_COMMON, *_FLOATS, *_GGML)}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qcompiler.formats.equation import Entries, Equation, Float32, Split
-from qcompiler.formats.packing import Packing, Pieces
+from qcompiler.formats.packing import Packing
 
 Bytes = npt.NDArray[np.uint8]
 Kind = Literal["uint", "int", "f16", "bf16", "f32", "e4m3", "e5m2", "e8m0"]
@@ -55,16 +55,15 @@ class Field:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of stored items: uint8 for entries packed into bytes."""
-        return np.dtype("u1") if self.packing else _DTYPES.get((self.kind, self.bits), np.dtype("u1"))
+        """The dtype of an entry: uint8 for entries of less than a byte."""
+        return _DTYPES.get((self.kind, self.bits), np.dtype("u1"))
 
     @functools.cached_property
     def others(self) -> Bytes | None:
         """A mask of the bits in a block's bytes of this field that belong to other fields; None if there are none."""
-        if not isinstance(self.packing, Pieces):
+        if self.packing is None:
             return None
-        full = np.array([[(1 << sum(width for _, _, width in entry)) - 1 for entry in self.packing.pieces]], np.uint8)
-        rest = ~self.packing.pack(full)[0]
+        rest = ~self.packing.used()
         return rest if rest.any() else None
 
     def nbytes(self, entries: int) -> int:
@@ -79,7 +78,7 @@ class Field:
         Entries packed into bytes become uint8, others keep their dtype; unused entries of a last byte are included.
         """
         if self.packing is not None:
-            return self.packing.unpack(raw.reshape(-1, self.packing.nbytes)).reshape(-1)
+            return self.packing.unpack(raw.reshape(-1, self.packing.nbytes)).reshape(-1).view(self.dtype)
         if self.bits >= 8:
             return raw.view(self.dtype)
         per_byte = 8 // self.bits
@@ -93,7 +92,8 @@ class Field:
     def pack(self, entries: Entries) -> Bytes:
         """The inverse of `unpack`: stored bytes (1-D) of entries (1-D) that fill whole bytes, or whole blocks."""
         if self.packing is not None:
-            return self.packing.pack(entries.astype(np.uint8, copy=False).reshape(-1, self.packing.entries)).reshape(-1)
+            bits = np.ascontiguousarray(entries.astype(self.dtype, copy=False)).view(f"u{self.dtype.itemsize}")
+            return self.packing.pack(bits.reshape(-1, self.packing.entries)).reshape(-1)
         if self.bits >= 8:
             return np.ascontiguousarray(entries.astype(self.dtype, copy=False)).reshape(-1).view(np.uint8)
         per_byte = 8 // self.bits

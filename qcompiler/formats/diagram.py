@@ -4,7 +4,8 @@
       0…1            d, fp16
       2 + i, i < 16  | codes[i + 16] | codes[i] |
 
-In a line, the highest bits of a byte are on the left.
+In a line, the highest bits of a byte are on the left.  Codes that come from vectors of a codebook are shown as what is
+stored: `index[v]` of vector v, and `flags[g]`, the stored flags of eight elements.
 """
 
 from __future__ import annotations
@@ -12,7 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qcompiler.formats.base import Declaration, Field, Format
-from qcompiler.formats.packing import Pieces, Trits
+from qcompiler.formats.codebook import Vectors
+from qcompiler.formats.packing import Piece, Pieces, Trits
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Entries of `bits` bits in bytes from `offset` on, by their pieces."""
+
+    name: str
+    bits: int
+    offset: int
+    pieces: tuple[tuple[Piece, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -21,7 +33,7 @@ class _Cell:
 
     shift: int
     width: int
-    field: Field
+    stored: _Stored
     entry: int
     place: int
 
@@ -30,8 +42,9 @@ class _Cell:
         index = str(self.entry)
         if step:
             index = ("i" if step == 1 else f"{step} i") + (f" + {self.entry}" if self.entry else "")
-        bits = "" if self.width == self.field.bits else f" bit{'s' * (self.width > 1)} {_range(self.place, self.width)}"
-        return f"{self.field.name}[{index}]{bits}"
+        whole = self.width == self.stored.bits
+        bits = "" if whole else f" bit{'s' * (self.width > 1)} {_range(self.place, self.width)}"
+        return f"{self.stored.name}[{index}]{bits}"
 
 
 def diagram(fmt: Format) -> list[str]:
@@ -46,7 +59,7 @@ def diagram(fmt: Format) -> list[str]:
             continue
         per_block = d.entries_per_block(f, 4096)
         lines.append(f"section {f.name}: {f.nbytes(per_block)} bytes per block of {d.block_size(4096)}")
-        lines += _aligned(_shared_bytes([(0, f, per_block)]))
+        lines += _aligned(_shared_bytes(_stored(f, 0, per_block), ()))
     return lines
 
 
@@ -69,18 +82,20 @@ def served(f: Field) -> str:
 def _record(d: Declaration) -> list[tuple[str, str]]:
     """Lines (bytes, contents) of a block's record, in order of their bytes."""
     lines: list[tuple[int, tuple[str, str]]] = []
-    packed: dict[int, list[tuple[int, Field, int]]] = {}
+    packed: dict[int, list[_Stored]] = {}
+    periods: tuple[int, ...] = ()
     for f in d.fields:
         count, offset = d.entries_per_block(f, 0), int(f.offset or 0)
         if isinstance(f.packing, Trits):
             lines += [(first, line) for first, line in _digits(f, f.packing, offset)]
-        elif f.bits >= 8:
+        elif f.bits >= 8 and f.packing is None:
             name = f.name if count == 1 else f"{f.name}[0…{count - 1}]"
             lines.append((offset, (_range(offset, f.nbytes(count)), f"{name}, {entry_type(f)}")))
         else:
-            packed.setdefault(offset, []).append((offset, f, count))  # fields that share bytes begin at the same byte
-    for offset, fields in packed.items():
-        lines += [(offset + k, line) for k, line in enumerate(_shared_bytes(fields))]
+            packed.setdefault(offset, []).extend(_stored(f, offset, count))  # fields that share bytes begin together
+            periods = (2, 4, 8) if isinstance(f.packing, Vectors) else periods
+    for offset, stored in packed.items():
+        lines += [(offset + k, line) for k, line in enumerate(_shared_bytes(stored, periods))]
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
@@ -93,32 +108,71 @@ def _digits(f: Field, packing: Trits, offset: int) -> list[tuple[int, tuple[str,
     return lines
 
 
-def _shared_bytes(fields: list[tuple[int, Field, int]]) -> list[tuple[str, str]]:
-    """Lines for fields of less than 8 bits; bytes with the same kinds of pieces share a line."""
+def _shared_bytes(stored: list[_Stored], periods: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Lines for entries that share bytes; bytes with the same kinds of pieces share a line, if they follow each other
+    or stand one of these periods apart."""
     cells: dict[int, list[_Cell]] = {}
-    for offset, f, count in fields:
-        for e, pieces in enumerate(_pieces(f, count)):
+    for each in stored:
+        for e, pieces in enumerate(each.pieces):
             place = 0
             for byte, shift, width in pieces:
-                cells.setdefault(offset + byte, []).append(_Cell(shift, width, f, e, place))
+                cells.setdefault(each.offset + byte, []).append(_Cell(shift, width, each, e, place))
                 place += width
-    lines, run = [], [min(cells)]
-    for byte in sorted(cells):
-        cells[byte].sort(key=lambda cell: -cell.shift)
-    for byte in [*sorted(cells)[1:], -1]:
-        if byte == run[-1] + 1 and _continues([cells[b] for b in run], cells[byte]):
-            run.append(byte)
-            continue
-        steps = _steps(cells[run[0]], cells[run[1]]) if len(run) > 1 else [0] * len(cells[run[0]])
-        contents = [cell.text(step) for cell, step in zip(cells[run[0]], steps, strict=True)]
-        if len(contents) == 8 and len(set(_steps(cells[run[0]][:-1], cells[run[0]][1:]))) == 1:
-            contents[2:-1] = ["…"]
-        lines.append((_place(run[0], len(run)), f"| {' | '.join(contents)} |"))
-        run = [byte]
+    for of_byte in cells.values():
+        of_byte.sort(key=lambda cell: -cell.shift)
+    lines, byte, end = [], min(cells), max(cells) + 1
+    while byte < end:
+        counts = {period: _repeats(cells, byte, period) for period in (1, *periods)}
+        period = max(counts, key=lambda p: (p * counts[p] * (counts[p] > 1), -p))
+        for first in range(byte, byte + period):
+            lines.append((_place(first, counts[period], period), _contents(cells, first, counts[period], period)))
+        byte += period * counts[period]
     return lines
 
 
-def _pieces(f: Field, count: int) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+def _repeats(cells: dict[int, list[_Cell]], first: int, period: int) -> int:
+    """How often `period` bytes follow each other from `first` on, with the same pieces of ever the next entries."""
+    count = 1
+    while True:
+        following = range(first + count * period, first + (count + 1) * period)
+        runs = [[cells[b] for b in range(byte - count * period, byte, period) if b in cells] for byte in following]
+        if not all(b in cells and run and _continues(run, cells[b]) for b, run in zip(following, runs, strict=True)):
+            return count
+        count += 1
+
+
+def _contents(cells: dict[int, list[_Cell]], first: int, count: int, period: int) -> str:
+    mine = cells[first]
+    steps = _steps(mine, cells[first + period]) if count > 1 else [0] * len(mine)
+    contents = [cell.text(step) for cell, step in zip(mine, steps, strict=True)]
+    if len(contents) == 8 and len(set(_steps(mine[:-1], mine[1:]))) == 1:
+        contents[2:-1] = ["…"]
+    return f"| {' | '.join(contents)} |"
+
+
+def _stored(f: Field, offset: int, count: int) -> list[_Stored]:
+    if not isinstance(f.packing, Vectors):
+        return [_Stored(f.name, f.bits, offset, _pieces(f, count))]
+    found = [_Stored("index", f.packing.index.bits, offset, f.packing.index.pieces)]
+    if f.packing.flags is not None:
+        of_eight = tuple(_bits_of_eight(f.packing.flags, e) for e in range(0, count, 8))
+        found.append(_Stored("flags", sum(width for _, _, width in of_eight[0]), offset, of_eight))
+    return found
+
+
+def _bits_of_eight(flags: Pieces, first: int) -> tuple[Piece, ...]:
+    """The stored bits of the flags of eight elements: pieces of one bit, joined where they lie side by side."""
+    bits = [of[0] for of in flags.pieces[first : first + 8] if sum(width for _, _, width in of) == 1]
+    joined: list[Piece] = []
+    for byte, shift, _ in dict.fromkeys(bits):
+        if joined and joined[-1][0] == byte:
+            joined[-1] = (byte, joined[-1][1], joined[-1][2] + 1)
+        else:
+            joined.append((byte, shift, 1))
+    return tuple(joined)
+
+
+def _pieces(f: Field, count: int) -> tuple[tuple[Piece, ...], ...]:
     if isinstance(f.packing, Pieces):
         return f.packing.pieces
     per_byte = 8 // f.bits
@@ -130,8 +184,8 @@ def _continues(run: list[list[_Cell]], following: list[_Cell]) -> bool:
     """Whether the byte after a run holds the same bits of entries, at the run's constant distance between entries; all
     its entries have to change."""
     last = run[-1]
-    if [(c.shift, c.width, c.field.name, c.place) for c in last] != [
-        (c.shift, c.width, c.field.name, c.place) for c in following
+    if [(c.shift, c.width, c.stored.name, c.place) for c in last] != [
+        (c.shift, c.width, c.stored.name, c.place) for c in following
     ]:
         return False
     steps = _steps(last, following)
@@ -146,8 +200,9 @@ def _range(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}…{first + count - 1}"
 
 
-def _place(first: int, count: int) -> str:
-    return str(first) if count == 1 else f"{f'{first} + i' if first else 'i'}, i < {count}"
+def _place(first: int, count: int, period: int = 1) -> str:
+    index = "i" if period == 1 else f"{period} i"
+    return str(first) if count == 1 else f"{f'{first} + {index}' if first else index}, i < {count}"
 
 
 def _aligned(lines: list[tuple[str, str]]) -> list[str]:

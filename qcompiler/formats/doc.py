@@ -43,7 +43,7 @@ the row and the column. [packings.md](packings.md) says how the checkpoints of o
 FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "bitsandbytes": ("Formats of bitsandbytes", ("nf4", "fp4", "llm_int8")),
     "integers": ("Integers", ("integers",)),
-    "gguf": ("Formats of GGUF", ("ggml_32", "k_quants", "iq4", "ternary")),
+    "gguf": ("Formats of GGUF", ("ggml_32", "k_quants", "iq4", "i_quants", "ternary")),
     "floats": ("Small floats", ("fp8", "mx", "nvfp4")),
 }
 """The page below docs/formats/: its title, and the modules of `qcompiler.formats` whose formats it shows."""

@@ -77,13 +77,19 @@ class GgmlFormat(Format):
                 values.append(np.abs(d.decode.evaluate(entries, d.table_arrays)).max())
         return float(np.nanmax(values))
 
+    @property
+    def far(self) -> float:
+        """Larger magnitudes are refused before the search: below twice `reach` only scales can overflow, above it sums
+        of squares can, too."""
+        return 2 * self.reach
+
     def _blocks(self, job: Encoding, start: int, tile: Float32) -> Float32:
         """The tile as (blocks, elements). FormatValueError for an element that is not finite, or far out of reach."""
         if not np.isfinite(tile).all():
             refuse_nonfinite(self, job.weights, tile, start)
         blocks = tile.reshape(-1, self.block)
         largest = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
-        far = largest > 2 * self.reach  # below, only scales can overflow; above, sums of squares can, too
+        far = largest > self.far
         if far.any():
             with quiet():
                 needed = largest * np.float32(LARGEST_FP16 / self.reach)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,7 @@ class Packing(ABC):
 
     @abstractmethod
     def unpack(self, raw: Bytes) -> Bytes:
-        """Bytes (blocks, nbytes) to entries (blocks, entries)."""
+        """Bytes (blocks, nbytes) to entries (blocks, entries): uint8, or uint16 if they have more than 8 bits."""
 
     @abstractmethod
     def pack(self, entries: Bytes) -> Bytes:
@@ -50,6 +51,10 @@ class Packing(ABC):
     @abstractmethod
     def describe(self) -> str:
         """A sentence for docs/formats.md."""
+
+    def used(self) -> Bytes:
+        """The bits of a block's bytes that belong to entries, as a mask (nbytes,)."""
+        return np.full(self.nbytes, 0xFF, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,26 @@ class Pieces(Packing):
     def nbytes(self) -> int:
         return 1 + max(byte for entry in self.pieces for byte, _, _ in entry)
 
-    @property
+    @functools.cached_property
     def bits(self) -> int:
-        """Bits of the widest entry."""
+        """Bits of the widest entry: 16 at most."""
         return max(sum(width for _, _, width in entry) for entry in self.pieces)
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of unpacked entries: uint8, or uint16 for entries of more than 8 bits."""
+        return np.dtype("u1") if self.bits <= 8 else np.dtype("u2")
+
+    def used(self) -> Bytes:
+        mask = np.zeros(self.nbytes, np.uint8)
+        for entry in self.pieces:
+            for byte, shift, width in entry:
+                mask[byte] |= ((1 << width) - 1) << shift
+        return mask
+
     def unpack(self, raw: Bytes) -> Bytes:
-        out = np.zeros((len(raw), self.entries), np.uint8)
+        raw = raw.astype(self.dtype, copy=False)
+        out = np.zeros((len(raw), self.entries), self.dtype)
         for entries, stored, shift, mask, place in self._runs:
             found = raw[:, stored] >> shift
             found &= mask
@@ -98,7 +116,7 @@ class Pieces(Packing):
             found >>= place
             found &= mask
             found <<= shift
-            out[:, byte] |= found
+            out[:, byte] |= found.astype(np.uint8, copy=False)
         return out
 
     def describe(self) -> str:

@@ -25,6 +25,7 @@ from qcompiler.errors import QCompilerError
 from qcompiler.ir import build
 from qcompiler.ir.linalg_element import Element, e4m3, e5m2, e8m0
 from qcompiler.ir.linalg_ggml import GGML
+from qcompiler.ir.linalg_i_quants import I_QUANTS
 from qcompiler.ir.scalar_code import Code, Scalar
 from qcompiler.ir.types import QTensorType, shape_of
 from qcompiler.plan.kernel import DType
@@ -215,6 +216,7 @@ DECODERS: dict[str, Callable[[Element], Scalar]] = {
     "int8": _integers(8), "int4": _integers(4), "int3": _integers(3), "int2": _integers(2),
     "fp8_e4m3": _fp8(e4m3), "fp8_e5m2": _fp8(e5m2), "mxfp4": _mxfp4, "mxfp8": _mxfp8, "nvfp4": _nvfp4,
     **GGML,
+    **I_QUANTS,
 }  # fmt: skip
 """The value of an element, in fp32, by format."""
 

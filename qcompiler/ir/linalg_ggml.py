@@ -15,7 +15,7 @@ _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 _E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
 
 
-class _Record:
+class Record:
     """The record of an element's block: `j` is the element's place in the block."""
 
     def __init__(self, element: Element, elements: int, size: int) -> None:
@@ -42,44 +42,44 @@ class _Record:
 
 
 def _q4_0(e: Element) -> Scalar:
-    r = _Record(e, 32, 18)
+    r = Record(e, 32, 18)
     return (r.bits(2, 16, 4) - 8).to("f32") * r.half(0)
 
 
 def _q4_1(e: Element) -> Scalar:
-    r = _Record(e, 32, 20)
+    r = Record(e, 32, 20)
     return r.half(0) * r.bits(4, 16, 4).to("f32") + r.half(2)
 
 
-def _fifth(r: _Record, offset: int) -> Scalar:
+def _fifth(r: Record, offset: int) -> Scalar:
     """Bit 4 of the codes of q5_0 and q5_1: bit `j` of a word of 32."""
     return (r.byte(r.j // 8 + offset) >> (r.j % 8).to("i32") & 1) << 4
 
 
 def _q5_0(e: Element) -> Scalar:
-    r = _Record(e, 32, 22)
+    r = Record(e, 32, 22)
     return ((r.bits(6, 16, 4) | _fifth(r, 2)) - 16).to("f32") * r.half(0)
 
 
 def _q5_1(e: Element) -> Scalar:
-    r = _Record(e, 32, 24)
+    r = Record(e, 32, 24)
     return r.half(0) * (r.bits(8, 16, 4) | _fifth(r, 4)).to("f32") + r.half(2)
 
 
 def _q8_0(e: Element) -> Scalar:
-    r = _Record(e, 32, 34)
+    r = Record(e, 32, 34)
     return r.signed(r.j + 2).to("f32") * r.half(0)
 
 
 def _q2_k(e: Element) -> Scalar:
-    r = _Record(e, 256, 84)
+    r = Record(e, 256, 84)
     both = r.byte(r.j // 16)
     scale, least = (both & 15).to("f32"), (both >> 4).to("f32")
     return r.half(80) * scale * r.bits(16, 32, 2).to("f32") - r.half(82) * least
 
 
 def _q3_k(e: Element) -> Scalar:
-    r = _Record(e, 256, 110)
+    r = Record(e, 256, 110)
     code = r.bits(32, 32, 2) | r.bits(0, 32, 1) << 2
     s = r.j // 16
     low = r.byte(s % 8 + 96) >> (s // 8 * 4).to("i32") & 15
@@ -88,7 +88,7 @@ def _q3_k(e: Element) -> Scalar:
     return r.half(108) * scale.to("f32") * (code - 4).to("f32")
 
 
-def _scale_and_min(r: _Record) -> tuple[Scalar, Scalar]:
+def _scale_and_min(r: Record) -> tuple[Scalar, Scalar]:
     """The 6-bit scale and minimum of q4_K and q5_K: ggml's `get_scale_min_k4` on bytes 4 to 15."""
     s = r.j // 32
     first, second, third = (r.byte(s % 4 + offset) for offset in (4, 8, 12))
@@ -99,32 +99,32 @@ def _scale_and_min(r: _Record) -> tuple[Scalar, Scalar]:
 
 
 def _q4_k(e: Element) -> Scalar:
-    r = _Record(e, 256, 144)
+    r = Record(e, 256, 144)
     scale, least = _scale_and_min(r)
     return r.half(0) * scale * r.bits(16, 32, 4).to("f32") - r.half(2) * least
 
 
 def _q5_k(e: Element) -> Scalar:
-    r = _Record(e, 256, 176)
+    r = Record(e, 256, 176)
     scale, least = _scale_and_min(r)
     code = r.bits(48, 32, 4) | r.bits(16, 32, 1) << 4
     return r.half(0) * scale * code.to("f32") - r.half(2) * least
 
 
 def _q6_k(e: Element) -> Scalar:
-    r = _Record(e, 256, 210)
+    r = Record(e, 256, 210)
     code = r.bits(0, 64, 4) | r.bits(128, 32, 2) << 4
     scale = r.signed(r.j // 16 + 192).to("f32")
     return r.half(208) * scale * (code - 32).to("f32")
 
 
 def _iq4_nl(e: Element) -> Scalar:
-    r = _Record(e, 32, 18)
+    r = Record(e, 32, 18)
     return r.half(0) * e.looked_up(_IQ4, r.bits(2, 16, 4))
 
 
 def _iq4_xs(e: Element) -> Scalar:
-    r = _Record(e, 256, 136)
+    r = Record(e, 256, 136)
     s = r.j // 32
     low = r.byte(s // 2 + 4) >> (s % 2 * 4).to("i32") & 15
     high = r.byte(s // 4 + 2) >> (s % 4 * 2).to("i32") & 3
@@ -135,7 +135,7 @@ def _iq4_xs(e: Element) -> Scalar:
 def _tq1_0(e: Element) -> Scalar:
     """Base 3: a byte of five digits is ceil(number * 256 / 243), so that the first digit is `byte * 3 / 256`, and
     multiplying the byte by 3 brings up the next one. The last four bytes have four digits, in the same way."""
-    r = _Record(e, 256, 54)
+    r = Record(e, 256, 54)
     in_first, in_second = r.j < 160, r.j < 240
     second, third = where(in_first, r.j.of(0), r.j - 160), where(in_second, r.j.of(0), r.j - 240)
     place = where(in_first, r.j % 32, where(in_second, second % 16 + 32, third % 4 + 48))
@@ -148,12 +148,12 @@ def _tq1_0(e: Element) -> Scalar:
 
 
 def _tq2_0(e: Element) -> Scalar:
-    r = _Record(e, 256, 66)
+    r = Record(e, 256, 66)
     return (r.bits(0, 32, 2) - 1).to("f32") * r.half(64)
 
 
 def _mxfp4(e: Element) -> Scalar:
-    r = _Record(e, 32, 17)
+    r = Record(e, 32, 17)
     return e8m0(r.byte(0)) * e.looked_up(_E2M1, r.bits(1, 16, 4))
 
 

@@ -23,6 +23,9 @@ from qcompiler.formats.equation import Equation
 
 ALL = [fmt for cls in formats.FORMATS.values() for fmt in variants(cls)]
 IDS = [str(f) for f in ALL]
+LONG = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+"""Formats that NumPy compares with every vector of a codebook: large matrices of them are for the full run."""
+BRIEF = [pytest.param(f, marks=[pytest.mark.slow] * (f.name in LONG), id=str(f)) for f in ALL]
 
 
 # --- sections and sizes ---
@@ -119,14 +122,14 @@ def test_every_input_dtype_encodes_as_its_float32_value(fmt: Format, dtype: Any)
     assert fmt.encode(weights).to_bytes() == fmt.encode(weights.astype(np.float32)).to_bytes()
 
 
-@pytest.mark.parametrize("fmt", ALL, ids=IDS)
+@pytest.mark.parametrize("fmt", BRIEF)
 def test_transposed_and_sliced_weights_encode_as_their_copies(fmt: Format) -> None:
     base = np.random.default_rng(0).standard_normal((256, 600)).astype(np.float32)
     for view in (base.T[:300], base[::3, 5:261]):
         assert fmt.encode(view).to_bytes() == fmt.encode(view.copy()).to_bytes()
 
 
-@pytest.mark.parametrize("fmt", ALL, ids=IDS)
+@pytest.mark.parametrize("fmt", BRIEF)
 def test_encoding_takes_at_most_the_output_and_a_few_tiles(fmt: Format) -> None:
     weights = np.ones((2048, 2048), np.float32)
     fmt.encode(weights[:8])
@@ -137,7 +140,7 @@ def test_encoding_takes_at_most_the_output_and_a_few_tiles(fmt: Format) -> None:
     assert peak < packed.data.size + (4 << 20)
 
 
-@pytest.mark.parametrize("fmt", ALL, ids=IDS)
+@pytest.mark.parametrize("fmt", BRIEF)
 @pytest.mark.parametrize("shape", [(33, 256), (7, 768), (129, 256)])
 def test_bytes_do_not_depend_on_threads_nor_on_whose_memory_they_are_written_to(
     fmt: Format, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -168,7 +171,7 @@ def test_of_several_bad_values_the_first_is_named_whatever_thread_met_it(monkeyp
         formats.get("int8").encode(weights, threads=4)
 
 
-@pytest.mark.parametrize("fmt", ALL, ids=IDS)
+@pytest.mark.parametrize("fmt", BRIEF)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [(0, 0), (700, 77), (999, 255)])
 def test_a_value_that_is_not_finite_is_named_by_row_and_column(fmt: Format, bad: float, place: tuple[int, int]) -> None:

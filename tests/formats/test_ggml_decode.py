@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from qcompiler import formats
 from qcompiler.formats.diagram import diagram
 from qcompiler.formats.ggml import GgmlFormat
+from qcompiler.formats.packing import Pieces
 
 NAMES = tuple(name for name, cls in formats.FORMATS.items() if issubclass(cls, GgmlFormat))
 
@@ -30,7 +31,11 @@ def random_blocks(name: str, count: int, seed: int = 0) -> npt.NDArray[np.uint8]
     declaration = formats.get(name).declaration
     raw = np.random.default_rng(seed).integers(0, 256, (count, declaration.record_bytes), np.uint8)
     for f in declaration.fields:
-        if f.kind == "f16":
+        if f.kind == "f16" and f.packing is not None:  # iq1_m's scale, in four nibbles
+            assert isinstance(f.packing, Pieces)
+            byte, shift, width = f.packing.pieces[0][-1]
+            raw[:, int(f.offset or 0) + byte] &= 0xFF ^ 1 << shift + width - 2
+        elif f.kind == "f16":
             high = raw[:, int(f.offset or 0) + 1]
             high[high & 0x7C == 0x7C] &= 0x83
         elif f.kind == "e8m0":
@@ -41,8 +46,8 @@ def random_blocks(name: str, count: int, seed: int = 0) -> npt.NDArray[np.uint8]
 
 def test_all_of_ggmls_formats_are_there() -> None:
     assert set(NAMES) == {
-        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs", "tq1_0",
-        "tq2_0", "mxfp4_ggml",
+        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs", "iq3_s",
+        "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq1_0", "tq2_0", "mxfp4_ggml",
     }  # fmt: skip
 
 
@@ -76,7 +81,7 @@ def test_the_parts_that_kernels_use_give_the_same_bits(name: str) -> None:
         if isinstance(f.covers, int)
     }
     with np.errstate(all="ignore"):
-        parts = {g: part.evaluate(spread) for g, part in split.per_entry.items()}
+        parts = {g: part.evaluate(spread, fmt.declaration.table_arrays) for g, part in split.per_entry.items()}
         parts["code"] = fmt.declaration.code_values[spread["codes"].view(np.uint8)]
         values = split.per_element.evaluate(parts)
         np.testing.assert_array_equal(values.view(np.uint32), fmt.decode(packed).view(np.uint32))
@@ -106,12 +111,13 @@ def test_the_picture_of_the_bytes_accounts_for_all_of_them(name: str) -> None:
         where = line.split("  ")[1]
         if ", i < " in where:
             first, count = where.split(", i < ")
-            begin = int(first.removesuffix("i").removesuffix(" + ") or 0)
-            seen += range(begin, begin + int(count))
+            begin, _, step = first.rpartition(" + ") if " + " in first else ("0", "", first)
+            period = int(step.removesuffix("i").strip() or 1)
+            seen += range(int(begin), int(begin) + period * int(count), period)
         else:
             begin, _, last = where.partition("…")
             seen += range(int(begin), int(last or begin) + 1)
-    assert seen == list(range(fmt.declaration.record_bytes))
+    assert sorted(seen) == list(range(fmt.declaration.record_bytes))
 
 
 def test_pictures_say_where_pieces_of_entries_lie() -> None:

@@ -23,7 +23,12 @@ def variants() -> list[formats.Format]:
     return found
 
 
-@pytest.mark.parametrize("fmt", variants(), ids=str)
+LONG = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+"""Formats that take NumPy long to encode."""
+BRIEF = [pytest.param(f, marks=[pytest.mark.slow] * (f.name in LONG), id=str(f)) for f in variants()]
+
+
+@pytest.mark.parametrize("fmt", BRIEF)
 def test_made_in_pieces_it_has_the_bytes_of_the_whole(fmt: formats.Format, monkeypatch: pytest.MonkeyPatch) -> None:
     cols = 256 if fmt.declaration.tail == "refuse" else 193
     w = np.random.default_rng(7).normal(size=(301, cols)).astype(np.float32)
@@ -41,7 +46,7 @@ def test_made_in_pieces_it_has_the_bytes_of_the_whole(fmt: formats.Format, monke
     assert largest == 40
 
 
-@pytest.mark.parametrize("fmt", variants(), ids=str)
+@pytest.mark.parametrize("fmt", BRIEF)
 def test_rows_decode_to_the_bits_of_the_whole(fmt: formats.Format) -> None:
     cols = 256 if fmt.declaration.tail == "refuse" else 193
     packed = fmt.encode(np.random.default_rng(8).normal(size=(301, cols)).astype(np.float32))

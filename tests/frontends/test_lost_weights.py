@@ -15,7 +15,7 @@ from qcompiler.frontends.quantise.lost_weights import TINY, lost_share
 
 EVERY = ("nf4", "fp4", "int8", "int4", "int4:group=128,symmetric=False", "int3", "int2", "llm_int8", "fp8_e4m3",
          "mxfp4", "nvfp4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl",
-         "iq4_xs", "tq1_0", "tq2_0")  # fmt: skip
+         "iq4_xs", "iq3_xxs", "tq1_0", "tq2_0")  # fmt: skip
 
 
 def weights(scale: float) -> np.ndarray:

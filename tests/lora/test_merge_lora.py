@@ -108,7 +108,7 @@ VARIANTS = [
     "nf4", "nf4:double_quant", "fp4:block=4096", "llm_int8", "int8", "int4:symmetric=False", "int3", "int2:group=row",
     "fp8_e4m3", "fp8_e4m3:per=tensor", "fp8_e5m2:per=block", "mxfp4", "mxfp8", "nvfp4", "nvfp4:divisor", "mxfp4_ggml",
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs",
-    "tq1_0", "tq2_0",
+    "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq1_0", "tq2_0",
 ]  # fmt: skip
 
 
@@ -116,7 +116,11 @@ def test_every_format_is_named_above() -> None:
     assert {text.partition(":")[0] for text in VARIANTS} == set(qc.formats.names())
 
 
-@pytest.mark.parametrize("text", VARIANTS)
+SLOW = ("iq3_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+"""Formats that take NumPy long to encode; iq3_xxs stands for them in the short run."""
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, marks=[pytest.mark.slow] * (text in SLOW)) for text in VARIANTS])
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_codes_are_those_of_the_exact_sum(text: str, use_dora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from qcompiler.config import resolve_format

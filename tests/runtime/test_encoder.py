@@ -117,7 +117,11 @@ def check(fmt: formats.Format, shapes: tuple[tuple[int, int], ...]) -> None:
             same(fmt, weights, None, str(value))
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+SLOW = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq1_m", "iq1_s")
+"""Formats whose encoders share their code with iq2_xxs's, and take NumPy long."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in DEFAULTS])
 def test_compiled_encoders_write_the_bytes_of_numpys(name: str) -> None:
     fmt = formats.get(name)
     shapes = ((5, 768),) if fmt.declaration.tail == "refuse" else ((5, 768), (7, 103))

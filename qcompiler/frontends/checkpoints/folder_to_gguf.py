@@ -47,7 +47,8 @@ _MODELS = {
 FILE_TYPES = {
     "float32": 0, "float16": 1, "bfloat16": 32, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_K_M": 10,
     "q3_K_S": 11, "q3_K_M": 12, "q3_K_L": 13, "q4_K_S": 14, "q4_K_M": 15, "q5_K_S": 16, "q5_K_M": 17, "q6_K": 18,
-    "q2_K_S": 21, "iq4_nl": 25, "iq4_xs": 30, "tq1_0": 36, "tq2_0": 37,
+    "iq2_xxs": 19, "iq2_xs": 20, "q2_K_S": 21, "iq3_xxs": 23, "iq1_s": 24, "iq4_nl": 25, "iq3_s": 26, "iq2_s": 29,
+    "iq4_xs": 30, "iq1_m": 31, "tq1_0": 36, "tq2_0": 37,
 }  # fmt: skip
 """`general.file_type`: llama.cpp's name of the main format of a file (LlamaFileType of gguf-py)."""
 

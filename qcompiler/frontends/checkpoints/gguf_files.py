@@ -55,8 +55,7 @@ PACKED: dict[int, Format] = {
 """Types of GGUF that are formats here."""
 
 OTHER_TYPES = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    29: "IQ1_M", 40: "NVFP4", 41: "Q1_0",
+    9: "Q8_1", 15: "Q8_K", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 """Refused types of GGUF, for the message."""
 

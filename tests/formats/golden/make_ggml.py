@@ -1,10 +1,11 @@
-"""Writes ggml.npz and ggml.json beside it: what ggml's C code makes of the matrices of `cases`.
+"""Writes ggml.npz, ggml.json and i_quants.json beside it: what ggml's C code makes of the matrices of `cases`.
 
     python tests/formats/golden/make_ggml.py path/to/llama.cpp
 
 The source is ggml/src/ggml-quants.c of the llama.cpp that llama-cpp-python 0.3.36 ships (vendor/llama.cpp), compiled
 with ``gcc -O2 -ffp-contract=off -DNDEBUG`` so that every operation rounds as it is written.  ggml.npz holds bytes of
-small matrices by name ("q4_K/bell/importance"), ggml.json the SHA-256 of the bytes of larger ones.
+small matrices by name ("q4_K/bell/importance"), ggml.json the SHA-256 of the bytes of larger ones.  i_quants.json
+holds the errors that ggml's encoders of i-quants leave, which are others than ours.
 
 Inputs come from integers alone, so that they are the same bits with every NumPy.
 """
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -32,6 +34,11 @@ BLOCKS = {
     "iq4_xs": (256, 136), "tq1_0": (256, 54), "tq2_0": (256, 66), "mxfp4": (32, 17),
 }  # fmt: skip
 SEARCHED = ("q4_0", "q4_1", "q5_0", "q5_1", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs")
+I_QUANTS = {
+    "iq3_s": (21, 110), "iq3_xxs": (18, 98), "iq2_s": (22, 82), "iq2_xs": (17, 74), "iq2_xxs": (16, 66),
+    "iq1_m": (29, 56), "iq1_s": (19, 50),
+}  # fmt: skip
+"""The number of the type and the bytes of a record of 256, by name."""
 SMALL, LARGE = (2, 256), (48, 1024)
 CASES = ("bell", "tails", "sparse", "positive", "negative", "steps", "constant", "tiny", "mixed")
 SMALL_CASES = ("bell", "steps", "tiny", "mixed")
@@ -92,7 +99,8 @@ size_t ggml_row_size(enum ggml_type type, int64_t n) {
 def compiled(llama: Path, folder: Path) -> ctypes.CDLL:
     """ggml's quantisers as a library."""
     ggml = llama / "ggml"
-    sizes = ", ".join(f"{{GGML_TYPE_{name.upper()}, {block}, {size}}}" for name, (block, size) in BLOCKS.items())
+    blocks = BLOCKS | {name: (256, size) for name, (_, size) in I_QUANTS.items()}
+    sizes = ", ".join(f"{{GGML_TYPE_{name.upper()}, {block}, {size}}}" for name, (block, size) in blocks.items())
     (folder / "stubs.c").write_text(_STUBS % sizes)
     command = ["gcc", "-O2", "-ffp-contract=off", "-DNDEBUG", "-fPIC", "-shared", "-w", f"-I{ggml}/include"]
     command += [f"-I{ggml}/src", f"{ggml}/src/ggml-quants.c", str(folder / "stubs.c"), "-lm", "-o", f"{folder}/ggml.so"]
@@ -102,7 +110,7 @@ def compiled(llama: Path, folder: Path) -> ctypes.CDLL:
 
 def quantize(library: ctypes.CDLL, name: str, weights: Float32, importance: Float32 | None) -> npt.NDArray[np.uint8]:
     """What ``quantize_<name>`` writes."""
-    block, size = BLOCKS[name]
+    block, size = BLOCKS[name] if name in BLOCKS else (256, I_QUANTS[name][1])
     out = np.zeros(weights.size // block * size, np.uint8)
     function = getattr(library, f"quantize_{name}")
     function.restype = ctypes.c_size_t
@@ -113,8 +121,36 @@ def quantize(library: ctypes.CDLL, name: str, weights: Float32, importance: Floa
     return out
 
 
+WEIGHTED = ("bell", "tails", "sparse", "constant")
+"""The cases of `errors`: those whose weights are not all of one sign, nor out of fp16's reach."""
+
+
+def weighted_cases() -> Iterator[tuple[str, Float32, Float32, str]]:
+    """(case, weights, importance, name of the result): each of WEIGHTED with ones for an importance, and with one."""
+    for case, weights, importance in cases((4, 512)):
+        if case in WEIGHTED:
+            yield case, weights, np.ones_like(importance), case
+            yield case, weights, importance, f"{case}/importance"
+
+
+def errors(library: ctypes.CDLL) -> dict[str, float]:
+    """The sum of importance times squared error that ggml's encoders leave, decoded by gguf-py."""
+    for number in (16, 17, 22, 19, 29):
+        library.iq2xs_init_impl(number)
+    for count in (256, 512):
+        library.iq3xs_init_impl(count)
+    found = {}
+    for _, weights, importance, key in weighted_cases():
+        for name, (number, size) in I_QUANTS.items():
+            raw = quantize(library, name, weights, importance).reshape(len(weights), -1)
+            assert raw.shape[1] == weights.shape[1] // 256 * size
+            decoded = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number)).astype(np.float64)
+            found[f"{name}/{key}"] = float((importance * np.square(decoded - weights)).sum())
+    return found
+
+
 def main() -> None:
-    """Writes both files."""
+    """Writes the files."""
     with tempfile.TemporaryDirectory() as folder:
         library = compiled(Path(sys.argv[1]), Path(folder))
         small, digests = {}, {}
@@ -130,6 +166,7 @@ def main() -> None:
                             small[key] = made
                         else:
                             digests[key] = hashlib.sha256(made.tobytes()).hexdigest()
+        (HERE / "i_quants.json").write_text(json.dumps(errors(library), indent=1) + "\n")
     np.savez_compressed(HERE / "ggml.npz", **small)
     (HERE / "ggml.json").write_text(json.dumps(digests, indent=1) + "\n")
 

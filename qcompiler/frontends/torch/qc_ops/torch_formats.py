@@ -16,6 +16,7 @@ import torch
 from qcompiler.config import resolve_format
 from qcompiler.errors import UnknownFormatError
 from qcompiler.formats import Field, Format
+from qcompiler.formats.codebook import Vectors
 from qcompiler.formats.packing import Pieces, Trits
 
 Tensor = torch.Tensor
@@ -83,8 +84,13 @@ def _stored(fmt: Format, f: Field, packed: Tensor, rows: int, cols: int) -> Tens
 def _unpack(f: Field, raw: Tensor) -> Tensor:
     """Entries, 1-D, in their own dtype."""
     match f.packing:
+        case Pieces() if f.kind == "f16":
+            bits = _pieces(f.packing, raw.reshape(-1, f.packing.nbytes).to(torch.int32)).reshape(-1)
+            return bits.to(torch.int16).view(torch.float16)
         case Pieces():
             return _pieces(f.packing, raw.reshape(-1, f.packing.nbytes).to(torch.int32)).reshape(-1)
+        case Vectors():
+            return _vectors(f.packing, raw.reshape(-1, f.packing.nbytes).to(torch.int32)).reshape(-1)
         case Trits():
             return _trits(f.packing, raw.reshape(-1, f.packing.nbytes).to(torch.int32)).reshape(-1)
         case None if f.bits >= 8:
@@ -118,3 +124,14 @@ def _trits(packing: Trits, raw: Tensor) -> Tensor:
         parts += [((run * 3**n & 255) * 3) >> 8 for n in range(digits)]
         first += count
     return torch.cat(parts, dim=1)
+
+
+def _vectors(packing: Vectors, raw: Tensor) -> Tensor:
+    points = torch.from_numpy(packing.book.points.copy()).to(raw.device, torch.int32)
+    digits = points[_pieces(packing.index, raw).long()].reshape(len(raw), -1)
+    if packing.flags is None:
+        return digits
+    bits, flags = _pieces(packing.flags, raw), torch.zeros_like(digits)
+    for place in range(8):
+        flags ^= bits >> place & 1
+    return digits | flags << packing.book.width
