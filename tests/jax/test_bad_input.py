@@ -111,7 +111,11 @@ CASES: list[tuple[Callable[..., Any], type[QCompilerError], str]] = [
     (calls_back, UnsupportedOperatorError, r"\(pure_callback\) \(.*test_bad_input\.py:\d+: return x \+ jax\.jit"),
     (checks, ExportError, r"test_bad_input\.py:\d+: checkify\.check.*take the check out"),
     (sizes, DataDependentShapeError, r"in sizes.*jnp\.nonzero.*size=8"),
-    (narrows, UnsupportedOperatorError, r"result of stablehlo\.convert has the element type f8E4M3FN \(.*: return x\.as"),
+    (
+        narrows,
+        UnsupportedOperatorError,
+        r"result of stablehlo\.convert has the element type f8E4M3FN \(.*: return x\.as",
+    ),
     (waves, UnsupportedOperatorError, r"complex<f32> \(.*: return jnp\.exp\(1j"),
     (loops, UnsupportedOperatorError, r"number of trips.*test_bad_input\.py:\d+"),
     (loops_long, UnsupportedOperatorError, r"more than 512 trips.*test_bad_input\.py:\d+"),

@@ -296,7 +296,9 @@ def test_windows_start_anywhere_where_the_padding_does_not_count(check: Any) -> 
     check(lambda x: lax.reduce_window(x, 0.5, lax.max, (1, 3), (1, 2), ((0, 0), (1, 2))), X)
     check(lambda x: lax.reduce_window(x, 0.0, lax.add, (4, 1), (1, 1), "VALID"), X)  # no window fits
     with pytest.raises(UnsupportedOperatorError, match="neutral element"):
-        import_jax(lambda x: lax.reduce_window(x.astype(jnp.uint8), np.uint8(0), lax.max, (1, 2), (1, 1), "VALID"), (X,))
+        import_jax(
+            lambda x: lax.reduce_window(x.astype(jnp.uint8), np.uint8(0), lax.max, (1, 2), (1, 1), "VALID"), (X,)
+        )
 
 
 SYMBOLIC = {

@@ -139,9 +139,7 @@ def _ones(b: Builder, x: V) -> V:
 @lowers("stablehlo.popcnt")
 def _popcount(s: Scope, node: Node) -> Result:
     dtype = node.operands[0].dtype
-    return s.elementwise(
-        node, lambda m, x: cast(m.builder, _ones(m.builder, _unsigned(m.builder, x, dtype)), m.dtype)
-    )
+    return s.elementwise(node, lambda m, x: cast(m.builder, _ones(m.builder, _unsigned(m.builder, x, dtype)), m.dtype))
 
 
 @lowers("stablehlo.count_leading_zeros")

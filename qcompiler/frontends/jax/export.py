@@ -29,7 +29,17 @@ from qcompiler.frontends.jax.graph import Graph, Value
 from qcompiler.frontends.jax.oracle import in_arithmetic
 from qcompiler.frontends.jax.reader import Reader, functions_of
 from qcompiler.frontends.jax.refusals import check_effects, check_results, refused
-from qcompiler.frontends.jax.trees import Tree, flattened, is_array, is_key, leaf_paths, numbered, path_text, shape_struct, tree_of
+from qcompiler.frontends.jax.trees import (
+    Tree,
+    flattened,
+    is_array,
+    is_key,
+    leaf_paths,
+    numbered,
+    path_text,
+    shape_struct,
+    tree_of,
+)
 
 Array = npt.NDArray[Any]
 

@@ -207,17 +207,22 @@ def _custom_call(reader: Reader, op: Any, operands: list[Value], values: Values)
 
 def _dynamic_windows(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:
     """`reduce_window` with numbers as operands, as JAX writes running folds of a symbolic size."""
-    numbers = [entries_of(value) for value in operands[2:]]
     line, source = reader.place(op)
     node = Node("stablehlo.reduce_window", operands[:2], {}, line=line, source=source)
-    if any(each is None for each in numbers):
-        raise node.unsupported("windows whose size depends on values")
+    numbers = [entries_of(value) or [] for value in operands[2:]]
+    steps, rank = [n for each in numbers[1:4] for n in each], operands[0].rank
+    whole = all(isinstance(n, int) for n in steps) and all(n >= 1 for n in (*steps, *numbers[0]) if isinstance(n, int))
+    if [len(each) for each in numbers] != [rank] * 4 + [2 * rank] or not whole:
+        raise node.unsupported("windows whose sizes or steps depend on values")
     names = ("window_dimensions", "window_strides", "base_dilations", "window_dilations", "padding")
     node.attrs = dict(zip(names, numbers, strict=True))
     pairs = iter(node.attrs["padding"])
     node.attrs["padding"] = [list(pair) for pair in zip(pairs, pairs, strict=True)]
-    callee = next(iter(op.attributes["called_computations"])).value
-    node.regions = [reader._body(reader.functions[callee].regions[0].blocks[0], values)]
+    named = list(op.attributes["called_computations"]) if "called_computations" in op.attributes else []
+    called = [reader.functions[each.value] for each in named if each.value in reader.functions]
+    if len(called) != 1:
+        raise node.unsupported("windows without the function that they fold by")
+    node.regions = [reader._body(called[0].regions[0].blocks[0], values)]
     declared = op.results[0].type
     node.results = [
         Value(infer(node, 0, static_shape(declared)), element_name(declared), owner=node, name=reader._fresh())
