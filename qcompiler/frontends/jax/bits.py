@@ -106,7 +106,12 @@ def _to_half(b: Builder, x: V, dtype: DType) -> V:
 
 
 _CHANGES: dict[tuple[str, str], Callable[[Builder, V], V]] = {
-    **{pair: _as(pair[1]) for a, b in (("f32", "i32"), ("f64", "i64"), ("i8", "ui8")) for pair in ((a, b), (b, a))},  # type: ignore[misc]
+    ("f32", "i32"): _as("i32"),
+    ("i32", "f32"): _as("f32"),
+    ("f64", "i64"): _as("i64"),
+    ("i64", "f64"): _as("f64"),
+    ("i8", "ui8"): _as("ui8"),
+    ("ui8", "i8"): _as("i8"),
     ("bf16", "i16"): lambda b, x: _of_half(b, x, "bf16"),
     ("f16", "i16"): lambda b, x: _of_half(b, x, "f16"),
     ("i16", "bf16"): lambda b, x: _to_half(b, x, "bf16"),

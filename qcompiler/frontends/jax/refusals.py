@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from qcompiler.errors import (
     ArgumentStructureError,
@@ -80,7 +81,7 @@ def check_results(named: Iterable[tuple[str, Any]], function: Any) -> None:
                 f"the function '{name}' returns a {type(leaf).__name__}{where}, which is no array: return arrays and "
                 "numbers, in tuples, lists, dicts and namedtuples"
             )
-        if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ArgumentStructureError(
                 f"the function '{name}' returns a typed key of random numbers{where}, which a program cannot: return "
                 "jax.random.key_data(key).view(jnp.int32)"
