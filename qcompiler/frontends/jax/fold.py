@@ -261,8 +261,8 @@ def _clamp(node: Node, known: list[Known]) -> Known | None:
     if not _symbolic(known):
         return np.minimum(np.maximum(known[1], known[0]), known[2])
     ranges, shape = node.attrs["_ranges"], known[1].shape
-    low, x, high = (np.broadcast_to(each, shape).reshape(-1) for each in known)
-    low, x, high = ([dim(_entry(e)) for e in each] for each in (low, x, high))
+    flat = [np.broadcast_to(each, shape).reshape(-1) for each in known]
+    low, x, high = ([dim(_entry(e)) for e in each] for each in flat)
     found = [_inside(*sizes, ranges) for sizes in zip(low, x, high, strict=True)]
     return None if any(each is None for each in found) else _objects(found, shape)
 
