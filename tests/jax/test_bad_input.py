@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import checkify
 
 import qcompiler as qc
 from qcompiler.errors import (
@@ -48,6 +49,35 @@ def prints(p: Any, x: Any) -> Any:
     return x
 
 
+def calls_back(p: Any, x: Any) -> Any:
+    return x + jax.jit(lambda v: jax.pure_callback(np.sin, jax.ShapeDtypeStruct(v.shape, v.dtype), v))(x)
+
+
+def checks(p: Any, x: Any) -> Any:
+    checkify.check(jnp.all(x > 0), "negative")
+    return x
+
+
+def sizes(p: Any, x: Any) -> Any:
+    return jnp.nonzero(x)
+
+
+def narrows(p: Any, x: Any) -> Any:
+    return x.astype(jnp.float8_e4m3fn).astype(jnp.float32)
+
+
+def waves(p: Any, x: Any) -> Any:
+    return jnp.exp(1j * x).real
+
+
+def returns_a_text(p: Any, x: Any) -> Any:
+    return {"y": (x, "text")}
+
+
+def returns_a_key(p: Any, x: Any) -> Any:
+    return jax.random.key(0)
+
+
 def calls_numpy(p: Any, x: Any) -> Any:
     return np.sin(x)
 
@@ -77,12 +107,23 @@ CASES: list[tuple[Callable[..., Any], type[QCompilerError], str]] = [
     (picks, DataDependentShapeError, r"test_bad_input\.py:\d+ in picks.*jnp\.where"),
     (counts, DataDependentShapeError, r"in counts.*Python numbers"),
     (calls_numpy, ExportError, r"in calls_numpy.*jax\.numpy"),
-    (prints, QCompilerError, r"prints|calls back into Python"),
+    (prints, UnsupportedOperatorError, r"calls back into Python \(debug_print\) \(.*: jax\.debug\.print\("),
+    (calls_back, UnsupportedOperatorError, r"\(pure_callback\) \(.*test_bad_input\.py:\d+: return x \+ jax\.jit"),
+    (checks, ExportError, r"test_bad_input\.py:\d+: checkify\.check.*take the check out"),
+    (sizes, DataDependentShapeError, r"in sizes.*jnp\.nonzero.*size=8"),
+    (
+        narrows,
+        UnsupportedOperatorError,
+        r"result of stablehlo\.convert has the element type f8E4M3FN \(.*: return x\.as",
+    ),
+    (waves, UnsupportedOperatorError, r"complex<f32> \(.*: return jnp\.exp\(1j"),
     (loops, UnsupportedOperatorError, r"number of trips.*test_bad_input\.py:\d+"),
     (loops_long, UnsupportedOperatorError, r"more than 512 trips.*test_bad_input\.py:\d+"),
     (solves, UnsupportedOperatorError, r"test_bad_input\.py:\d+"),
     (complexes, UnsupportedOperatorError, r"complex<f32>|stablehlo\.fft"),
-    (returns_a_set, ExportError, r"returns_a_set"),
+    (returns_a_set, ArgumentStructureError, r"'returns_a_set' returns a set, which"),
+    (returns_a_text, ArgumentStructureError, r"returns a str at \['y'\]\[1\]"),
+    (returns_a_key, ArgumentStructureError, r"returns a typed key.*key_data"),
 ]
 
 
@@ -104,9 +145,16 @@ def test_sixty_four_bits_are_not_cut_in_silence() -> None:
         qc.qcompile(lambda p, x: x @ p["w"], (P, X.astype(np.float64)))
 
 
-def test_keys_of_random_numbers_are_made_inside() -> None:
-    with pytest.raises(ArgumentError, match=r"jax\.random\.key\(seed\)"):
+def test_keys_of_random_numbers_are_made_inside(check: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"jax\.random\.key\(seed\).*key_data\(key\)\.view\(jnp\.int32\)"):
         qc.qcompile(lambda p, k: jax.random.normal(k, (3,)), (P, jax.random.key(0)))
+    words = jax.random.key_data(jax.random.key(0)).view(jnp.int32)  # as the message says
+    check(lambda p, k: jax.random.bits(jax.random.wrap_key_data(k.view(jnp.uint32)), (3,)).view(jnp.int32), P, words)
+
+
+def test_keys_of_a_dict_have_an_order() -> None:
+    with pytest.raises(ArgumentStructureError, match="a number beside a text"):
+        qc.qcompile(lambda p, d: d[1], (P, {1: X, "2": X}))
 
 
 def test_a_symbol_needs_an_upper_bound() -> None:

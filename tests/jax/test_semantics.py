@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+import qcompiler as qc
 from qcompiler.errors import UnsupportedOperatorError
 from qcompiler.frontends.jax.frontend import import_jax
 
@@ -235,3 +237,83 @@ def test_single_whole_numbers_are_computed_with_and_others_are_not(check: Any) -
     check(lambda x: x + lax.sub(np.float32(2**24 + 2), whole(1)), zeros, tolerance=0.0)
     check(lambda x: x + whole(2**24 + 1), zeros, tolerance=0.0)
     check(lambda x: x + whole(257, jnp.bfloat16).astype(np.float32), zeros, tolerance=0.0)
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
+def test_sixteen_bits_as_a_float_and_back(kind: Any, interpreted: Any) -> None:
+    """Every pattern but the NaNs, of which the hardware sets a bit; numbers are rounded in front of their bits."""
+    patterns = np.arange(-(2**15), 2**15).astype(np.int16)
+    (found,) = interpreted(import_jax(lambda i: lax.bitcast_convert_type(i, kind), (patterns,)), patterns)
+    wanted = patterns.view(kind)
+    numbers = ~np.isnan(wanted.astype(np.float32))
+    assert found.dtype == wanted.dtype and np.isnan(found[~numbers].astype(np.float32)).all()
+    assert np.array_equal(found[numbers].view(np.int16), patterns[numbers])
+    (found,) = interpreted(import_jax(lambda x: lax.bitcast_convert_type(x, jnp.int16), (wanted,)), wanted)
+    assert np.array_equal(found[numbers], patterns[numbers])
+
+
+def test_bits_of_a_rounded_number_are_rounded_in_the_kernel() -> None:
+    """Fusion deletes the conversion to 16 bits and back; the bits are those of the rounded number all the same."""
+    x = np.array([1.0001, -3e-6, 65519.9, 65520, 1e-8, -0.0, np.inf, 6.1e-5, 0.1, 3e38], np.float32)
+
+    def both(x: Any) -> Any:
+        return [lax.bitcast_convert_type(x.astype(t), jnp.int16) for t in (jnp.bfloat16, jnp.float16)]
+
+    for found, wanted in zip(qc.qcompile(both, (x,))(x), jax.jit(both)(x), strict=True):
+        assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
+def test_random_numbers_of_sixteen_bits(kind: Any, check: Any) -> None:
+    check(lambda s: jax.random.uniform(jax.random.key(s[0]), (99,), kind), np.array([5], np.int32), tolerance=0.0)
+
+
+def test_bits_are_counted_and_bytes_shifted(check: Any) -> None:
+    for kind in (np.int8, np.uint8, np.int16, np.int32):
+        whole = np.array([0, 1, -1, 77, np.iinfo(kind).min, np.iinfo(kind).max]).astype(kind)
+        check(lambda x: (lax.population_count(x), lax.clz(x)), whole)
+    all_bytes = np.arange(256).astype(np.uint8)
+    check(lambda x: [f(x, jnp.uint8(3)) for f in (lax.shift_left, lax.shift_right_logical,
+                                                  lax.shift_right_arithmetic)], all_bytes)  # fmt: skip
+    check(lambda x: jnp.packbits(x > 0, axis=1), X)
+
+
+def test_uint64_divides_where_its_sign_bit_is_set(check: Any) -> None:
+    a = np.array([2**63 + 5, 2**64 - 1, 2**63, 7, 2**64 - 1, 9, 2**62 + 3, 0], np.uint64).view(np.int64)
+    b = np.array([3, 2, 2**63 + 1, 2**63, 2**64 - 1, 0, 10, 4], np.uint64).view(np.int64)
+
+    def unsigned(a: Any, b: Any) -> Any:
+        x, y = (lax.bitcast_convert_type(v, jnp.uint64) for v in (a, b))
+        found = (lax.div(x, y), lax.rem(x, y), jnp.maximum(x, y), jnp.minimum(x, y), jnp.sign(x))
+        return [lax.bitcast_convert_type(v, jnp.int64) for v in found]
+
+    with jax.enable_x64(True):
+        check(lambda p, a, b: unsigned(a, b), {}, a, b)
+        check(lambda s: jax.random.randint(jax.random.key(s[0]), (5,), 0, 10), np.array([2**40 + 7]))
+
+
+def test_windows_start_anywhere_where_the_padding_does_not_count(check: Any) -> None:
+    check(lambda x: lax.reduce_window(x, 0.5, lax.max, (1, 3), (1, 2), ((0, 0), (1, 2))), X)
+    check(lambda x: lax.reduce_window(x, 0.0, lax.add, (4, 1), (1, 1), "VALID"), X)  # no window fits
+    with pytest.raises(UnsupportedOperatorError, match="neutral element"):
+        import_jax(
+            lambda x: lax.reduce_window(x.astype(jnp.uint8), np.uint8(0), lax.max, (1, 2), (1, 1), "VALID"), (X,)
+        )
+
+
+SYMBOLIC = {
+    "every second row": lambda x: x[:, ::2],
+    "the last row, by a slice": lambda x: lax.dynamic_slice_in_dim(x, x.shape[1] - 1, 1, 1),
+    "running sum": lambda x: jnp.cumsum(x, 1),
+    "running maximum from the end": lambda x: lax.cummax(x, 0, reverse=True),
+    "positions of a mask": lambda x: jnp.cumsum((x[..., 0] > 0).astype(jnp.int32), -1) - 1,
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_two_symbolic_sizes(name: str, check: Any) -> None:
+    def rows(b: int, s: int) -> tuple[Any, ...]:
+        return (np.random.default_rng(b + s).standard_normal((b, s, 2)).astype(np.float32),)
+
+    check(SYMBOLIC[name], *rows(2, 3), dynamic_shapes={"x": {0: ("b", 1, 4), 1: ("s", 1, 8)}},
+          others=(rows(1, 1), rows(4, 8)))  # fmt: skip

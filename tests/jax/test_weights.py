@@ -215,3 +215,33 @@ def test_a_variable_of_nnx_has_the_path_of_its_place_and_no_value_in_it(module: 
     assert trees.path_text(found[0]) == path and found[1] is W
     result = import_jax(lambda p, x: x @ p["up"]["kernel"].value, ({"up": {"kernel": variable(W)}}, X), quant=ANY_SIZE)
     assert formats(result) == {path: "nf4:block=64"}
+
+
+def test_typed_keys_beside_the_weights_stay_fixed(check: Any) -> None:
+    """A module of NNX with dropout holds its stream of random numbers, also where dropout is off."""
+    params = {"w": jnp.ones((4, 4)), "key": jax.random.key(3), "count": jnp.uint32(2)}
+
+    def dropped(p: Any, x: Any) -> Any:
+        kept = jax.random.bernoulli(jax.random.fold_in(p["key"], p["count"]), 0.5, x.shape)
+        return jnp.where(kept, x @ p["w"], 0)
+
+    found = check(dropped, params, np.ones((3, 4), np.float32))
+    assert {row.parameters[0] for row in found.ledger} == {"w", "count"}
+
+
+def test_a_callable_pytree_without_arrays_is_a_function(check: Any) -> None:
+    """What `equinox.filter_jit` makes of a function is one: the module that it takes is the first argument."""
+    wrapped = jax.tree_util.Partial(lambda p, x: x @ p["w"])
+    found = check(wrapped, {"w": jnp.ones((4, 2))}, np.ones((3, 4), np.float32))
+    assert [row.parameters[0] for row in found.ledger] == ["w"]
+
+
+def test_a_constraint_on_the_place_of_an_array_changes_nothing(check: Any) -> None:
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    check(lambda x: jax.lax.with_sharding_constraint(x * 2, place) + 1, np.ones((3, 4), np.float32))
+
+
+@pytest.mark.parametrize("scale", [jnp.float32(2), jnp.uint8(3), jnp.array(True)], ids=str)
+def test_a_single_number_is_a_weight_without_dimensions(scale: Any, check: Any) -> None:
+    params = {"w": jnp.ones((4, 4)), "scale": scale}
+    check(lambda p, x: x @ p["w"] * p["scale"].astype(jnp.float32), params, np.ones((3, 4), np.float32))

@@ -296,6 +296,21 @@ def test_an_argmax_is_found_in_a_generic_with_two_results() -> None:
     assert np.array_equal(answers(read(text(Picks(), x, "linalg")), [x.numpy()])[0], [1, 0])
 
 
+@pytest.mark.parametrize("dialect", ["torch", "stablehlo"])  # the scatter of linalg is of a dialect of torch-mlir's
+def test_an_index_by_tensors_alone_has_a_name_of_torchscript(dialect: str) -> None:
+    """torch-mlir writes `index.Tensor_hacked_twin` where no index is None, which torch's dispatcher does not know."""
+
+    class Picks(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows, columns = torch.tensor([1, 0, 1]), torch.tensor([1, 0, 2])
+            y = torch.zeros(2, 3).index_put((rows, columns), x[torch.tensor([1, 0, 0]), columns])
+            return y + x[1]
+
+    x = torch.randn(2, 3)
+    made = text(Picks(), x, dialect)
+    assert np.allclose(answers(imported(made), [x.numpy()])[0], Picks()(x).numpy())
+
+
 # --- starts, truth values, types and indices --------------------------------------------------------------------------
 
 

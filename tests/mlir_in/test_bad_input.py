@@ -57,6 +57,13 @@ CASES: dict[str, tuple[str, str]] = {
                                                     "tensor<4x4xf32>"), r"evil\.op.*<mlir>:3"),
     "no lowering": (function(op("stablehlo.cholesky %x, lower = "
                                 "true").replace("(tensor<4x4xf32>) -> ", "")), r"cholesky.*<mlir>:3"),
+    "windows of no size": (function(
+        "    %c = stablehlo.constant dense<0> : tensor<2xi32>\n    %p = stablehlo.constant dense<0> : tensor<1x2xi32>\n"
+        "    %z = stablehlo.constant dense<0.0> : tensor<f32>\n"
+        "    %0 = stablehlo.custom_call @stablehlo.dynamic_reduce_window(%x, %z, %c, %c, %c, %c, %p) : "
+        "(tensor<4x4xf32>, tensor<f32>, tensor<2xi32>, tensor<2xi32>, tensor<2xi32>, tensor<2xi32>, tensor<1x2xi32>)"
+        " -> tensor<4x4xf32>"
+    ), r"windows whose sizes or steps.*<mlir>:6"),
     "a library": (function(op("stablehlo.custom_call @system(%x)")), "'system' has no lowering"),
     "a side effect": (function(f"    %t = stablehlo.create_token : !stablehlo.token\n{ADD}"), "create_token"),
     "an endless loop": (

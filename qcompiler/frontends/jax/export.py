@@ -1,8 +1,8 @@
 """Stage `export`: a jittable function as StableHLO, and that as a `Graph`.
 
 The first argument (of two or more) holds the weights: its arrays become constants of the program, by their pytree
-paths, and all else in it is fixed. A callable pytree, such as an Equinox module, is its own first argument. Numbers,
-texts and None among the other arguments are fixed, too.
+paths, and all else in it is fixed, typed keys of random numbers too. A callable pytree that holds arrays, such as an
+Equinox module, is its own first argument. Numbers, texts and None among the other arguments are fixed, too.
 
 `jax.export` traces and lowers the function; its module is read with jaxlib's MLIR bindings.
 """
@@ -27,9 +27,19 @@ from qcompiler.frontends.jax.attributes import element_name
 from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import Graph, Value
 from qcompiler.frontends.jax.oracle import in_arithmetic
-from qcompiler.frontends.jax.reader import Reader
-from qcompiler.frontends.jax.refusals import refused
-from qcompiler.frontends.jax.trees import Tree, is_array, leaf_paths, numbered, path_text, shape_struct, tree_of
+from qcompiler.frontends.jax.reader import Reader, functions_of
+from qcompiler.frontends.jax.refusals import check_effects, check_results, refused
+from qcompiler.frontends.jax.trees import (
+    Tree,
+    flattened,
+    is_array,
+    is_key,
+    leaf_paths,
+    numbered,
+    path_text,
+    shape_struct,
+    tree_of,
+)
 
 Array = npt.NDArray[Any]
 
@@ -38,8 +48,7 @@ class _Call:
     """A function and its example arguments, taken apart: arrays of weights, arrays of inputs, and what is fixed."""
 
     def __init__(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        leaves = jax.tree_util.tree_leaves(function)
-        self.is_module = not (len(leaves) == 1 and leaves[0] is function)
+        self.is_module = any(is_array(leaf) for leaf in jax.tree_util.tree_leaves(function))
         self.function = (lambda first, *rest, **named: first(*rest, **named)) if self.is_module else function
         parameters = _parameters(function)
         if self.is_module:
@@ -54,11 +63,11 @@ class _Call:
         self.first = [leaf for _, leaf in found]
         self.weights: dict[str, int] = {}
         for i, (path, leaf) in enumerate(found):
-            if is_array(leaf):
+            if is_array(leaf) and not is_key(leaf):
                 _claim(self.weights, path_text(path), i)
         if "" in self.weights:  # the argument is one array
             self.weights = {self.label: self.weights[""]}
-        named, self.rest_tree = jax.tree_util.tree_flatten_with_path((self.args, self.kwargs))
+        named, self.rest_tree = flattened((self.args, self.kwargs))
         self.rest = [leaf for _, leaf in named]
         self.inputs = [i for i, leaf in enumerate(self.rest) if is_array(leaf)]
         self.input_names = _distinct([_input_name(path, parameters) for path, _ in named])
@@ -147,14 +156,16 @@ def export_function(
 
     def traced(leaves: list[Any], given: list[Any]) -> list[Any]:
         result = call.flat(leaves, given)
-        flat, tree = jax.tree_util.tree_flatten(result)
+        named, tree = jax.tree_util.tree_flatten_with_path(result)
+        check_results(((jax.tree_util.keystr(path), leaf) for path, leaf in named), function)
         results[:] = [tree]
-        return flat
+        return [leaf for _, leaf in named]
 
     try:
         jitted = jax.jit(traced, keep_unused=True)
-        exported = jax.export.export(jitted, platforms=["cpu"])(weights, structs)
-        jaxpr = jitted.trace(weights, structs).jaxpr  # the trace is remembered
+        jaxpr = jitted.trace(weights, structs).jaxpr
+        check_effects(jaxpr)
+        exported = jax.export.export(jitted, platforms=["cpu"])(weights, structs)  # the trace is remembered
     except Exception as error:  # whatever the function raises under tracing
         raise refused(error, function) from error
     ranges = symbolic.ranges_of([struct.shape for struct in structs], limits)
@@ -198,7 +209,7 @@ def _read(
     mhlo.register_mhlo_dialect(context)
     with context, ir.Location.unknown():
         module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
-        main = next(op for op in module.body.operations if _name(op) == "main")
+        main = functions_of(module)["main"]
         kinds = [element_name(argument.type) for argument in main.regions[0].blocks[0].arguments]
         values = [
             Value(symbolic.dims_of(aval.shape), kind, name=name)
@@ -207,10 +218,6 @@ def _read(
         graph.leaves = dict.fromkeys(values[: len(weights)])
         graph.arguments = values[len(weights) :]
         Reader(module, graph, composites).run(values)
-
-
-def _name(op: Any) -> str:
-    return str(op.name.value)
 
 
 def _parameters(function: Any) -> list[str]:

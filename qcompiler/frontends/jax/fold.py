@@ -46,6 +46,10 @@ def fold(node: Node, ranges: Mapping[str, Range]) -> Known | None:
         return None
     if any(value.floating for value in (*node.operands, node.result)):
         return _of_whole_number(node, rule)
+    if node.op in _DECIDING:
+        decided = _decided_by_one(node)
+        if decided is not None:
+            return decided
     known = [value.known for value in node.operands]
     if any(each is None for each in known) or not all(isinstance(size, int) for size in node.result.shape):
         return None
@@ -57,6 +61,18 @@ def fold(node: Node, ranges: Mapping[str, Range]) -> Known | None:
     finally:
         del node.attrs["_ranges"]
     return None if made is None else typed(made, node.result)
+
+
+_DECIDING = {"stablehlo.and": False, "stablehlo.or": True}
+
+
+def _decided_by_one(node: Node) -> Known | None:
+    """The result of a scalar `and` with a known False, or of an `or` with a known True."""
+    decides = _DECIDING[node.op]
+    if node.result.type != "i1" or node.result.shape != ():
+        return None
+    found = any(each.known is not None and bool(each.known) is decides for each in node.operands)
+    return np.array(decides) if found else None
 
 
 _EXACT = ("stablehlo.add", "stablehlo.subtract", "stablehlo.convert", "stablehlo.compare")
@@ -188,7 +204,6 @@ _ARITHMETIC: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "remainder": (_remainder, lambda a, b: a % b),
     "negate": (np.negative, lambda a: -a),
     "abs": (np.abs, None),
-    "sign": (np.sign, None),
     "not": (np.invert, None),
     "and": (np.bitwise_and, None),
     "or": (np.bitwise_or, None),
@@ -199,6 +214,16 @@ _ARITHMETIC: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
 }
 for _name, (_kernel, _rule) in _ARITHMETIC.items():
     _FOLDS[f"stablehlo.{_name}"] = _elementwise(_kernel, _rule)
+
+
+@folds("stablehlo.sign")
+def _sign(node: Node, known: list[Known]) -> Known | None:
+    if not _symbolic(known):
+        return np.asarray(np.sign(known[0]))
+    bounds = [dim(_entry(each)).tight_bounds(node.attrs["_ranges"]) for each in known[0].reshape(-1)]
+    signs = [1 if low > 0 else -1 if high < 0 else 0 if low == high == 0 else None for low, high in bounds]
+    return None if None in signs else np.array(signs).reshape(known[0].shape)
+
 
 _COMPARES: dict[str, Callable[[Any, Any], Any]] = {
     "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
@@ -232,7 +257,23 @@ def _select(node: Node, known: list[Known]) -> Known:
 
 @folds("stablehlo.clamp")
 def _clamp(node: Node, known: list[Known]) -> Known | None:
-    return None if _symbolic(known) else np.minimum(np.maximum(known[1], known[0]), known[2])
+    """Of sizes: the number that is inside of its bounds, or beyond one of them, for all sizes."""
+    if not _symbolic(known):
+        return np.minimum(np.maximum(known[1], known[0]), known[2])
+    ranges, shape = node.attrs["_ranges"], known[1].shape
+    flat = [np.broadcast_to(each, shape).reshape(-1) for each in known]
+    low, x, high = ([dim(_entry(e)) for e in each] for each in flat)
+    found = [_inside(*sizes, ranges) for sizes in zip(low, x, high, strict=True)]
+    return None if any(each is None for each in found) else _objects(found, shape)
+
+
+def _inside(low: Expr, x: Expr, high: Expr, ranges: Mapping[str, Range]) -> Expr | None:
+    for bound, beyond in ((low, "LT"), (high, "GT")):
+        outside = _decided(beyond, x - bound, ranges)
+        if outside is None:
+            return None
+        x = bound if outside else x
+    return x
 
 
 @folds("stablehlo.convert")

@@ -8,6 +8,7 @@ reduce_window of the whole axis, padded by    qc.cumsum
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from qcompiler.frontends.jax.scope import (
     signed,
     splat,
 )
+from qcompiler.frontends.jax.shapes import padding_of
 from qcompiler.frontends.jax.views import reversed_along
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.build import Reduction
@@ -177,17 +179,25 @@ def _reduce_window(s: Scope, node: Node) -> Result:
     if any(n != 1 for n in node.attrs.get("base_dilations") or ()):
         raise node.unsupported("windows over an image with gaps (base_dilation)")
     value, init = node.operands
+    if 0 in node.result.shape:
+        return s.full(0, node.result.shape, node.result.dtype)
     fold = "logaddexp" if is_logaddexp(node.regions[0]) else kind_of(node, value)
-    if not _is_neutral(init, fold):
+    neutral = _is_neutral(init, fold)
+    if not neutral and (fold not in _IDEMPOTENT or value.unsigned):
         raise node.unsupported(
             "windows with another start than the fold's neutral element: "
             "start with that, and fold the start into the result"
         )
-    running = _running(s, node, value, fold)
+    running = _running(s, node, value, fold) if neutral else None
     if running is not None:
         return running
-    kind = kind_of(node, value)
-    return s.cast(_windows(s, node, s.value(value), kind, opmath(value.dtype)), node.result.dtype)
+    kind, compute = kind_of(node, value), opmath(value.dtype)
+    out = _windows(s, node, s.value(value), kind, compute)
+    return s.cast(out if neutral else _with_init(s, node, out, init, kind, compute), node.result.dtype)
+
+
+_IDEMPOTENT = ("max", "min", "or", "and")
+"""Folds to which it makes no difference that the padding of a window has the start as well."""
 
 
 def _is_neutral(init: Value, kind: str) -> bool:
@@ -204,17 +214,17 @@ def _running(s: Scope, node: Node, value: Value, kind: str) -> V | None:
     """A window of the whole axis, padded on one side, is a running fold."""
     a = node.attrs
     wide = [i for i, n in enumerate(a["window_dimensions"]) if n != 1]
-    padding = a.get("padding")
-    if len(wide) != 1 or padding is None or kind in ("or", "and"):
+    sides = padding_of(node, value.rank)
+    if len(wide) != 1 or kind in ("or", "and"):
         return None
     axis, size = wide[0], a["window_dimensions"][wide[0]]
     ones = [1] * value.rank
     plain = (a.get("window_strides") or ones) == ones and (a.get("window_dilations") or ones) == ones
-    sides = [[int(n) for n in pair] for pair in padding]
-    others = all(pair == [0, 0] for i, pair in enumerate(sides) if i != axis)
-    if not plain or not others or size != value.shape[axis] or sorted(sides[axis]) != [0, size - 1]:
+    others = all(pair == (0, 0) for i, pair in enumerate(sides) if i != axis)
+    rest = (dim(size) - 1).to_dim()
+    if not plain or not others or size != value.shape[axis] or sides[axis] not in ((0, rest), (rest, 0)):
         return None
-    backwards = sides[axis][1] > 0
+    backwards = sides[axis][1] != 0
     x = s.cast(s.value(value), opmath(value.dtype))
     x = reversed_along(s, x, axis) if backwards else x
     out = s.insert(qc.CumsumOp(x, x.type, axis=axis, reduce=kind))
@@ -226,6 +236,8 @@ def _windows(s: Scope, node: Node, x: V, kind: Reduction, compute: DType) -> V:
     a, rank = node.attrs, len(shape_of(x.type))
     ones = [1] * rank
     window, strides = list(a["window_dimensions"]), list(a.get("window_strides") or ones)
+    if not all(isinstance(n, int) for n in (*window, *itertools.chain(*padding_of(node, rank)))):
+        raise node.unsupported("windows of a symbolic size; a running fold of a whole axis is one (jnp.cumsum)")
     dilations = list(a.get("window_dilations") or ones)
     x = _padded(s, node, x, kind, [(n - 1) * d + 1 for n, d in zip(window, dilations, strict=True)], strides)
     wide = [i for i, n in enumerate(window) if n > 1]
@@ -256,8 +268,7 @@ def _windows(s: Scope, node: Node, x: V, kind: Reduction, compute: DType) -> V:
 def _padded(s: Scope, node: Node, x: V, kind: Reduction, reach: Sequence[int], strides: Sequence[int]) -> V:
     """The neutral element around x, cut to the part that windows read."""
     shape, dtype = shape_of(x.type), tensor_dtype(x.type)
-    given = node.attrs.get("padding")
-    padding = [[int(n) for n in pair] for pair in given] if given is not None else [[0, 0]] * len(shape)
+    padding = [(int(low), int(high)) for low, high in padding_of(node, len(shape))]
     if any(n for pair in padding for n in pair):
         grown = [(max(low, 0), max(high, 0)) for low, high in padding]
         if any(n for pair in grown for n in pair):

@@ -8,6 +8,7 @@ This is what the stages between the export and the import read and write down as
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import linecache
 import re
 from dataclasses import dataclass, field
@@ -54,10 +55,13 @@ class Value:
     def dtype(self) -> DType:
         """The IR's element type. UnsupportedOperatorError for a type that programs cannot hold."""
         if self.type not in STORED:
-            where = f" ({self.owner.line})" if self.owner is not None and self.owner.line else ""
+            what = f"'{self.name}'" if self.name else "a value"
+            if self.owner is not None:
+                what = f"a result of {self.owner.op}"
+            where = f" ({self.owner.source})" if self.owner is not None and self.owner.source else ""
             raise UnsupportedOperatorError(
-                f"{self.name or 'a value'} has the element type {self.type}{where}, which programs cannot hold; there "
-                f"are {', '.join(dict.fromkeys(STORED))}"
+                f"{what} has the element type {self.type}{where}, which programs cannot hold: convert it to one of "
+                f"{', '.join(dict.fromkeys(STORED))}, or compute this part outside of the function"
             )
         return STORED[self.type]
 
@@ -161,15 +165,18 @@ def _short(value: Any) -> str:
 _FILE = re.compile(r'"(?P<file>[^"]+\.py)":(?P<line>\d+)')
 _SPEC = importlib.util.find_spec("jax")
 _JAX = tuple(str(Path(each)) for each in (_SPEC.submodule_search_locations or ())) if _SPEC is not None else ()
-_PACKAGES = (*_JAX, "/site-packages/", "/dist-packages/", "importlib", "/qcompiler/frontends/jax/")
+_TRACER = "/qcompiler/frontends/jax/"
+"""Part of the names of the files that call the user's function: what is behind them called qcompiler."""
+_PACKAGES = (*_JAX, "/site-packages/", "/dist-packages/", "importlib")
 """Parts of the names of files that are not the user's."""
 
 
 def user_line(location: str) -> tuple[str, str]:
     """(`model.py:12`, `/path/model.py:12: y = x @ w`) of an MLIR location: the innermost line of the user's code,
     empty where there is none."""
-    found = [(m["file"], int(m["line"])) for m in _FILE.finditer(location)]
-    own = next((each for each in found if not any(p in each[0] for p in _PACKAGES)), None)
+    found = ((m["file"], int(m["line"])) for m in _FILE.finditer(location))
+    traced = itertools.takewhile(lambda each: _TRACER not in each[0], found)
+    own = next((each for each in traced if not any(p in each[0] for p in _PACKAGES)), None)
     if own is None:
         return "", ""
     file, line = own

@@ -21,7 +21,7 @@ from qcompiler.ir.types import tensor_dtype
 from qcompiler.plan.kernel import DType
 
 Body = Callable[..., V]
-_BITS: dict[str, int] = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "ui8": 8}
+BITS: dict[str, int] = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "ui8": 8}
 
 # --- floats: one function each ----------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ def is_wide_unsigned(value: Value) -> bool:
 def widened(m: Scalars, element: V, dtype: DType) -> V:
     """The i64 value of an unsigned element of fewer bits, held as a signed one."""
     wide = Scalars(m.builder, "i64")
-    return wide.bitwise("and", cast(m.builder, element, "i64"), wide.const((1 << _BITS[dtype]) - 1))
+    return wide.bitwise("and", cast(m.builder, element, "i64"), wide.const((1 << BITS[dtype]) - 1))
 
 
 def _signed_or_wide(body: Body) -> Callable[[Scope, Node], Result]:
@@ -142,7 +142,7 @@ def _signed_or_wide(body: Body) -> Callable[[Scope, Node], Result]:
         if not is_wide_unsigned(value):
             return s.elementwise(node, body)
         if value.dtype == "i64":
-            raise node.unsupported("uint64 has no wider type to compute in; use int64, or uint32")
+            return s.elementwise(node, _WIDEST[node.op.removeprefix("stablehlo.")])
 
         def wide(m: Scalars, *elements: V) -> V:
             numbers = Scalars(m.builder, "i64")
@@ -174,6 +174,39 @@ def _sign(m: Scalars, x: V) -> V:
     return m.select(m.compare("eq", x, x), m.select(m.compare("eq", x, m.const(0)), x, found), x)
 
 
+def _before(m: Scalars, a: V, b: V) -> V:
+    """a < b of uint64."""
+    flip = m.const(-(1 << 63))
+    return m.compare("lt", m.bitwise("xor", a, flip), m.bitwise("xor", b, flip))
+
+
+def _divide_widest(m: Scalars, a: V, b: V) -> V:
+    """Of uint64: half of the dividend by the divisor, doubled, is the quotient or one less (Hacker's Delight, 9-3).
+
+    A divisor from 2^63 on goes into the dividend once or not at all; a division by zero has all bits set.
+    """
+    large, zero = m.compare("lt", b, m.const(0)), m.compare("eq", b, m.const(0))
+    safe = m.select(m.compare("le", b, m.const(0)), m.const(1), b)
+    half = m.div(m.insert(arith.ShRUIOp(a, m.const(1))), safe)
+    doubled = m.insert(arith.ShLIOp(half, m.const(1)))
+    rest = m.sub(a, m.mul(doubled, safe))
+    found = m.add(doubled, m.select(_before(m, rest, safe), m.const(0), m.const(1)))
+    found = m.select(large, m.select(_before(m, a, b), m.const(0), m.const(1)), found)
+    return m.select(zero, m.const(-1), found)
+
+
+_WIDEST: dict[str, Body] = {
+    "maximum": lambda m, a, b: m.select(_before(m, a, b), b, a),
+    "minimum": lambda m, a, b: m.select(_before(m, a, b), a, b),
+    "divide": _divide_widest,
+    "remainder": lambda m, a, b: m.select(
+        m.compare("eq", b, m.const(0)), a, m.sub(a, m.mul(_divide_widest(m, a, b), b))
+    ),
+    "abs": lambda m, a: a,
+    "sign": lambda m, a: m.select(m.compare("eq", a, m.const(0)), a, m.const(1)),
+}
+"""Of uint64, which has no wider type to compute in."""
+
 _SIGNED: dict[str, Body] = {
     "maximum": lambda m, a, b: m.maximum(a, b),
     "minimum": lambda m, a, b: m.minimum(a, b),
@@ -194,7 +227,7 @@ def _not(s: Scope, node: Node) -> Result:
 def _shift(node: Node, m: Scalars, x: V, count: V) -> V:
     """Counts of the width and more give 0 (or the sign)."""
     dtype, kind = node.operands[0].dtype, node.op.removeprefix("stablehlo.shift_")
-    bits, wide = _BITS[dtype], Scalars(m.builder, "i64")
+    bits, wide = BITS[dtype], Scalars(m.builder, "i64")
     amount = cast(m.builder, count, "i64")
     inside = wide.bitwise(
         "and", wide.compare("ge", amount, wide.const(0)), wide.compare("lt", amount, wide.const(bits))
@@ -211,14 +244,19 @@ def _shift(node: Node, m: Scalars, x: V, count: V) -> V:
     beyond = m.const(0)
     if kind == "right_arithmetic":
         beyond = m.select(m.compare("lt", x, m.const(0)), m.const(-1), m.const(0))
-    return m.select(inside, cast(m.builder, moved, dtype), beyond)
+    return m.select(inside, cast(m.builder, moved, m.dtype), beyond)
 
 
 @lowers("stablehlo.shift_left", "stablehlo.shift_right_logical", "stablehlo.shift_right_arithmetic")
 def _shifts(s: Scope, node: Node) -> Result:
-    if node.operands[0].dtype == "ui8":
-        raise node.unsupported("shifts of uint8; convert to int32 first")
-    return s.elementwise(node, lambda m, x, n: _shift(node, m, x, n), compute=node.operands[0].dtype)
+    dtype = node.operands[0].dtype
+    if dtype != "ui8":
+        return s.elementwise(node, lambda m, x, n: _shift(node, m, x, n), compute=dtype)
+
+    def of_bytes(m: Scalars, x: V, count: V) -> V:  # held as 0 … 255; its sign is bit 7
+        return _shift(node, m, m.sub(m.bitwise("xor", x, m.const(128)), m.const(128)), count)
+
+    return s.elementwise(node, of_bytes)
 
 
 # --- decisions -------------------------------------------------------------------------------------------------------
@@ -227,7 +265,7 @@ def _shifts(s: Scope, node: Node) -> Result:
 def comparison(m: Scalars, value: Value, kind: Compare, a: V, b: V) -> V:
     """An i1; unsigned elements compare with the sign bit flipped."""
     if is_wide_unsigned(value) and kind not in ("eq", "ne"):
-        flip = m.const(-(1 << (_BITS[value.dtype] - 1)))
+        flip = m.const(-(1 << (BITS[value.dtype] - 1)))
         a, b = m.bitwise("xor", a, flip), m.bitwise("xor", b, flip)
     return m.compare(kind, a, b)
 
@@ -324,49 +362,4 @@ def _float_to_unsigned(s: Scope, x: V, result: Value) -> V:
     return s.pointwise([x], body, compute=opmath(tensor_dtype(x.type)), result=result.dtype)
 
 
-@lowers("stablehlo.reduce_precision")
-def _reduce_precision(s: Scope, node: Node) -> Result:
-    """Rounded to fewer bits, on the bits: fusion deletes a conversion to a narrower type and back, and this stays."""
-    exponent, mantissa = node.attrs["exponent_bits"], node.attrs["mantissa_bits"]
-    if mantissa == 0 or exponent < 2:
-        raise node.unsupported("a precision of no bit of mantissa, or one bit of exponent; take (5, 10) or (8, 7)")
-    return s.elementwise(node, lambda m, x: _narrowed(m, x, exponent, mantissa))
-
-
-def _narrowed(m: Scalars, x: V, exponent: int, mantissa: int) -> V:
-    """XLA's rule: round the magnitude to nearest even; too large is infinity, and subnormal numbers are zeros."""
-    n = Scalars(m.builder, "i64" if m.dtype == "f64" else "i32")
-    exponents, fraction = (11, 52) if m.dtype == "f64" else (8, 23)
-    bias = (1 << (exponents - 1)) - 1
-    bits = n.insert(arith.BitcastOp(x, types.ELEMENT_TYPES[n.dtype]))
-    size = n.bitwise("and", bits, n.const((1 << (n.bits - 1)) - 1))
-    dropped = fraction - mantissa
-    if dropped > 0:
-        last = n.bitwise("and", n.insert(arith.ShRUIOp(size, n.const(dropped))), n.const(1))
-        rounded = n.add(size, n.add(last, n.const((1 << (dropped - 1)) - 1)))
-        size = n.bitwise("and", rounded, n.const(-(1 << dropped)))
-    if exponent < exponents:
-        reach = (1 << (exponent - 1)) - 1
-        infinity = n.const(((1 << exponents) - 1) << fraction)
-        size = n.select(n.compare("ge", size, n.const((bias + reach + 1) << fraction)), infinity, size)
-        size = n.select(n.compare("lt", size, n.const((bias - reach + 1) << fraction)), n.const(0), size)
-    made = m.insert(arith.BitcastOp(size, types.ELEMENT_TYPES[m.dtype]))
-    return m.select(m.is_nan(x), x, m.call("copysign", made, x))
-
-
-@lowers("stablehlo.bitcast_convert")
-def _bitcast(s: Scope, node: Node) -> Result:
-    """The same bits as another type of the same width."""
-    source, target = node.operands[0].dtype, node.result.dtype
-    if source == target:
-        return s.value(node.operands[0])
-    if {source, target} not in ({"f32", "i32"}, {"f64", "i64"}, {"i8", "ui8"}):
-        raise node.unsupported(f"the bits of {source} as {target}; only between types of 32, of 64 or of 8 bits")
-
-    def body(inner: Builder, elements: Sequence[SSAValue]) -> SSAValue:
-        return inner.insert(arith.BitcastOp(elements[0], types.ELEMENT_TYPES[target])).results[0]
-
-    return build.pointwise(s.builder, [s.value(node.operands[0])], node.result.shape, target, body)
-
-
-__all__ = ["FLOATS", "comparison", "is_wide_unsigned"]
+__all__ = ["BITS", "FLOATS", "comparison", "is_wide_unsigned", "widened"]

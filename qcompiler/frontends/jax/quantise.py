@@ -353,7 +353,7 @@ class _Quantiser:
             return
         array = self.exported.values(leaf, weight.path)
         values = weight.matrix.values(array) if weight.matrix is not None else _stored(array)
-        self.store.add_array(weight.path, np.ascontiguousarray(values.astype(NUMPY_DTYPES[dtype])), (weight.path,))
+        self.store.add_array(weight.path, values.astype(NUMPY_DTYPES[dtype], order="C"), (weight.path,))
 
 
 def _dtype(matrix: Matrix) -> DType:

@@ -21,7 +21,7 @@ import numpy as np
 
 from qcompiler.errors import ExportError, UnsupportedOperatorError
 from qcompiler.frontends.jax.attributes import attributes_of, element_name, static_shape
-from qcompiler.frontends.jax.fold import MAX_TRIPS, fold, scalar_of
+from qcompiler.frontends.jax.fold import MAX_TRIPS, entries_of, fold, scalar_of
 from qcompiler.frontends.jax.graph import NUMPY, Body, Graph, Node, Value, user_line
 from qcompiler.frontends.jax.shapes import infer
 from qcompiler.plan.dims import dim
@@ -30,9 +30,14 @@ MAX_NODES = 100_000
 """Functions with more operators, after unrolling, are refused: nested loops multiply their trips."""
 
 Values = dict[Any, Value]
-IDENTITIES = {"stablehlo.optimization_barrier"}
+IDENTITIES = {"stablehlo.optimization_barrier", "sdy.sharding_constraint"}
 MARKS = {"Sharding", "annotate_device_placement", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"}
 """Custom calls that only annotate their operand."""
+
+
+def functions_of(module: Any) -> dict[str, Any]:
+    """The functions of a module by name; beside them it may have meshes of devices."""
+    return {op.name.value: op for op in module.body.operations if op.operation.name == "func.func"}
 
 
 class Reader:
@@ -41,7 +46,7 @@ class Reader:
     terminators: tuple[str, ...] = ("func.return", "stablehlo.return")
 
     def __init__(self, module: Any, graph: Graph, composites: Collection[str]) -> None:
-        self.functions = {op.name.value: op for op in module.body.operations}
+        self.functions = functions_of(module)
         self.graph, self.composites = graph, composites
         self.count = 0
         self.callers: list[tuple[str, str]] = []
@@ -110,8 +115,8 @@ class Reader:
     def _made(self, op: Any, operands: list[Value], values: Values, name: str | None) -> Node:
         if op.name == "stablehlo.constant" and element_name(op.results[0].type) not in NUMPY:
             raise UnsupportedOperatorError(
-                f"a constant of the element type {element_name(op.results[0].type)}{self.where(op)}, which programs "
-                "cannot hold: convert it to float32 or int32 outside of the function"
+                f"a constant of the element type {element_name(op.results[0].type)}{self.where(_reader_of(op))}, which "
+                "programs cannot hold: convert it to float32 or int32 outside of the function"
             )
         line, source = self.place(op)
         regions = [] if op.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if") else list(op.regions)
@@ -134,6 +139,11 @@ class Reader:
         """` (model.py:3: …)` for messages."""
         source = self.place(op)[1]
         return f" ({source})" if source else ""
+
+
+def _reader_of(constant: Any) -> Any:
+    """The first op that reads a constant, which has the user's line; that of a constant is the function's."""
+    return next((use.owner for use in constant.results[0].uses), constant)
 
 
 def _with_fixed_starts(node: Node) -> Node:
@@ -170,23 +180,55 @@ def _composite(reader: Reader, op: Any, operands: list[Value], values: Values) -
     return reader._call(reader.functions[op.attributes["decomposition"].value], operands)
 
 
+def calls_back(name: str, where: str) -> UnsupportedOperatorError:
+    """The error for a call into Python; `where` is its place, in brackets."""
+    return UnsupportedOperatorError(
+        f"the function calls back into Python ({name}){where}: a side effect or a pure_callback, which a program "
+        "without Python cannot run. Take jax.debug.print, io_callback and pure_callback out of the function, or "
+        "compute their values outside and pass them in"
+    )
+
+
 def _custom_call(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:
-    del values
     target = op.attributes["call_target_name"].value
+    if target == "stablehlo.dynamic_reduce_window" and len(operands) == 7:
+        return _dynamic_windows(reader, op, operands, values)
     if target == "shape_assertion":
         return []
     if target in MARKS:
         return operands
     if "callback" in target:
-        raise UnsupportedOperatorError(
-            f"the function calls back into Python ({target}){reader.where(op)}: a side effect or a pure_callback, "
-            "which a program without Python cannot run. Take jax.debug.print, io_callback and pure_callback out of the "
-            "function, or compute their values outside and pass them in"
-        )
+        raise calls_back(target, reader.where(op))
     raise UnsupportedOperatorError(
         f"the custom call '{target}' has no lowering{reader.where(op)}: it runs a library of jaxlib's. Compute this "
         "part outside of the compiled function and pass the result in"
     )
+
+
+def _dynamic_windows(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:
+    """`reduce_window` with numbers as operands, as JAX writes running folds of a symbolic size."""
+    line, source = reader.place(op)
+    node = Node("stablehlo.reduce_window", operands[:2], {}, line=line, source=source)
+    numbers = [entries_of(value) or [] for value in operands[2:]]
+    steps, rank = [n for each in numbers[1:4] for n in each], operands[0].rank
+    whole = all(isinstance(n, int) for n in steps) and all(n >= 1 for n in (*steps, *numbers[0]) if isinstance(n, int))
+    if [len(each) for each in numbers] != [rank] * 4 + [2 * rank] or not whole:
+        raise node.unsupported("windows whose sizes or steps depend on values")
+    names = ("window_dimensions", "window_strides", "base_dilations", "window_dilations", "padding")
+    node.attrs = dict(zip(names, numbers, strict=True))
+    pairs = iter(node.attrs["padding"])
+    node.attrs["padding"] = [list(pair) for pair in zip(pairs, pairs, strict=True)]
+    named = list(op.attributes["called_computations"]) if "called_computations" in op.attributes else []
+    called = [reader.functions[each.value] for each in named if each.value in reader.functions]
+    if len(called) != 1:
+        raise node.unsupported("windows without the function that they fold by")
+    node.regions = [reader._body(called[0].regions[0].blocks[0], values)]
+    declared = op.results[0].type
+    node.results = [
+        Value(infer(node, 0, static_shape(declared)), element_name(declared), owner=node, name=reader._fresh())
+    ]
+    reader.graph.nodes.append(node)
+    return node.results
 
 
 def _dimension_size(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from qcompiler.errors import DataDependentShapeError, ExportError, NarrowedDimError, QCompilerError
+from qcompiler.errors import (
+    ArgumentStructureError,
+    DataDependentShapeError,
+    ExportError,
+    NarrowedDimError,
+    QCompilerError,
+)
+from qcompiler.frontends.jax.graph import user_line
+from qcompiler.frontends.jax.reader import calls_back
 
 _JAX = str(Path(jax.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -34,7 +44,8 @@ _REASONS: list[tuple[type[BaseException], type[QCompilerError], str]] = [
     ),
     (
         jax.errors.ConcretizationTypeError, DataDependentShapeError,
-        "Python needs the value of a traced array: for a size, a shape or float(x). Sizes must be Python numbers",
+        "Python needs the value of a traced array: for a size, a shape or float(x). Sizes must be Python numbers; "
+        "jnp.nonzero, jnp.where(x) and jnp.unique take one (size=8)",
     ),
     (
         jax.errors.UnexpectedTracerError, ExportError,
@@ -59,6 +70,50 @@ def refused(error: Exception, function: Any) -> QCompilerError:
             "constraint (jax.export.symbolic_shape(…, constraints=…)), or write the line for any size"
         )
     return ExportError(f"the function '{name}' cannot be exported{where}: {type(error).__name__}: {first}")
+
+
+def check_results(named: Iterable[tuple[str, Any]], function: Any) -> None:
+    """ArgumentStructureError for a result that is no array of numbers, with its path."""
+    for path, leaf in named:
+        name, where = getattr(function, "__name__", type(function).__name__), f" at {path}" if path else ""
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+            raise ArgumentStructureError(
+                f"the function '{name}' returns a {type(leaf).__name__}{where}, which is no array: return arrays and "
+                "numbers, in tuples, lists, dicts and namedtuples"
+            )
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ArgumentStructureError(
+                f"the function '{name}' returns a typed key of random numbers{where}, which a program cannot: return "
+                "jax.random.key_data(key).view(jnp.int32)"
+            )
+
+
+def check_effects(jaxpr: Any) -> None:
+    """UnsupportedOperatorError for a call into Python, and for a check that is left, with the line."""
+    for eqn in _equations(jaxpr):
+        name = eqn.primitive.name
+        if "callback" in name or name == "debug_print":
+            raise calls_back(name, _place(eqn))
+        if name == "check":
+            raise ExportError(
+                f"the function has a checkify.check{_place(eqn)}: wrap it in checkify.checkify, or take the check out"
+            )
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of the jaxprs inside of it."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(inner, "eqns"):
+                    yield from _equations(inner)
+
+
+def _place(eqn: Any) -> str:
+    frames = getattr(eqn.source_info.traceback, "frames", ())
+    source = user_line(" ".join(f'"{frame.file_name}":{frame.line_num}' for frame in frames))[1]
+    return f" ({source})" if source else ""
 
 
 def _line(error: BaseException) -> str:

@@ -147,16 +147,25 @@ def _pad(node: Node, number: int) -> Shape | None:
     return tuple(found)
 
 
+def padding_of(node: Node, rank: int) -> list[tuple[Dim, Dim]]:
+    """The padding of a window in each dimension: numbers, or sizes."""
+    given = node.attrs.get("padding")
+    if given is None:
+        return [(0, 0)] * rank
+    low_high = [[n if isinstance(n, str) else int(n) for n in pair] for pair in given]
+    return [(low, high) for low, high in low_high]
+
+
 @infers("reduce_window")
 def _windows(node: Node, number: int) -> Shape:
     a, shape = node.attrs, node.operands[number].shape
     rank = len(shape)
-    ones, padding = [1] * rank, a.get("padding")
+    ones, padding = [1] * rank, padding_of(node, rank)
     found: list[Dim] = []
     for i, size in enumerate(shape):
-        low, high = (int(n) for n in padding[i]) if padding is not None else (0, 0)
+        low, high = map(dim, padding[i])
         dilation = (a.get("window_dilations") or ones)[i]
-        reach = (a["window_dimensions"][i] - 1) * dilation + 1
+        reach = (dim(a["window_dimensions"][i]) - 1) * dilation + 1
         room = dim(size) + (low + high - reach)
         found.append((room // (a.get("window_strides") or ones)[i] + 1).to_dim())
     return tuple(found)

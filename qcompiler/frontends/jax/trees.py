@@ -24,12 +24,29 @@ def is_array(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
+def is_key(leaf: Any) -> bool:
+    """Whether an array is one of typed keys, which have values in JAX alone."""
+    return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
 def leaf_paths(tree: object) -> list[tuple[tuple[Any, ...], Any]]:
     """The leaves with their paths. The value of a variable of Flax NNX has the path of the variable."""
-    found, _ = jax.tree_util.tree_flatten_with_path(tree)
+    found, _ = flattened(tree)
     variables = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]
     inner = {path for path, leaf in variables if _is_variable(leaf)}
     return [(path[:-1] if path[:-1] in inner else path, leaf) for path, leaf in found]
+
+
+def flattened(tree: object) -> tuple[list[tuple[Any, Any]], Any]:
+    """Leaves with paths, and the structure. ArgumentStructureError for a dict whose keys have no order."""
+    try:
+        return jax.tree_util.tree_flatten_with_path(tree)
+    except ValueError as error:
+        if "sorting pytree dictionary keys" not in str(error):
+            raise
+        raise ArgumentStructureError(
+            "a dict among the arguments has keys that JAX cannot sort, such as a number beside a text: use texts"
+        ) from error
 
 
 def _is_variable(node: object) -> bool:
@@ -63,7 +80,8 @@ def shape_struct(leaf: Any, name: str) -> jax.ShapeDtypeStruct:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise ArgumentError(
             f"'{name}' is a typed key of random numbers, which a program cannot take: make it in the function, "
-            "jax.random.key(seed), or pass jax.random.key_data(key) and call jax.random.wrap_key_data in the function"
+            "jax.random.key(seed), or pass jax.random.key_data(key).view(jnp.int32) and begin the function with "
+            "key = jax.random.wrap_key_data(key.view(jnp.uint32))"
         )
     return struct(leaf.shape, leaf.dtype)
 
