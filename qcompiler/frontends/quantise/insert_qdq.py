@@ -166,6 +166,8 @@ class _Rewriter(GraphTensors):
     def run(self) -> Quantized:
         weights = [weight for weight in self.grouped() if not self._drop(weight)]
         self.find_codes(weights)
+        if self.rewrites is not None:
+            weights = [weight for weight in self.rewrites.rotate(weights) if not self._drop(weight)]
         eligible = [t for w in weights if w.kinds for t in w.targets]
         self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
         eligible_weights = [weight for weight in weights if weight.kinds]

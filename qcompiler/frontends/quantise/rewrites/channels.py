@@ -88,6 +88,18 @@ def follow(start: fx.Node, labels: Labels, states: Iterable[str] = ()) -> Flow:
     return walk.flow
 
 
+def follow_one(node: fx.Node, labels: Labels) -> Labels | None:
+    """Labels of a node's result if its first operand has `labels` and no other has any; None if it stops them."""
+    rule, first = _RULES.get(node.target), node.args[0]  # type: ignore[arg-type]
+    if rule is None or not isinstance(first, fx.Node):
+        return None
+    try:
+        found = rule(node, {first: labels})
+    except _NotLinearError:
+        return None
+    return found if isinstance(found, torch.Tensor) else None
+
+
 def size_of(size: Any) -> Size:
     """An int, or the sympy expression of a symbolic size."""
     if isinstance(size, torch.SymInt):
@@ -422,4 +434,4 @@ def _matmul(node: fx.Node, known: Known) -> Labels:
     return labels
 
 
-__all__ = ["Flow", "Read", "Stop", "along", "follow", "shape_of"]
+__all__ = ["Flow", "Read", "Stop", "along", "follow", "follow_one", "shape_of"]

@@ -27,7 +27,7 @@ AT_A_TIME = 1 << 22
 
 
 class Change(Protocol):
-    """A change of a tensor's values. Axes are the model's; 0 and -1 are named as they count from the front."""
+    """A change of a tensor's values. Axes are those of the model's tensor."""
 
     def apply(self, values: torch.Tensor) -> torch.Tensor:
         """The changed values of a tensor in fp64."""
@@ -77,6 +77,23 @@ class Added:
 
     def identity(self) -> list[Any]:
         return ["added", _digest(self.vector)]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """All values replaced by one."""
+
+    value: float
+
+    def apply(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(values, self.value)
+
+    def part(self, axis: int, first: int, stop: int) -> Change:
+        del axis, first, stop
+        return self
+
+    def identity(self) -> list[Any]:
+        return ["filled", self.value]
 
 
 @dataclass(frozen=True)
@@ -183,4 +200,4 @@ def _applied(values: torch.Tensor, changes: Sequence[Change]) -> torch.Tensor:
     return wide.to(values.dtype)
 
 
-__all__ = ["Added", "Change", "MovedWeights", "Rotated", "Scaled"]
+__all__ = ["Added", "Change", "Filled", "MovedWeights", "Rotated", "Scaled"]

@@ -23,6 +23,8 @@ from qcompiler.frontends.quantise.graph_weights import GraphWeight, is_quantised
 from qcompiler.frontends.quantise.rewrites.channel_statistics import measure
 from qcompiler.frontends.quantise.rewrites.float_function import FloatFunction, example_inputs
 from qcompiler.frontends.quantise.rewrites.moved_weights import MovedWeights
+from qcompiler.frontends.quantise.rewrites.residual import find_streams
+from qcompiler.frontends.quantise.rewrites.rotate import rotate
 from qcompiler.frontends.quantise.rewrites.scale_groups import Found, Group, find_groups
 from qcompiler.frontends.quantise.rewrites.scales import awq, equalise, smooth
 from qcompiler.runtime.progress import Progress, note
@@ -49,7 +51,40 @@ class FloatRewrites:
         if needs and calibration is None:
             raise RecipeError(f"{needs[0]} needs calibration data: qcompile(…, calibrate=[inputs])")
 
-    def move_scales(self, weights: Sequence[GraphWeight]) -> None:
+    def rotate(self, weights: list[GraphWeight]) -> list[GraphWeight]:
+        """Rotates each residual stream; the graph's weights as they are then.
+
+        RecipeError if no stream is found, with what stopped the search.
+        """
+        if not self.recipe.rotate:
+            return weights
+        streams, reasons = find_streams(self.tensors, weights)
+        if not streams:
+            raise RecipeError(
+                "rotate=True: no residual stream was found. "
+                + ("; ".join(f"{where}: {why}" for where, why in list(reasons.items())[:3]) or "The model has no norms")
+            )
+        self.decisions += [(ROTATE, where, f"not rotated: {why}") for where, why in reasons.items()]
+        found = weights
+
+        def rewrite() -> list[GraphWeight]:
+            for number, stream in enumerate(streams):
+                said = rotate(self.tensors, self.source, stream, number)
+                kept = ", keeps the mean of a row" if stream.keeps_ones else ""
+                text = f"a stream of {stream.width} numbers, {len(stream.norms)} norms, "
+                text += f"{len(stream.writers)} writers, {len(stream.readers)} readers{kept}"
+                self.decisions += [(ROTATE, "", each) for each in (text, *said)]
+            regrouped = self.tensors.grouped()
+            self.tensors.find_codes(regrouped)
+            return regrouped
+
+        if self.source.valued:
+            found = self._checked(ROTATE, weights, rewrite)
+        else:
+            found = rewrite()
+        return found
+
+    def move_scales(self, weights: list[GraphWeight]) -> None:
         """Equalises, smooths, and searches for AWQ's scales, as the recipe says; formats have been chosen.
 
         RecipeError if no scale can move, with the reasons; CalibrationError for inputs that are not finite.
@@ -115,13 +150,18 @@ class FloatRewrites:
 
     # --- the check ---
 
-    def _checked(self, stage: str, weights: Sequence[GraphWeight], rewrite: Callable[[], None]) -> None:
-        """Runs the graph before and after a rewrite, and takes the rewrite back if the function changed."""
+    def _checked(
+        self, stage: str, weights: list[GraphWeight], rewrite: Callable[[], list[GraphWeight] | None]
+    ) -> list[GraphWeight]:
+        """Runs the graph before and after a rewrite, and takes the rewrite back if the function changed.
+
+        `rewrite` returns the graph's weights if it made others; so does this.
+        """
         function = self._function(weights)
         before, said = dict(self.source.changes), len(self.decisions)
-        rewrite()
+        weights = rewrite() or weights
         if self.source.changes == before:
-            return
+            return weights
         share, why = function.difference(weights)
         if why:
             self.source.changes = before
@@ -130,6 +170,7 @@ class FloatRewrites:
         else:
             text = f"the float graph computes the same: outputs moved by {share:.2g} of what roundings may do"
             self.decisions.append((stage, "", text))
+        return weights
 
     def _function(self, weights: Sequence[GraphWeight]) -> FloatFunction:
         if self.function is None:

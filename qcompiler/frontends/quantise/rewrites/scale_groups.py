@@ -16,7 +16,7 @@ Every linear that no group reaches gets the reason.  Nothing here knows a model,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,7 +191,7 @@ class _Finder:
     def _gain(self, node: fx.Node) -> tuple[_Producer | None, str]:
         """A product with a vector along the last dimension, and a bias that is added to it."""
         for at in (0, 1):
-            gain, offset, users = self._gain_of(node.args[at], node)
+            gain, offset, users = gain_of(node.args[at], node, self.of)
             if gain is None:
                 continue
             other = node.args[1 - at]
@@ -199,25 +199,6 @@ class _Finder:
                 continue
             return self._vectors(node, "norm", [(gain, 0, offset)], -1, users)
         return None, ""
-
-    def _gain_of(self, given: Any, user: fx.Node) -> tuple[fx.Node | None, float, set[fx.Node]]:
-        """The parameter of a gain `w`, `w + 1` or a cast of them; the constant; the nodes that may read it."""
-        users, offset = {user}, 0.0
-        node = given
-        while isinstance(node, fx.Node) and node not in self.of:
-            if node.op != "call_function" or set(node.users) - users:
-                return None, 0.0, set()
-            users.add(node)
-            if node.target in (aten.add.Tensor, aten.add.Scalar) and not offset and not node.kwargs:
-                numbers = [each for each in node.args[:2] if isinstance(each, int | float)]
-                if len(numbers) != 1:
-                    return None, 0.0, set()
-                offset = float(numbers[0])
-            elif node.target not in _CASTS:
-                return None, 0.0, set()
-            node = next((each for each in node.args if isinstance(each, fx.Node)), None)
-        fits = isinstance(node, fx.Node) and node.meta["val"].ndim == 1 and node.meta["val"].dtype in FLOATS
-        return (node, offset, users) if fits and isinstance(node, fx.Node) else (None, 0.0, set())
 
     def _linear(self, node: fx.Node) -> tuple[_Producer | None, str]:
         weight, bias = node.args[1], node.args[2] if len(node.args) > 2 else None
@@ -246,21 +227,11 @@ class _Finder:
             weight = self.of.get(each)
             if weight is None:
                 return None, ""
-            why = why or self._why_fixed(weight, users)
+            why = why or why_fixed(weight, users)
             vectors.append(Vector(weight, at, offset))
         first = vectors[0].weight
         path = first.targets[0].rpartition(".")[0] or first.targets[0]
         return _Producer(node, path, kind, tuple(vectors), axis, int(first.tensor.shape[held[0][1]])), why
-
-    def _why_fixed(self, weight: GraphWeight, users: set[fx.Node]) -> str:
-        """Why the values of a producer's tensor cannot change: "" if they can."""
-        path = weight.targets[0]
-        if not weight.is_parameter or weight.specs[0].kind != InputKind.PARAMETER:
-            return f"'{path}' is no parameter"
-        if weight.codes is not None:
-            return f"the source has '{path}' as codes"
-        others = [user for user in weight.users if user not in users]
-        return f"'{path}' is also read by {_described(others[0])}" if others else ""
 
     # --- readers ---
 
@@ -287,7 +258,7 @@ class _Finder:
             return f"'{path}' reads its own output"
         if path in self.taken:
             return f"'{path}' has its scale from {self.taken[path]}"
-        why = self._why_fixed(weight, ours)
+        why = why_fixed(weight, ours)
         if not why and weight.experts is not None:
             why = f"'{path}' holds experts"
         return why
@@ -301,11 +272,44 @@ class _Finder:
             seen = seen.all_input_nodes[0]
         if seen.op == "placeholder":
             return "its input is an input of the model"
-        return f"its input comes from {_described(seen)}, which holds no scale of channels"
+        return f"its input comes from {described(seen)}, which holds no scale of channels"
 
 
 def _stop_of(read: Read, why: str) -> Stop:
     return Stop(read.node, read.channels.unique(), why)
+
+
+def gain_of(
+    given: Any, user: fx.Node, of: Mapping[fx.Node, GraphWeight]
+) -> tuple[fx.Node | None, float, set[fx.Node]]:
+    """The parameter of a gain `w`, `w + 1` or a cast of them; the constant; the nodes that may read it."""
+    users, offset = {user}, 0.0
+    node = given
+    while isinstance(node, fx.Node) and node not in of:
+        if node.op != "call_function" or set(node.users) - users:
+            return None, 0.0, set()
+        users.add(node)
+        if node.target in (aten.add.Tensor, aten.add.Scalar) and not offset and not node.kwargs:
+            numbers = [each for each in node.args[:2] if isinstance(each, int | float)]
+            if len(numbers) != 1:
+                return None, 0.0, set()
+            offset = float(numbers[0])
+        elif node.target not in _CASTS:
+            return None, 0.0, set()
+        node = next((each for each in node.args if isinstance(each, fx.Node)), None)
+    fits = isinstance(node, fx.Node) and node.meta["val"].ndim == 1 and node.meta["val"].dtype in FLOATS
+    return (node, offset, users) if fits and isinstance(node, fx.Node) else (None, 0.0, set())
+
+
+def why_fixed(weight: GraphWeight, users: set[fx.Node]) -> str:
+    """Why the values of a producer's tensor cannot change: "" if they can."""
+    path = weight.targets[0]
+    if not weight.is_parameter or weight.specs[0].kind != InputKind.PARAMETER:
+        return f"'{path}' is no parameter"
+    if weight.codes is not None:
+        return f"the source has '{path}' as codes"
+    others = [user for user in weight.users if user not in users]
+    return f"'{path}' is also read by {_described(others[0])}" if others else ""
 
 
 def reads_of(weight: GraphWeight) -> list[tuple[fx.Node, fx.Node]]:
@@ -336,11 +340,13 @@ def _is_view(node: fx.Node) -> bool:
     return casts or (schema is not None and any(argument.alias_info is not None for argument in schema.returns))
 
 
-def _described(node: fx.Node) -> str:
+def described(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     where = next((path for path, _ in reversed(list(stack.values())) if path), "")
     name = str(node.target).removesuffix(".default")
     return f"{name} in {where}" if where else name
 
 
-__all__ = ["Found", "Group", "Reader", "Vector", "find_groups", "reads_of", "zeroed_states"]
+__all__ = [
+    "Found", "Group", "Reader", "Vector", "described", "find_groups", "gain_of", "reads_of", "why_fixed", "zeroed_states"
+]  # fmt: skip
