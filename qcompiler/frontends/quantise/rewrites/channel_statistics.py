@@ -1,4 +1,4 @@
-"""What a scale of channels is chosen by: the largest and the mean magnitude of each channel, and some rows of inputs."""
+"""What scales of channels are chosen by: the largest and the mean magnitude of each column, and some rows of inputs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def measure(
             path, cols = reader.weight.targets[0], len(reader.read.channels)
             axes[path] = reader.channel_axis
             watched.append(Watched(path, cols, ((reader.read.node, reader.read.x),)))
-            found[path] = ColumnStatistics(torch.zeros(cols, dtype=torch.float64), torch.zeros(cols, dtype=torch.float64))
+            found[path] = ColumnStatistics(
+                torch.zeros(cols, dtype=torch.float64), torch.zeros(cols, dtype=torch.float64)
+            )
     values = {node.name: functools.partial(tensors.value, weight) for weight in weights for node in weight.nodes}
     run = GraphRun(tensors.program, watched, values)
     each = -(-ROWS // max(len(inputs), 1)) if keep else 0

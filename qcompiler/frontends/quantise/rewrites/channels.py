@@ -16,6 +16,7 @@ not matter has size 1, so symbolic sizes never need a number.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -170,7 +171,7 @@ class _Walk:
         return rule(node, self.flow.labels)
 
     def _into_state(self, node: fx.Node, used: Sequence[fx.Node]) -> Labels:
-        """A cache that only this writes, and that begins with zeros: all that is in it has the scale of its channels."""
+        """A cache that only this writes and that begins with zeros: all that it holds has the scale of its channels."""
         cache, source = node.args[0], node.args[3]
         if list(used) != [source] or not isinstance(cache, fx.Node) or cache.name not in self.states:
             raise _NotLinearError("it is copied into a tensor that holds other values")
@@ -278,7 +279,7 @@ def _reshape(node: fx.Node, known: Known) -> Labels:
 def reshaped(labels: Labels, old: Sequence[Size], new: Sequence[Size]) -> Labels:
     """Labels after a reshape. Dimensions are matched where the products of all sizes before them are equal."""
     ends, shape, expanded = _matched(old, new), [], list(labels.shape)
-    for (first, begin), (last, end) in zip(ends, ends[1:], strict=False):
+    for (first, begin), (last, end) in itertools.pairwise(ends):
         sizes = list(old[first:last])
         kept = [size for size in sizes if size != 1]
         wanted = [size for size in new[begin:end] if size != 1]

@@ -32,6 +32,7 @@ from qcompiler.frontends.weights.weight_uses import as_linear
 aten = torch.ops.aten
 _NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 _LINEARS = (aten.linear.default, aten.mm.default, aten.matmul.default, aten.addmm.default)
+_JOINS = (aten.add.Tensor, aten.sub.Tensor, aten.cat.default)
 _ROWWISE = (
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim,
     aten.flatten.using_ints, aten.unflatten.int, aten.transpose.int, aten.permute.default, aten.expand.default,
@@ -209,9 +210,7 @@ class _Search:
                 self._behind(user, None, None)
             elif user.target in _LINEARS:
                 self._read_linear(user, value, None, None)
-            elif user.target in (aten.add.Tensor, aten.sub.Tensor, aten.cat.default) or _scales(user):
-                self._add(user)
-            elif self._is_rowwise(user):
+            elif user.target in _JOINS or _scales(user) or self._is_rowwise(user):
                 self._add(user)
             else:
                 raise NoStreamError(f"{described(user)} reads the stream, and does not commute with a rotation")
@@ -245,7 +244,9 @@ class _Search:
                 self._behind(user, gain, self._shift(user, value))
             else:
                 what = "is a result of the model" if user.op == "output" else f"is read by {described(user)}"
-                raise NoStreamError(f"the result of {described(value)}, a norm of the stream, {what}, which is no linear")
+                raise NoStreamError(
+                    f"the result of {described(value)}, a norm of the stream, {what}, which is no linear"
+                )
 
     def _gain(self, product: fx.Node, value: fx.Node) -> Vector | None:
         for at in (0, 1):

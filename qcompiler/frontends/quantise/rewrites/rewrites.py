@@ -65,7 +65,6 @@ class FloatRewrites:
                 + ("; ".join(f"{where}: {why}" for where, why in list(reasons.items())[:3]) or "The model has no norms")
             )
         self.decisions += [(ROTATE, where, f"not rotated: {why}") for where, why in reasons.items()]
-        found = weights
 
         def rewrite() -> list[GraphWeight]:
             for number, stream in enumerate(streams):
@@ -78,11 +77,7 @@ class FloatRewrites:
             self.tensors.find_codes(regrouped)
             return regrouped
 
-        if self.source.valued:
-            found = self._checked(ROTATE, weights, rewrite)
-        else:
-            found = rewrite()
-        return found
+        return self._checked(ROTATE, weights, rewrite) if self.source.valued else rewrite()
 
     def move_scales(self, weights: list[GraphWeight]) -> None:
         """Equalises, smooths, and searches for AWQ's scales, as the recipe says; formats have been chosen.
@@ -99,10 +94,8 @@ class FloatRewrites:
         served = [group for group in found.groups if any(each.weight.format is not None for each in group.readers)]
         self._say_where_not(found, weights)
         if not served:
-            raise RecipeError(
-                "no scale can move in this model: "
-                + ("; ".join(f"'{path}': {why}" for path, why in list(found.reasons.items())[:3]) or "it has no linears")
-            )
+            reasons = "; ".join(f"'{path}': {why}" for path, why in list(found.reasons.items())[:3])
+            raise RecipeError(f"no scale can move in this model: {reasons or 'it has no quantised linears'}")
         if recipe.equalise:
             self._checked(EQUALISE, weights, lambda: self._equalise(served))
         if recipe.smooth is None and recipe.algorithm != "awq":

@@ -28,6 +28,7 @@ from qcompiler.frontends.quantise.graph_tensors import GraphTensors
 from qcompiler.frontends.quantise.graph_weights import FLOATS, GraphWeight
 from qcompiler.frontends.quantise.rewrites.channels import Flow, Read, Stop, along, follow, shape_of
 from qcompiler.frontends.quantise.rewrites.moved_weights import Added, MovedWeights, Scaled
+from qcompiler.frontends.torch.common.empty_weights import is_empty
 from qcompiler.frontends.weights.weight_uses import as_linear, reads
 
 aten = torch.ops.aten
@@ -51,7 +52,7 @@ class Vector:
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A linear of a group: the columns of `weight` (on `axis` of the model's tensor) hold `channels` of the producer."""
+    """A linear of a group: the columns of `weight`, on `axis` of the model's tensor, hold channels of the producer."""
 
     weight: GraphWeight
     axis: int
@@ -149,11 +150,13 @@ class _Finder:
         for stop in flow.stops:
             free[stop.channels] = False
         reached = [reader for reader in readers if free[reader.read.channels].any()]
-        if reached and len({dtype for dtype in self._dtypes(producer, reached)}) == 1:
+        if reached and len(set(self._dtypes(producer, reached))) == 1:
             for reader in reached:
                 self.taken[reader.weight.targets[0]] = producer.path
             self.found.groups.append(
-                Group(producer.path, producer.kind, list(producer.vectors), reached, free, reached[0].weight.tensor.dtype)
+                Group(
+                    producer.path, producer.kind, list(producer.vectors), reached, free, reached[0].weight.tensor.dtype
+                )
             )
             return
         if flow.stops and not why:
@@ -241,7 +244,9 @@ class _Finder:
         ours = {read.node for read in flow.reads}
         for read in flow.reads:
             weight = self.of.get(read.weight)
-            why = "a weight that is computed reads it" if weight is None else self._why_no_reader(weight, ours, producer)
+            why = (
+                "a weight that is computed reads it" if weight is None else self._why_no_reader(weight, ours, producer)
+            )
             if weight is not None and not why:
                 known = found.get(weight.targets[0])
                 if known is not None and not torch.equal(known.read.channels, read.channels):
@@ -279,9 +284,7 @@ def _stop_of(read: Read, why: str) -> Stop:
     return Stop(read.node, read.channels.unique(), why)
 
 
-def gain_of(
-    given: Any, user: fx.Node, of: Mapping[fx.Node, GraphWeight]
-) -> tuple[fx.Node | None, float, set[fx.Node]]:
+def gain_of(given: Any, user: fx.Node, of: Mapping[fx.Node, GraphWeight]) -> tuple[fx.Node | None, float, set[fx.Node]]:
     """The parameter of a gain `w`, `w + 1` or a cast of them; the constant; the nodes that may read it."""
     users, offset = {user}, 0.0
     node = given
@@ -309,7 +312,7 @@ def why_fixed(weight: GraphWeight, users: set[fx.Node]) -> str:
     if weight.codes is not None:
         return f"the source has '{path}' as codes"
     others = [user for user in weight.users if user not in users]
-    return f"'{path}' is also read by {_described(others[0])}" if others else ""
+    return f"'{path}' is also read by {described(others[0])}" if others else ""
 
 
 def reads_of(weight: GraphWeight) -> list[tuple[fx.Node, fx.Node]]:
@@ -329,7 +332,9 @@ def zeroed_states(tensors: GraphTensors) -> list[str]:
     found = []
     for spec in tensors.specs:
         held = tensors.state.get(str(spec.target)) if spec.target in mutated else None
-        if isinstance(held, torch.Tensor) and held.dtype in FLOATS and not bool(held.any()):
+        if not isinstance(held, torch.Tensor) or is_empty(held):
+            continue
+        if held.dtype in FLOATS and not bool(held.any()):
             found.append(spec.arg.name)
     return found
 
@@ -348,5 +353,6 @@ def described(node: fx.Node) -> str:
 
 
 __all__ = [
-    "Found", "Group", "Reader", "Vector", "described", "find_groups", "gain_of", "reads_of", "why_fixed", "zeroed_states"
+    "Found", "Group", "Reader", "Vector", "described", "find_groups", "gain_of", "reads_of", "why_fixed",
+    "zeroed_states",
 ]  # fmt: skip

@@ -63,6 +63,8 @@ class Decoder(nn.Module):
             if isinstance(module, nn.LayerNorm):
                 nn.init.normal_(module.weight, 1.0, 0.3)
                 nn.init.normal_(module.bias, 0.0, 0.3)
+            elif isinstance(module, nn.Linear):  # as weights that were trained are: a rotation keeps this distribution
+                nn.init.normal_(module.weight, 0.0, module.in_features**-0.5)
         self.eval()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -72,7 +74,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(h))
 
 
-def outlier_twin(model: Decoder, count: int = 5, factor: float = 50.0) -> Decoder:
+def outlier_twin(model: Decoder, count: int = 8, factor: float = 50.0) -> Decoder:
     """The same floats: some channels of each norm's gain times `factor`, the columns that read them divided by it."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
