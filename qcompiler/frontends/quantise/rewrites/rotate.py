@@ -4,8 +4,8 @@
     after    h Q = (E Q)[ids]      u Q = rms_norm(h Q)        y = u Q (W g Q)^t  h Q + x (Q^t Wo)^t
 
 QuaRot (arXiv 2404.00456) and SpinQuant turn the stream by a Hadamard matrix with random signs: outliers of a few
-channels spread over all of them, and no operator is added.  Here no norm changes its kind either: where a layer norm reads the
-stream, the matrix keeps the vector of ones (orthogonal.py).
+channels spread over all of them, and no operator is added.  Here no norm changes its kind either: where a layer norm
+reads the stream, the matrix keeps the vector of ones (orthogonal.py).
 
 A tied embedding is untied: the head reads the stream behind a norm with a gain of its own, and the embedding does not.
 """

@@ -7,8 +7,8 @@
                 (and their inputs, where the recipe quantises those) AWQ, arXiv 2306.00978
 
 The producer's channels are divided by s, the readers' columns are multiplied.  A channel that may not move, or that is
-zero for all inputs or in all weights, has s = 1.  For models in bf16 and fp16 the scales are powers of two: then moving them
-changes no bit, where a rounded product would.
+zero for all inputs or in all weights, has s = 1.  For models in bf16 and fp16 the scales are powers of two: then moving
+them changes no bit, where a rounded product would.
 """
 
 from __future__ import annotations
