@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import pytest
 import torch
+from by_path import ROOT
 from rewritten_models import EXAMPLE, SHAPES, WIDTH, Decoder, ids, outlier_twin
 from torch import nn
 
@@ -107,7 +109,7 @@ class Fused(nn.Module):
 def test_of_a_fused_projection_only_the_values_channels_move() -> None:
     found = groups(Fused().eval(), (torch.randn(2, 5, WIDTH),), None)
     by_path = {group.path: group for group in found.groups}
-    assert set(by_path) == {"fc", "norm", "qkv", "o"} - {"o"}
+    assert sorted(by_path) == ["fc", "norm", "qkv"]
     free = by_path["qkv"].free
     assert not free[: 2 * WIDTH].any() and free[2 * WIDTH :].all()
     assert by_path["fc"].readers[0].weight.targets == ["out.weight"]  # ReLU commutes with positive scales
@@ -192,9 +194,9 @@ def test_scales_of_a_model_in_bf16_are_powers_of_two_and_change_no_bit() -> None
 # --- outliers --------------------------------------------------------------------------------------------------------
 
 RECIPES = [
-    ({"linear": "int4:group=64"}, {"smooth": 0.5}),
-    ({"linear": "int4:group=64"}, {"algorithm": "awq"}),
-    ({"linear": "int4:group=64"}, {"rotate": True}),
+    ({"linear": "int4:group=32"}, {"smooth": 0.5}),
+    ({"linear": "int4:group=32"}, {"algorithm": "awq"}),
+    ({"linear": "int4:group=32"}, {"rotate": True}),
     ({"linear": "int8", "activations": "int8"}, {"smooth": 0.5}),
     ({"linear": "int8", "activations": "int8"}, {"rotate": True}),
 ]
@@ -209,6 +211,31 @@ def test_outliers_are_mended(storage: dict[str, Any], rewrite: dict[str, Any]) -
     mended = error(model, quantised(twin, **storage, **rewrite))
     assert collapsed > 2 * plain
     assert mended < 1.3 * plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", [{"linear": "int8", "activations": "int8"}, {"linear": "int4:group=128"}], ids=str)
+def test_the_twin_of_the_trained_model_is_mended(storage: dict[str, Any]) -> None:
+    """KL from fp32 on 16 windows of held-out text: a rewrite of the twin within 1.2 of the untouched model."""
+    sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
+    import rewrites as benchmark  # its own folder is on the path only here
+    import tiny_llama
+
+    model, windows = tiny_llama.load_model(), tiny_llama.held_out(8193)
+    reference = [base.float() for base, _ in tiny_llama.log_probabilities(model, windows)]
+    shapes = {"tokens": {0: ("batch", 1, tiny_llama.BATCH), 1: ("length", 1, tiny_llama.LENGTH)}}
+    example = (torch.zeros(3, 37, dtype=torch.int64),)
+    plain, twin = (export_model(m, example, {}, shapes) for m in (model, benchmark.outlier_twin(model)))
+    inputs = benchmark.calibration(8)
+
+    def kl(exported: Any, **rewrite: Any) -> float:
+        graph = benchmark.oracle(exported, storage, rewrite, inputs)
+        return float(benchmark.divergences(graph, windows, reference).mean())
+
+    own = kl(plain)
+    assert kl(twin) > 3 * own
+    for rewrite in ({"smooth": 0.5}, {"algorithm": "awq"}, {"rotate": True}):
+        assert kl(twin, **rewrite) < 1.2 * own, rewrite
 
 
 def test_rewrites_compose_with_gptq_and_with_each_other() -> None:

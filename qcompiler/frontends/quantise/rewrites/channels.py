@@ -127,6 +127,12 @@ class _Walk:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor | tuple | list):  # a size, or an assertion about the type
             return
+        if node.target is aten.scaled_dot_product_attention.default:
+            others = [each for each in (*node.args[:2], *node.args[3:]) if each in self.flow.labels]
+            if others:  # of a fused projection, the channels of queries and keys stay, and those of values go on
+                self._stop(node, others, "attention multiplies queries with keys")  # type: ignore[arg-type]
+            if node.args[2] not in self.flow.labels:
+                return
         try:
             if not self._reads(node, used):
                 self.flow.labels[node] = self._through(node, used)
@@ -413,8 +419,6 @@ def _pool(node: fx.Node, known: Known) -> Labels:
 @_rule(aten.scaled_dot_product_attention.default)
 def _attention(node: fx.Node, known: Known) -> Labels:
     """Attention is linear in its values: a result's head and column hold those of the values."""
-    if any(each in known for each in node.all_input_nodes if each is not node.args[2]):
-        raise _NotLinearError("attention multiplies queries with keys")
     labels = known[node.args[2]]  # type: ignore[index]
     if not isinstance(labels, torch.Tensor) or labels.ndim < 3 or labels.shape[-2] != 1:
         raise _NotLinearError
