@@ -143,10 +143,13 @@ def test_changes_are_made_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -
     assert identity == source.identity(["w"], weight) != ModuleWeights().identity(["w"], weight)
 
 
+KEPT = [pytest.param("written", False, marks=pytest.mark.slow), pytest.param("offset", False, marks=pytest.mark.slow),
+        ("layer", True)]  # fmt: skip
+
 # --- the function is kept --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("form", "tied"), [("written", True), ("offset", False), ("layer", True)])
+@pytest.mark.parametrize(("form", "tied"), KEPT)
 def test_a_rotation_keeps_the_float_function(form: str, tied: bool) -> None:
     """Nothing is quantised. Outputs are sums of 64 products behind 2 layers, in fp32: some 2^-24 of their size each."""
     model = Decoder(form, tied=tied)
@@ -157,6 +160,7 @@ def test_a_rotation_keeps_the_float_function(form: str, tied: bool) -> None:
     assert not torch.equal(found.module(ids()[0]), model(ids()[0]))  # it did something
 
 
+@pytest.mark.slow
 def test_scales_move_without_a_change_of_the_outputs() -> None:
     model = Decoder("offset", bias=True)
     found = quantised(model, linear=None, embedding=None, rules={"head": "int8"}, smooth=0.7, equalise=True)
@@ -185,6 +189,7 @@ def test_a_rewrite_that_changes_the_function_is_taken_back(monkeypatch: pytest.M
     assert torch.equal(found.module(x), plain.module(x))
 
 
+@pytest.mark.slow
 def test_scales_of_a_model_in_bf16_are_powers_of_two_and_change_no_bit() -> None:
     model = Decoder("written").to(torch.bfloat16)
     found = quantised(model, linear=None, embedding=None, rules={"layers.0.down": "int8"}, smooth=0.5)
@@ -202,6 +207,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("storage", "rewrite"), RECIPES)
 def test_outliers_are_mended(storage: dict[str, Any], rewrite: dict[str, Any]) -> None:
     """The twin computes the same floats and collapses when it is rounded; a rewrite brings the error back."""
@@ -238,6 +244,7 @@ def test_the_twin_of_the_trained_model_is_mended(storage: dict[str, Any]) -> Non
         assert kl(twin, **rewrite) < 1.2 * own, rewrite
 
 
+@pytest.mark.slow
 def test_rewrites_compose_with_gptq_and_with_each_other() -> None:
     twin = outlier_twin(Decoder(tied=True))
     found = quantised(twin, ids(12), linear="int4:group=32", rotate=True, smooth=0.5, algorithm="gptq")
@@ -249,6 +256,7 @@ def test_rewrites_compose_with_gptq_and_with_each_other() -> None:
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dead_channels_have_the_scale_one() -> None:
     model = Decoder()
     with torch.no_grad():
