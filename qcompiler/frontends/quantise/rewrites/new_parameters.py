@@ -34,8 +34,11 @@ def give_bias(tensors: GraphTensors, source: MovedWeights, linear: fx.Node, weig
     source.made.add(target)
     if linear.target is aten.linear.default:
         linear.args = (*linear.args[:2], node)
-    else:
-        linear.target, linear.args = aten.addmm.default, (node, *linear.args[:2])
+        return target
+    with tensors.graph.inserting_after(linear):  # x @ W of any rank
+        added = tensors.graph.call_function(aten.add.Tensor, (linear, node))
+    added.meta = dict(linear.meta)
+    linear.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
     return target
 
 

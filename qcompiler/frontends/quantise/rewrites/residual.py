@@ -276,7 +276,7 @@ class _Search:
     def _fixed(self, node: Any, users: set[fx.Node]) -> GraphWeight:
         weight = self.of.get(node)
         if weight is None:
-            raise NoStreamError(f"the gain of {described(next(iter(users)))} is no parameter")
+            raise NoStreamError(f"a gain or a bias of {described(next(iter(users)))} is no parameter")
         why = why_fixed(weight, users)
         if why:
             raise NoStreamError(why)
@@ -308,6 +308,9 @@ class _Search:
             ways.setdefault(key, set()).add((id(reader.gain.weight) if reader.gain else 0, id(reader.shift)))
             users.setdefault(key, set()).add(reader.linear)
             weights[key] = reader.weight
+            bias = bias_of(reader.linear, reader.weight) if reader.shift is not None else None
+            if bias is not None:  # the norm's bias moves into it
+                self._fixed(bias, {each.linear for each in self.stream.readers if each.weight is reader.weight})
         for key, weight in weights.items():
             why = why_fixed(weight, users[key])
             kinds = ways[key] - {"embedding"}

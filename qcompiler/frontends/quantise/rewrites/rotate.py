@@ -39,7 +39,8 @@ def rotate(tensors: GraphTensors, source: MovedWeights, stream: Stream, number: 
     vectors: dict[str, float] = {}
     for reader in _distinct(stream.readers):
         path = paths.get(id(reader.weight), reader.weight.targets[0])
-        said += _turn_reader(tensors, source, reader, path, rotation)
+        linears = [each.linear for each in stream.readers if each.weight is reader.weight]
+        said += _turn_reader(tensors, source, reader, linears, path, rotation)
         if reader.gain is not None:
             vectors[reader.gain.weight.targets[0]] = 1 - reader.gain.offset
         if reader.shift is not None:
@@ -61,18 +62,25 @@ def _write(source: MovedWeights, path: str, axis: int, rotation: Rotation) -> No
 
 
 def _turn_reader(
-    tensors: GraphTensors, source: MovedWeights, reader: StreamReader, path: str, rotation: Rotation
+    tensors: GraphTensors,
+    source: MovedWeights,
+    reader: StreamReader,
+    linears: Sequence[torch.fx.Node],
+    path: str,
+    rotation: Rotation,
 ) -> list[str]:
+    """Turns the columns of one weight, which `linears` read, and moves the norm's gain and bias into it."""
     weight, said = reader.weight, []
     axis = 0 if reader.linear.target is not torch.ops.aten.linear.default else 1
     if reader.shift is not None:
         made = len(source.made)
-        bias = give_bias(tensors, source, reader.linear, weight)
+        biases = {give_bias(tensors, source, linear, weight) for linear in linears}
         said += [f"a bias for {path}, since the norm in front of it has one"] * (len(source.made) > made)
         if source.valued:
             shift = tensors.value(reader.shift).double()
             matrix = source.read([path], weight.tensor).double().movedim(axis, -1)
-            source.change(bias, Added(matrix @ shift))
+            for bias in sorted(biases):
+                source.change(bias, Added(matrix @ shift))
     if reader.gain is not None and source.valued:
         source.change(path, Scaled(axis, tensors.value(reader.gain.weight).double() + reader.gain.offset))
     source.change(path, Rotated(axis, rotation))
