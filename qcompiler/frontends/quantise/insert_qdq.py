@@ -8,7 +8,8 @@ A matrix whose only use is `x @ W` (GPT-2's Conv1D: addmm with W as (in, out)) i
 `aten.linear`, quantised or not, so later stages need one pattern only.  The weight of a convolution is stored as the
 matrix that its product reads (conv_weights.py), including batch norms behind it (fold_batch_norm.py).  The fused
 weights of experts, (E, N, K), are stored as one matrix (E * N, K) (expert_weights.py).  Tied weights (one storage) are
-encoded once.  Codes from a source are stored as they are (stored_codes.py).
+encoded once.  Codes from a source are stored as they are (stored_codes.py).  Rewrites that keep the float function run
+first, where the recipe asks for them (rewrites/).
 
 The rewritten ExportedProgram runs in eager torch and is the accuracy oracle for everything that follows.
 """

@@ -91,7 +91,7 @@ def follow(start: fx.Node, labels: Labels, states: Iterable[str] = ()) -> Flow:
 
 def follow_one(node: fx.Node, labels: Labels) -> Labels | None:
     """Labels of a node's result if its first operand has `labels` and no other has any; None if it stops them."""
-    rule, first = _RULES.get(node.target), node.args[0]  # type: ignore[arg-type]
+    rule, first = _RULES.get(node.target), _args(node)[0]
     if rule is None or not isinstance(first, fx.Node):
         return None
     try:
@@ -128,10 +128,10 @@ class _Walk:
         if not isinstance(value, torch.Tensor | tuple | list):  # a size, or an assertion about the type
             return
         if node.target is aten.scaled_dot_product_attention.default:
-            others = [each for each in (*node.args[:2], *node.args[3:]) if each in self.flow.labels]
+            others = [each for each in (*_args(node)[:2], *_args(node)[3:]) if each in self.flow.labels]
             if others:  # of a fused projection, the channels of queries and keys stay, and those of values go on
-                self._stop(node, others, "attention multiplies queries with keys")  # type: ignore[arg-type]
-            if node.args[2] not in self.flow.labels:
+                self._stop(node, others, "attention multiplies queries with keys")
+            if _args(node)[2] not in self.flow.labels:
                 return
         try:
             if not self._reads(node, used):
@@ -140,7 +140,8 @@ class _Walk:
             self._stop(node, used, str(error) or f"{_name(node)} does not commute with a scale of channels")
 
     def _stop(self, node: fx.Node, used: Sequence[fx.Node], why: str) -> None:
-        channels = torch.cat([part.unique() for each in used for part in _parts(self.flow.labels[each])]).unique()
+        parts = [part.reshape(-1) for each in used for part in _parts(self.flow.labels[each])]
+        channels: Labels = torch.cat(parts).unique()  # type: ignore[no-untyped-call]
         self.flow.stops.append(Stop(node, channels, why))
 
     def _reads(self, node: fx.Node, used: Sequence[fx.Node]) -> bool:
@@ -148,10 +149,10 @@ class _Walk:
         arguments: tuple[Any, ...] = ()
         axis = -1
         if node.target is aten.linear.default:
-            arguments = node.args
+            arguments = _args(node)
         elif node.target is aten.convolution.default:
-            arguments, axis = node.args, 1
-            if node.args[8] != 1 or node.args[6]:
+            arguments, axis = _args(node), 1
+            if _args(node)[8] != 1 or _args(node)[6]:
                 raise _NotLinearError("its channels are read by a grouped or a transposed convolution")
         else:
             for weight in node.all_input_nodes:
@@ -171,22 +172,27 @@ class _Walk:
     def _through(self, node: fx.Node, used: Sequence[fx.Node]) -> Any:
         if node.target is aten.index_copy.default:
             return self._into_state(node, used)
-        rule = _RULES.get(node.target)  # type: ignore[arg-type]
+        rule = _RULES.get(node.target)
         if rule is None:
             raise _NotLinearError
         return rule(node, self.flow.labels)
 
     def _into_state(self, node: fx.Node, used: Sequence[fx.Node]) -> Labels:
         """A cache that only this writes and that begins with zeros: all that it holds has the scale of its channels."""
-        cache, source = node.args[0], node.args[3]
+        cache, source = _args(node)[0], _args(node)[3]
         if list(used) != [source] or not isinstance(cache, fx.Node) or cache.name not in self.states:
             raise _NotLinearError("it is copied into a tensor that holds other values")
         if list(cache.users) != [node]:
             raise _NotLinearError("it is written to a state that is read elsewhere")
         labels: Labels = self.flow.labels[source]
-        if labels.shape[int(node.args[1])] != 1:  # type: ignore[call-overload]
+        if labels.shape[int(_args(node)[1])] != 1:
             raise _NotLinearError
         return labels
+
+
+def _args(node: fx.Node) -> Any:
+    """The arguments of a call: what they are is the operator's business."""
+    return node.args
 
 
 def _parts(labels: Any) -> list[Labels]:
@@ -214,7 +220,7 @@ def _rule(*targets: Any) -> Callable[[Rule], Rule]:
 
 def _only(node: fx.Node, known: Known, at: int = 0) -> Labels:
     """The labels of the operand at a place, the only one that has labels."""
-    operand = node.args[at]
+    operand = _args(node)[at]
     if not isinstance(operand, fx.Node) or any(each in known for each in node.all_input_nodes if each is not operand):
         raise _NotLinearError
     labels = known.get(operand)
@@ -235,15 +241,15 @@ def _same(node: fx.Node, known: Known) -> Labels:
 
 @_rule(aten.dropout.default)
 def _dropout(node: fx.Node, known: Known) -> Labels:
-    if node.args[2]:
+    if _args(node)[2]:
         raise _NotLinearError
     return _only(node, known)
 
 
 @_rule(aten.mul.Tensor)
 def _product(node: fx.Node, known: Known) -> Labels:
-    held = [each for each in node.args[:2] if isinstance(each, fx.Node) and each in known]
-    if len(held) != 1 or node.args[0] is node.args[1]:
+    held = [each for each in _args(node)[:2] if isinstance(each, fx.Node) and each in known]
+    if len(held) != 1 or _args(node)[0] is _args(node)[1]:
         raise _NotLinearError("it is multiplied with itself")
     return _aligned(known[held[0]], node)
 
@@ -256,7 +262,7 @@ def _quotient(node: fx.Node, known: Known) -> Labels:
 @_rule(aten.add.Tensor, aten.sub.Tensor)
 def _sum(node: fx.Node, known: Known) -> Labels:
     """Both operands hold the same channel in each place."""
-    held = [known[each] for each in node.args[:2] if isinstance(each, fx.Node) and each in known]
+    held = [known[each] for each in _args(node)[:2] if isinstance(each, fx.Node) and each in known]
     if len(held) < 2:
         raise _NotLinearError("it is added to a value that has another scale")
     first, second = (_aligned(each, node) for each in held)
@@ -277,14 +283,15 @@ def _aligned(labels: Any, node: fx.Node) -> Labels:
     aten.unflatten.int, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
 )  # fmt: skip
 def _reshape(node: fx.Node, known: Known) -> Labels:
-    operand = node.args[0]
+    operand = _args(node)[0]
     assert isinstance(operand, fx.Node)
     return reshaped(_only(node, known), shape_of(operand), shape_of(node))
 
 
 def reshaped(labels: Labels, old: Sequence[Size], new: Sequence[Size]) -> Labels:
     """Labels after a reshape. Dimensions are matched where the products of all sizes before them are equal."""
-    ends, shape, expanded = _matched(old, new), [], list(labels.shape)
+    ends, expanded = _matched(old, new), list(labels.shape)
+    shape: list[int] = []
     for (first, begin), (last, end) in itertools.pairwise(ends):
         sizes = list(old[first:last])
         kept = [size for size in sizes if size != 1]
@@ -324,12 +331,13 @@ def _product_key(sizes: Sequence[Size]) -> Any:
 
 @_rule(aten.transpose.int)
 def _transpose(node: fx.Node, known: Known) -> Labels:
-    return _only(node, known).transpose(*node.args[1:3])  # type: ignore[arg-type]
+    first, second = _args(node)[1:3]
+    return _only(node, known).transpose(first, second)
 
 
 @_rule(aten.permute.default)
 def _permute(node: fx.Node, known: Known) -> Labels:
-    return _only(node, known).permute(node.args[1])  # type: ignore[arg-type]
+    return _only(node, known).permute(_args(node)[1])
 
 
 @_rule(aten.expand.default)
@@ -341,8 +349,8 @@ def _expand(node: fx.Node, known: Known) -> Labels:
 @_rule(aten.slice.Tensor)
 def _slice(node: fx.Node, known: Known) -> Labels:
     labels = _only(node, known)
-    dim, first, stop, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
-    if labels.shape[dim] == 1:  # type: ignore[index]
+    dim, first, stop, step = (*_args(node)[1:], *(0, None, None, 1)[len(_args(node)) - 1 :])
+    if labels.shape[dim] == 1:
         return labels
     if not all(each is None or isinstance(each, int) for each in (first, stop, step)):
         raise _NotLinearError
@@ -352,30 +360,30 @@ def _slice(node: fx.Node, known: Known) -> Labels:
 
 @_rule(aten.select.int)
 def _select(node: fx.Node, known: Known) -> Labels:
-    labels, (dim, place) = _only(node, known), node.args[1:3]
-    if labels.shape[dim] == 1:  # type: ignore[index]
-        return labels.squeeze(dim)  # type: ignore[arg-type]
-    return labels.select(dim, place)  # type: ignore[arg-type]
+    labels, (dim, place) = _only(node, known), _args(node)[1:3]
+    if labels.shape[dim] == 1:
+        return labels.squeeze(dim)
+    return labels.select(dim, place)
 
 
 @_rule(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int, aten.unsafe_split.Tensor)
 def _split(node: fx.Node, known: Known) -> list[Labels]:
     labels = _only(node, known)
-    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    dim = _args(node)[2] if len(_args(node)) > 2 else node.kwargs.get("dim", 0)
     if node.target is aten.unbind.int:
-        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        dim = _args(node)[1] if len(_args(node)) > 1 else node.kwargs.get("dim", 0)
     count = len(node.meta["val"])
-    if labels.shape[dim] == 1:  # type: ignore[index]
-        return [labels.squeeze(dim) if node.target is aten.unbind.int else labels] * count  # type: ignore[arg-type]
-    return list(node.target(labels, *node.args[1:], **node.kwargs))  # type: ignore[operator]
+    if labels.shape[dim] == 1:
+        return [labels.squeeze(dim) if node.target is aten.unbind.int else labels] * count
+    return list(node.target(labels, *_args(node)[1:], **node.kwargs))  # type: ignore[operator]
 
 
 @_rule(operator.getitem)
 def _item(node: fx.Node, known: Known) -> Labels:
-    labels = known[node.args[0]]  # type: ignore[index]
+    labels = known[_args(node)[0]]
     if not isinstance(labels, list):
         raise _NotLinearError
-    found: Labels = labels[node.args[1]]  # type: ignore[index]
+    found: Labels = labels[_args(node)[1]]
     return found
 
 
@@ -384,9 +392,9 @@ def _index(node: fx.Node, known: Known) -> Labels:
     """Rows that are taken from one dimension without channels."""
     labels = _only(node, known)
     if node.target is aten.index_select.default:
-        dim, index = int(node.args[1]), node.args[2]  # type: ignore[call-overload]
+        dim, index = int(_args(node)[1]), _args(node)[2]
     else:
-        named = [(at, each) for at, each in enumerate(node.args[1]) if each is not None]  # type: ignore[arg-type]
+        named = [(at, each) for at, each in enumerate(_args(node)[1]) if each is not None]
         if len(named) != 1:
             raise _NotLinearError
         dim, index = named[0]
@@ -399,9 +407,9 @@ def _index(node: fx.Node, known: Known) -> Labels:
 @_rule(aten.mean.dim, aten.sum.dim_IntList)
 def _reduce(node: fx.Node, known: Known) -> Labels:
     """A sum over dimensions without channels."""
-    labels, dims = _only(node, known), node.args[1]
-    keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim"))
-    places = [int(dim) % labels.ndim for dim in dims or range(labels.ndim)]  # type: ignore[union-attr]
+    labels, dims = _only(node, known), _args(node)[1]
+    keep = bool(_args(node)[2]) if len(_args(node)) > 2 else bool(node.kwargs.get("keepdim"))
+    places = [int(dim) % labels.ndim for dim in dims or range(labels.ndim)]
     if any(labels.shape[at] != 1 for at in places):
         raise _NotLinearError("its channels are summed")
     return labels if keep else labels.reshape([s for at, s in enumerate(labels.shape) if at not in places])
@@ -419,7 +427,7 @@ def _pool(node: fx.Node, known: Known) -> Labels:
 @_rule(aten.scaled_dot_product_attention.default)
 def _attention(node: fx.Node, known: Known) -> Labels:
     """Attention is linear in its values: a result's head and column hold those of the values."""
-    labels = known[node.args[2]]  # type: ignore[index]
+    labels = known[_args(node)[2]]
     if not isinstance(labels, torch.Tensor) or labels.ndim < 3 or labels.shape[-2] != 1:
         raise _NotLinearError
     heads, ours = shape_of(node)[-3], labels.shape[-3]

@@ -71,7 +71,7 @@ class FloatFunction:
         specs = program.graph_signature.output_specs
         wanted = [
             node
-            for node, spec in zip(returned, specs, strict=True)  # type: ignore[arg-type]
+            for node, spec in zip(returned, specs, strict=True)
             if spec.kind == OutputKind.USER_OUTPUT and isinstance(node, torch.fx.Node) and _is_float(node)
         ]
         read = _neighbour if moved else _as_it_is

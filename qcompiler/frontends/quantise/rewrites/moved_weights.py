@@ -124,14 +124,11 @@ class MovedWeights:
     """For a tensor that was tied: all paths under which the source may have it."""
     made: set[str] = field(default_factory=set)
     """Biases that the model does not have; before changes they are zeros."""
+    valued: bool = field(init=False)
+    streams: bool = field(init=False)
 
-    @property
-    def valued(self) -> bool:
-        return self.source.valued
-
-    @property
-    def streams(self) -> bool:
-        return self.source.streams
+    def __post_init__(self) -> None:
+        self.valued, self.streams = self.source.valued, self.source.streams
 
     def bind(self, program: ExportedProgram) -> Mapping[str, torch.Tensor]:
         return self.source.bind(program)

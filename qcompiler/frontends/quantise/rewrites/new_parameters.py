@@ -76,14 +76,14 @@ def untie(
         for each in weight.nodes:
             user.replace_input_with(each, node if user in linears else weight.nodes[first])
     tensors.untied |= {*weight.targets, target}
-    for each in (*weight.targets, target):
-        source.origins[each] = tuple(weight.targets)
+    for path in (*weight.targets, target):
+        source.origins[path] = tuple(weight.targets)
     return weight.targets[first], target
 
 
 def _placeholder(tensors: GraphTensors, beside: fx.Node, name: str, target: str, value: torch.Tensor) -> fx.Node:
     with tensors.graph.inserting_after(beside):
-        node = tensors.graph.placeholder(name)
+        node: fx.Node = tensors.graph.placeholder(name)
     node.meta["val"] = value
     place = next(at for at, spec in enumerate(tensors.specs) if spec.arg.name == beside.name)
     tensors.specs.insert(place + 1, InputSpec(InputKind.PARAMETER, TensorArgument(node.name), target))

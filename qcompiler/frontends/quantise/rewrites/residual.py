@@ -125,9 +125,8 @@ def _root_of_square(square: fx.Node) -> fx.Node | None:
         if not any(isinstance(each, int | float) for each in root.args[:2]):
             return None
         root = next(iter(root.users))
-    inverse = root.target is aten.rsqrt.default
-    inverse |= root.target is aten.pow.Tensor_Scalar and root.args[1] == -0.5
-    return root if inverse else None
+    power = root.args[1] if root.target is aten.pow.Tensor_Scalar else None
+    return root if root.target is aten.rsqrt.default or power == -0.5 else None
 
 
 class _Search:

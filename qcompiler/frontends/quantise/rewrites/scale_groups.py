@@ -167,7 +167,8 @@ class _Finder:
                 self.stopped.setdefault(weight.targets[0], why or "its types differ from those in front of it")
 
     def _dtypes(self, producer: _Producer, readers: Sequence[Reader]) -> list[torch.dtype]:
-        return [each.weight.tensor.dtype for each in (*producer.vectors, *readers)]
+        weights = [each.weight for each in producer.vectors] + [each.weight for each in readers]
+        return [weight.tensor.dtype for weight in weights]
 
     # --- producers ---
 
@@ -281,7 +282,7 @@ class _Finder:
 
 
 def _stop_of(read: Read, why: str) -> Stop:
-    return Stop(read.node, read.channels.unique(), why)
+    return Stop(read.node, read.channels.unique(), why)  # type: ignore[no-untyped-call]
 
 
 def gain_of(given: Any, user: fx.Node, of: Mapping[fx.Node, GraphWeight]) -> tuple[fx.Node | None, float, set[fx.Node]]:

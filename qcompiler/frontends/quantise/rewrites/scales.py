@@ -53,7 +53,7 @@ def by_channel(group: Group, found: Sequence[tuple[Reader, torch.Tensor]], how: 
     """Values of columns (K,) of several readers, the largest or the sum for each channel of the group."""
     total = torch.zeros(group.channels, dtype=torch.float64)
     for reader, columns in found:
-        total = total.scatter_reduce(0, reader.read.channels, columns.double(), how)  # type: ignore[arg-type]
+        total = total.scatter_reduce(0, reader.read.channels, columns.double(), how)
     return total
 
 
