@@ -349,7 +349,8 @@ def _expand(node: fx.Node, known: Known) -> Labels:
 @_rule(aten.slice.Tensor)
 def _slice(node: fx.Node, known: Known) -> Labels:
     labels = _only(node, known)
-    dim, first, stop, step = (*_args(node)[1:], *(0, None, None, 1)[len(_args(node)) - 1 :])
+    given: list[Any] = list(_args(node)[1:])
+    dim, first, stop, step = given + [0, None, None, 1][len(given) :]
     if labels.shape[dim] == 1:
         return labels
     if not all(each is None or isinstance(each, int) for each in (first, stop, step)):
@@ -368,14 +369,13 @@ def _select(node: fx.Node, known: Known) -> Labels:
 
 @_rule(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int, aten.unsafe_split.Tensor)
 def _split(node: fx.Node, known: Known) -> list[Labels]:
-    labels = _only(node, known)
-    dim = _args(node)[2] if len(_args(node)) > 2 else node.kwargs.get("dim", 0)
-    if node.target is aten.unbind.int:
-        dim = _args(node)[1] if len(_args(node)) > 1 else node.kwargs.get("dim", 0)
-    count = len(node.meta["val"])
+    labels, args = _only(node, known), _args(node)
+    unbinds = node.target is aten.unbind.int
+    place = 1 if unbinds else 2
+    dim: Any = args[place] if len(args) > place else node.kwargs.get("dim", 0)
     if labels.shape[dim] == 1:
-        return [labels.squeeze(dim) if node.target is aten.unbind.int else labels] * count
-    return list(node.target(labels, *_args(node)[1:], **node.kwargs))  # type: ignore[operator]
+        return [labels.squeeze(dim) if unbinds else labels] * len(node.meta["val"])
+    return list(node.target(labels, *args[1:], **node.kwargs))  # type: ignore[operator]
 
 
 @_rule(operator.getitem)
