@@ -26,7 +26,7 @@ from qcompiler.frontends.torch.common.empty_weights import is_empty
 
 BOUND = 8
 """Roundings of activations count, too: each operator has one, as each weight has. Rewrites of the models in the tests
-move outputs by up to 1.6 responses."""
+move outputs by up to 2.5 responses."""
 
 CHECKED = 4
 """Inputs that are run before and after."""
