@@ -128,7 +128,7 @@ _PROMISED = {"nf4": 6.5, "int8": 9.0, "int4": 6.5}
 
 LLM_INT8_THRESHOLD = 6.0
 
-ALGORITHMS = ("nearest", "gptq")
+ALGORITHMS = ("nearest", "gptq", "awq")
 """How `QuantConfig.algorithm` chooses the codes of a matrix."""
 
 COMPUTES = ("exact", "bf16", "int8")
@@ -199,7 +199,11 @@ class QuantConfig:
     fp32), "bf16" (factors are rounded to bf16, sums in fp32), "int8" (the same as activations="int8"; attention in
     bf16), or None: bf16 for models in bf16, as in torch, fp16 for those in fp16, and exact for all others.
     `algorithm` chooses the codes of linears: "nearest" (each weight its nearest code), or "gptq" (codes whose errors
-    cancel in the outputs, for the inputs of `qcompile(calibrate=…)`; scales stay those of the format's encoder).
+    cancel in the outputs, for the inputs of `qcompile(calibrate=…)`; scales stay those of the format's encoder), or
+    "awq" (nearest codes, after scales of channels have moved into the weights so that the outputs' error falls).
+    `rotate`, `equalise` and `smooth` change the float graph before, and keep what it computes (docs/quantisation.md):
+    `rotate` turns the residual stream by a random Hadamard matrix, `equalise` makes the ranges of consecutive linears
+    equal, and `smooth` (an exponent between 0 and 1) moves the ranges of activations into weights, by calibration.
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same
@@ -216,9 +220,13 @@ class QuantConfig:
     observer: str = "minmax"
     separate: tuple[str, ...] = ()
     algorithm: str = "nearest"
+    smooth: float | None = None
+    rotate: bool = False
+    equalise: bool = False
 
     def __post_init__(self) -> None:
         _refuse_kinds(self)
+        _check_rewrites(self)
         object.__setattr__(self, "separate", tuple(self.separate))
         check_observer(self.observer)
         if self.algorithm not in ALGORITHMS:
@@ -358,6 +366,17 @@ def _refuse_kinds(config: QuantConfig) -> None:
     bits = config.promise_bits
     if isinstance(bits, bool) or not (bits is None or isinstance(bits, int | float | _Unset)):
         raise RecipeError(f"promise_bits={bits!r}: write bits per weight, such as promise_bits=6.5, or None")
+
+
+def _check_rewrites(config: QuantConfig) -> None:
+    """RecipeError for values of the rewrites' fields that cannot be used."""
+    smooth = config.smooth
+    number = isinstance(smooth, int | float) and not isinstance(smooth, bool)
+    if smooth is not None and not (number and 0 <= smooth <= 1):
+        raise RecipeError(f"smooth={smooth!r}: write an exponent from 0 to 1, such as smooth=0.5, or None")
+    for field in ("rotate", "equalise"):
+        if not isinstance(getattr(config, field), bool):
+            raise RecipeError(f"{field}={getattr(config, field)!r}: write True or False")
 
 
 def _rules(rules: object) -> Iterable[Rule]:

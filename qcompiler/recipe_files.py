@@ -29,7 +29,8 @@ from qcompiler.errors import RecipeError
 
 SUFFIX = ".toml"
 TEXTS = ("preset", "linear", "embedding", "activations", "compute", "observer", "algorithm")
-KEYS = (*TEXTS, "promise_bits", "separate", "rules")
+SWITCHES = ("rotate", "equalise")
+KEYS = (*TEXTS, *SWITCHES, "smooth", "promise_bits", "separate", "rules")
 RULE_KEYS = ("pattern", "format", "reason")
 FLOAT = "float"
 NO_PROMISE = "none"
@@ -73,6 +74,12 @@ class RecipeLike(Protocol):
     @property
     def algorithm(self) -> str: ...
     @property
+    def smooth(self) -> float | None: ...
+    @property
+    def rotate(self) -> bool: ...
+    @property
+    def equalise(self) -> bool: ...
+    @property
     def all_rules(self) -> Sequence[RuleLike]: ...
 
 
@@ -87,6 +94,8 @@ def recipe_text(recipe: RecipeLike, heading: Sequence[str] = ()) -> str:
     optional = (("activations", recipe.activations, None), ("compute", recipe.compute, None),
                 ("observer", recipe.observer, "minmax"), ("algorithm", recipe.algorithm, "nearest"))  # fmt: skip
     lines += [f"{key} = {_quoted(value)}" for key, value, default in optional if value not in (default, None)]
+    lines += [f"{key} = true" for key in SWITCHES if getattr(recipe, key)]
+    lines += [f"smooth = {float(recipe.smooth)!r}"] if recipe.smooth is not None else []
     if recipe.separate:
         lines.append(f"separate = [{', '.join(map(_quoted, recipe.separate))}]")
     for rule in recipe.all_rules:
@@ -159,6 +168,10 @@ class _Reader:
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_BITS
         if key == "promise_bits" and not number and value != NO_PROMISE:
             wrong = f' is {_shown(value)}: write bits per weight, such as promise_bits = 6.5, or "none"'
+        if key in SWITCHES and not isinstance(value, bool):
+            wrong = f" is {_shown(value)}: write {key} = true or false"
+        if key == "smooth" and (isinstance(value, bool) or not isinstance(value, int | float)):
+            wrong = f" is {_shown(value)}: write an exponent from 0 to 1, such as smooth = 0.5"
         if key == "separate" and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
             wrong = f' is {_shown(value)}: write a list of texts, such as separate = ["*.q_proj"]'
         if wrong:

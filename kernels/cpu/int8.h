@@ -419,7 +419,7 @@ template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, i
            (qi_chunk_of(k, rows) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
 }
 
-// `rows` rows of int8, which stand at row(0), row(1), …, times panels [p0, p1), as rows m0 … of the result. `chunk`: the
+// `rows` rows of int8, which stand at row(0), row(1), …, times panels [p0, p1): rows m0 … of the result. `chunk`: the
 // most rows, for which there is room in scratch.
 template <class W, class E, class Row> static void qi_multiply(
     const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch, Row row) {

@@ -321,8 +321,8 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
 
 // --- more rows: a panel per warp, 8 * BLOCKS tokens per block --------------------------------------------------------
 
-// `live` rows of x times the panel of the warp; `make` makes them, as above. `finish` gets sums, the token and the row in
-// the panel, or where pairs of rows are combined both sums and which pair of the panel's eight.
+// `live` rows of x times the panel of the warp; `make` makes them, as above. `finish` gets a sum, the token, and the
+// row in the panel; where pairs of rows are combined it gets both sums, and which pair of the panel's eight.
 template <class P, int ENGINE, int BLOCKS, class Rows, class Finish, class Make = qi_made_before>
 QC_DEVICE void qi_multiply_many(const uint8_t* w, const Rows& rows, int live, int64_t panel, uint32_t* staged,
                                 int* runs, const Finish& finish, Make make = Make()) {
@@ -430,8 +430,8 @@ QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_ro
 
 // --- chosen experts: a panel per warp for all rows of an expert ------------------------------------------------------
 
-// `expert` begins at row `first` of w and has `width` rows; the last block row serves pairs without an expert, which get
-// NaN. `list` has room for 8 * BLOCKS pairs.
+// The expert begins at row `first` of w and has `width` rows. Pairs without an expert have blocks of their own, for
+// which `there` is false, and get NaN. `list` has room for 8 * BLOCKS pairs.
 template <class P, int ENGINE, int BLOCKS, int WARPS, class Chosen, class Out>
 QC_DEVICE void qi_grouped_many(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t pairs, int repeat,
                                int64_t first, int64_t width, bool there, const Chosen& chosen, qc_pair_list list,

@@ -127,9 +127,11 @@ def _grouped_linear(op: qc.GroupedLinearOp, lowering: LinalgLowering) -> Sequenc
     sums = folded(b, [(x, dims(0, 2)), (op.index, dims(0))], (pairs, rows), acc, product)
     if scales is not None:
         factors = scales
-        sums = points(
-            b, [sums], (pairs, rows), "f32", lambda code, s: s[0] * code.read(factors, code.index(0) // repeat, 0)
-        )
+
+        def scaled(code: Code, s: Sequence[Scalar]) -> Scalar:
+            return s[0] * code.read(factors, code.index(0) // repeat, code.constant(0, "index"))
+
+        sums = points(b, [sums], (pairs, rows), "f32", scaled)
     if not op.epilogue.blocks:
         return [rounded(b, sums, tensor_dtype(op.result.type))]
     return [_experts_epilogue(b, op, rounded(b, sums, "f32"))]

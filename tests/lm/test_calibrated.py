@@ -48,6 +48,22 @@ def test_gptq_through_the_cache_closes_half_of_the_gap(max_batch: int) -> None:
     assert found[1] < 0.5 * found[0]
 
 
+@pytest.mark.slow
+def test_rewrites_keep_the_function_through_the_cache() -> None:
+    """The folder is in bf16 and read tensor by tensor; the cache holds the scaled values."""
+    quant = qc.QuantConfig("float", linear="int8", embedding="int8", rotate=True, smooth=0.5)
+    lm = qc.compile_causal_lm(OWN, quant, calibrate=texts(131072, 4), **SIZES)
+    assert lm.program is not None
+    choices = lm.program.report().choices
+    for stage in ("rotate-hidden", "smooth-scales"):
+        assert [each.what for each in choices if each.stage == stage and "computes the same" in each.what]
+    assert [each for each in choices if each.stage == "smooth-scales" and "self_attn.v_proj" in each.path]
+    plain = qc.compile_causal_lm(OWN, qc.QuantConfig("float", linear="int8", embedding="int8"), **SIZES)
+    ids = texts(0, 1)[0]
+    ours, theirs = (log_probabilities(each.conversation().read(ids, logits="all")[0]) for each in (lm, plain))
+    assert (np.exp(theirs) * (theirs - ours)).sum(-1).mean() < 5e-3  # int8 and bf16's roundings; a wrong scale: > 0.1
+
+
 def test_bad_inputs_name_the_entry() -> None:
     gptq = qc.QuantConfig("int3:group=128", algorithm="gptq")
     bad: list[tuple[Any, str]] = [

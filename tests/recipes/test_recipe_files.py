@@ -19,7 +19,8 @@ RECIPES = [
     qc.QuantConfig("q4_K_M", separate=("*.q_proj", "norm")),
     qc.QuantConfig(
         "float", linear="q4_K, else q5_0", embedding=None, activations="int8:static", observer="percentile:99.9",
-        algorithm="gptq", compute="exact", rules=[("a.*", "int4:group=64", "say \"why\"\n\u2028\x7f"), ("b", None)],
+        algorithm="gptq", compute="exact", smooth=0.5, rotate=True, equalise=True,
+        rules=[("a.*", "int4:group=64", "say \"why\"\n\u2028\x7f"), ("b", None)],
     ),
 ]  # fmt: skip
 
@@ -57,6 +58,9 @@ RULE = '[[rules]]\npattern = "a"\nformat = "nf4"\n'
     ("text", "kind", "message"),
     [
         ('linear = "nf4"\n', RecipeError, "has no preset"),
+        ('preset = "nf4"\nrotate = 1\n', RecipeError, "line 2: rotate is 1: write rotate = true or false"),
+        ('preset = "nf4"\nsmooth = "a"\n', RecipeError, "line 2: smooth is 'a': write an exponent"),
+        ('preset = "nf4"\nsmooth = 2\n', RecipeError, "line 2: smooth: smooth=2: write an exponent"),
         ('preset = "nf4"\nliner = "nf4"\n', RecipeError, "line 2: liner is no key of a recipe"),
         ('preset = "nf4"\n\nlinear = 4\n', RecipeError, 'line 3: linear is 4: write a text, such as linear = "q4_K"'),
         ('preset = "nf4"\nlinear = "nf5"\n', UnknownFormatError, "line 2: linear: no storage format.*nf5"),

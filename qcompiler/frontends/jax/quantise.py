@@ -206,6 +206,11 @@ def _activations(recipe: QuantConfig) -> Activations | None:
             f"algorithm={recipe.algorithm!r} chooses codes by calibration, which functions of JAX do not have yet: "
             "leave `algorithm` out"
         )
+    rewrites = [name for name in ("smooth", "rotate", "equalise") if getattr(recipe, name)]
+    if rewrites or recipe.smooth is not None:
+        raise RecipeError(
+            f"{(rewrites or ['smooth'])[0]}: rewrites of the float graph are made in graphs of torch only; leave it out"
+        )
     found = recipe.inputs
     if found is not None and found.kind == "tensor":
         raise RecipeError(

@@ -38,6 +38,8 @@ class GraphTensors:
         self.state = dict(self.program.state_dict)
         self.constants = dict(self.program.constants)
         self.specs = list(self.program.graph_signature.input_specs)
+        self.untied: set[str] = set()
+        """Paths of tensors that share storage in the model, and no longer do."""
 
     def grouped(self) -> list[GraphWeight]:
         """Parameters, buffers and constants, tied ones grouped, in the order of the signature, with their uses."""
@@ -49,7 +51,8 @@ class GraphTensors:
             assert spec.target is not None
             tensor = self.state.get(spec.target, self.constants.get(spec.target))
             assert isinstance(tensor, torch.Tensor)
-            key = storage_key(tensor) if spec.kind == InputKind.PARAMETER else spec.target
+            shared = spec.kind == InputKind.PARAMETER and spec.target not in self.untied
+            key = storage_key(tensor) if shared else spec.target
             weight = groups.setdefault(key, GraphWeight([], [], [], tensor))
             weight.targets.append(spec.target)
             weight.specs.append(spec)

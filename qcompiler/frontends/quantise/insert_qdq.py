@@ -8,7 +8,8 @@ A matrix whose only use is `x @ W` (GPT-2's Conv1D: addmm with W as (in, out)) i
 `aten.linear`, quantised or not, so later stages need one pattern only.  The weight of a convolution is stored as the
 matrix that its product reads (conv_weights.py), including batch norms behind it (fold_batch_norm.py).  The fused
 weights of experts, (E, N, K), are stored as one matrix (E * N, K) (expert_weights.py).  Tied weights (one storage) are
-encoded once.  Codes from a source are stored as they are (stored_codes.py).
+encoded once.  Codes from a source are stored as they are (stored_codes.py).  Rewrites that keep the float function run
+first, where the recipe asks for them (rewrites/).
 
 The rewritten ExportedProgram runs in eager torch and is the accuracy oracle for everything that follows.
 """
@@ -50,6 +51,7 @@ from qcompiler.frontends.quantise.graph_weights import (
 )
 from qcompiler.frontends.quantise.lost_weights import WARN_FROM, describe, lost_share
 from qcompiler.frontends.quantise.observers import InputStatistics
+from qcompiler.frontends.quantise.rewrites.rewrites import FloatRewrites, wants_rewrites
 from qcompiler.frontends.quantise.solve_codes import Matrix, Solver
 from qcompiler.frontends.quantise.stored_codes import AS_STORED, add_permutation, check_use
 from qcompiler.frontends.torch.aten import recurrent
@@ -160,10 +162,13 @@ class _Rewriter(GraphTensors):
         self.decisions: list[tuple[str, str, str]] = []
         self.lost: dict[str, str] = {}
         self.progress = Progress("packing weights", 0)
+        self.rewrites = FloatRewrites(self, recipe, calibration) if wants_rewrites(recipe) else None
 
     def run(self) -> Quantized:
         weights = [weight for weight in self.grouped() if not self._drop(weight)]
         self.find_codes(weights)
+        if self.rewrites is not None:
+            weights = [weight for weight in self.rewrites.rotate(weights) if not self._drop(weight)]
         eligible = [t for w in weights if w.kinds for t in w.targets]
         self.recipe.check_rules(eligible, _modules(self.graph, [t for w in weights for t in w.targets]))
         eligible_weights = [weight for weight in weights if weight.kinds]
@@ -175,6 +180,9 @@ class _Rewriter(GraphTensors):
         promise = chooser.promise(self.rows) if chosen else None
         ledger = Ledger(tuple(self.rows), self.recipe.preset, promise, len(chooser.later))
         ledger.check_promise()  # before encoding, which may take long
+        if self.rewrites is not None:
+            self.rewrites.move_scales(weights)
+            self.decisions += self.rewrites.decisions
         self._calibrate(weights)
         stored = [weight for weight in weights if self._is_stored(weight)]
         kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
@@ -213,7 +221,7 @@ class _Rewriter(GraphTensors):
             for w in weights
             if (takes_importance(w) and w.targets[0] not in self.solved) or (static and is_quantised_linear(w))
         ]
-        if not chosen and self.solved:
+        if not chosen and (self.solved or self.rewrites is not None):
             return
         if not chosen or not self.source.valued:
             raise RecipeError(
@@ -381,7 +389,7 @@ class _Rewriter(GraphTensors):
             tensor = torch.from_numpy(self._stored(weight, self._copy)).view(weight.tensor.dtype).reshape(weight.shape)
         elif self.source.valued:
             tensor = self.source.read(weight.targets, weight.tensor)  # refuses a tensor without values
-            if tuple(tensor.shape) == weight.shape:
+            if tuple(tensor.shape) == weight.shape and not self._rewritten(weight):
                 return
             tensor = tensor.reshape(weight.shape)  # a view: the stacked matrices of experts
         else:
@@ -389,6 +397,9 @@ class _Rewriter(GraphTensors):
                 tensor = torch.empty(weight.shape, dtype=weight.tensor.dtype)
         for target in weight.targets:
             self.state[target] = torch.nn.Parameter(tensor, requires_grad=False)
+
+    def _rewritten(self, weight: GraphWeight) -> bool:
+        return self.rewrites is not None and self.rewrites.source.changed(weight.targets)
 
     def _stored(self, weight: GraphWeight, fill: Callable[[GraphWeight, Bytes], None]) -> Bytes:
         return self.files.store(
