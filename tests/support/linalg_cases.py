@@ -345,6 +345,23 @@ def integer_linear(name: str, cols: int, params: dict[str, Any]) -> Case:
     return Case(module_of(arguments, body), [values(3, cols), values(cols), values(9)], store, tolerance=5e-6)
 
 
+def integer_experts(name: str, cols: int, dtype: DType, repeat: int) -> Case:
+    """Rows of int8 times the codes of chosen experts."""
+    store, rows = WeightStore(), 4
+
+    def body(b: Builder, a: Any) -> Any:
+        x, index = a
+        w = b.insert(qc.ConstOp("w", packed(store, "w", (3 * 5, cols), name, dtype))).result
+        codes = b.insert(qc.QuantizeRowsOp(x, None, T((rows, int8_rows.row_bytes(cols)), "i8"), kind="token")).result
+        made = qc.GroupedLinearOp(codes, w, index, T((rows * repeat, 5), dtype), experts=3, repeat=repeat)
+        return [b.insert(made).result]
+
+    arguments: Any = [((rows, cols), "f32"), ((rows * repeat,), "i64")]
+    index = np.array([0, 2, 1, 1, 2, 0, 2, 1])[: rows * repeat]
+    tolerance = 5e-6 if dtype == "f32" else 1e-2
+    return Case(module_of(arguments, body), [values(rows, cols), index], store, tolerance=tolerance)
+
+
 def statistics(kind: str, dtype: DType) -> Case:
     """A linear that writes statistics of its rows, and one with a norm that reads them; a last group of 8 columns."""
 
@@ -420,6 +437,8 @@ _CASES: dict[str, Callable[[], Case]] = {
     "integers int8": lambda: integer_linear("int8", 64, {}),
     "integers int4": lambda: integer_linear("int4", 96, {"symmetric": False}),
     "integers q4_K": lambda: integer_linear("q4_K", 256, {}),
+    "integer experts int8": lambda: integer_experts("int8", 64, "f32", 2),
+    "integer experts q4_0": lambda: integer_experts("q4_0", 96, "bf16", 1),
     **{f"statistics {k} {t}": lambda k=k, t=t: statistics(k, t) for k in ("rms", "layer") for t in _FLOATS},
 }  # fmt: skip
 
