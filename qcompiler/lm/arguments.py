@@ -52,6 +52,8 @@ def _add_search(commands: Any) -> None:
         help="text files in UTF-8 for a language model; for a function's model .npy or .npz files, an input each",
     )  # fmt: skip
     command.add_argument("--budget", required=True, help="'4.25 bits', '700 MB' or 'kl<0.01'")
+    command.add_argument("--speed", help="a second budget, measured here: '3 ms', '1.2 x int4', '3 ms at 32 rows'")
+    command.add_argument("--threads", type=int, help="threads of the measurements for --speed")
     command.add_argument(
         "--candidates", nargs="+", metavar="FORMAT", help="formats to choose from; float keeps a weight"
     )

@@ -35,6 +35,8 @@ def search(
     sensitivity: str = "kl",
     measure: str = "auto",
     workdir: str | Path | None = None,
+    speed: str | None = None,
+    num_threads: int | None = None,
     text: Text | None = None,
     max_seq_len: int | None = None,
 ) -> SearchResult:
@@ -55,12 +57,16 @@ def search(
     end for each weight and candidate, or "output", which does so once for each weight and takes the other candidates
     in proportion to the squared error of the layer's output.  With `workdir`, a killed search goes on where it was.
 
+    `speed` is a second budget, for the linears of a call with one row of x: "3 ms", "1.2 x int4" (1.2 times what they
+    take in int4), "3 ms at 32 rows".  Each linear is timed in each candidate on this machine's CPU, on `num_threads`
+    threads (default as for a program), once: times are kept in the user's cache.
+
     A bound is met on the data by true runs; for a size the true distance is measured once.
 
-    BudgetError if no recipe meets the budget; CalibrationError for data without rows, for values that are not finite,
+    BudgetError if no recipe meets the budgets; CalibrationError for data without rows, for values that are not finite,
     and for a layer whose inputs are all zero; RecipeError, ArgumentError.
     """
-    options = Options.of(budget, candidates, rules, merged, sensitivity, measure, workdir)
+    options = Options.of(budget, candidates, rules, merged, sensitivity, measure, workdir, speed, num_threads)
     if isinstance(data, str | bytes):
         raise ArgumentError("data is one text: give a list of texts, or of inputs")
     if not isinstance(data, Iterable):

@@ -42,7 +42,7 @@ def search(options: argparse.Namespace) -> None:
 def _searched(options: argparse.Namespace) -> SearchResult:
     how: dict[str, Any] = {
         "candidates": options.candidates, "merged": not options.separate, "sensitivity": options.sensitivity,
-        "measure": options.measure, "workdir": options.workdir,
+        "measure": options.measure, "workdir": options.workdir, "speed": options.speed, "num_threads": options.threads,
     }  # fmt: skip
     if not Path(options.model).exists() and ":" in options.model:
         model, args, kwargs, dims = from_factory(options.model)
