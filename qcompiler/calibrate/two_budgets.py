@@ -11,8 +11,8 @@ the bound is concave, and what the choice takes of a budget beyond what there is
 Then the items are added one after the other to partial choices ("labels").  A label goes away if it cannot stay within
 a budget, if its cost so far with the bound of the other items is not below that of a complete choice that is known by
 more than a tolerance, or if another one takes as much of both budgets and costs less.  The best label at the end, or
-the choice that was known, is best up to the tolerance.  If more than `LABELS` labels are left after an item, those of the
-lowest bounds go on.  `Solved.bound` is what is proven of the least cost, with all of this.  (Kellerer, Pferschy,
+the choice that was known, is best up to the tolerance.  If more than `LABELS` labels are left after an item, those of
+the lowest bounds go on.  `Solved.bound` is what is proven of the least cost, with all of this.  (Kellerer, Pferschy,
 Pisinger, "Knapsack Problems", 2004, chapters 9 and 11.)
 """
 

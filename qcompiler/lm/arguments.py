@@ -58,7 +58,7 @@ def _add_search(commands: Any) -> None:
         "--candidates", nargs="+", metavar="FORMAT", help="formats to choose from; float keeps a weight"
     )
     command.add_argument("-o", "--output", type=Path, required=True, help="the recipe to write, a .toml file")
-    command.add_argument("--plot", type=Path, metavar="FILE", help="draw the front as an .svg file")
+    command.add_argument("--plot", type=Path, metavar="FILE", help="draw the front as an .svg or .png file")
     command.add_argument("--report", type=Path, metavar="FILE", help="write what each weight costs as a .json file")
     command.add_argument("--limit", type=int, help="read only so many bytes of each text")
     command.add_argument("--max-seq-len", type=int, help="tokens of a piece of text (512)")

@@ -11,6 +11,7 @@ from typing import Any
 from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.errors import ArgumentError
 from qcompiler.lm.search import search as search_recipe
+from qcompiler.recipes.drawing import check_drawable
 from qcompiler.recipes.result import SearchResult
 from qcompiler.runtime.array_files import read_arrays
 from qcompiler.runtime.files import replacing
@@ -20,11 +21,12 @@ ARRAYS = (".npy", ".npz")
 
 def search(options: argparse.Namespace) -> None:
     """Checks what is to be written first: nothing is written before the search has ended."""
-    wanted = ((options.output, ".toml"), (options.plot, ".svg"), (options.report, ".json"))
-    for path, suffix in wanted:
+    wanted = ((options.output, (".toml",)), (options.plot, (".svg", ".png")), (options.report, (".json",)))
+    for path, suffixes in wanted:
         check_writable(path)
-        if path is not None and path.suffix != suffix:
-            raise ArgumentError(f"'{path}' must end in {suffix}")
+        if path is not None and path.suffix not in suffixes:
+            raise ArgumentError(f"'{path}' must end in {' or '.join(suffixes)}")
+    check_drawable(options.plot)
     result = _searched(options)
     print(result.table())
     print(f"\n{result.report()}")

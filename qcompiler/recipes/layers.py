@@ -99,8 +99,8 @@ class Kept:
         if found < least:
             raise BudgetError(
                 f"{budget.text}: the smallest recipe of these candidates{within} takes {self.bits(least):.3f} bits per "
-                f"weight, {human_bytes(self.total(least))} in all ({human_bytes(self.counted + self.others)} of it are tensors "
-                "that no recipe quantises). Add candidates of fewer bits, or give a larger budget"
+                f"weight, {human_bytes(self.total(least))} in all ({human_bytes(self.counted + self.others)} of it are "
+                "tensors that no recipe quantises). Add candidates of fewer bits, or give a larger budget"
             )
         return found
 

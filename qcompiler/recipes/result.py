@@ -15,7 +15,7 @@ from qcompiler.errors import ArgumentError, BudgetError
 from qcompiler.frontends.quantise.judge import Distance
 from qcompiler.frontends.quantise.sensitivity import FLOAT, Effect
 from qcompiler.recipe_files import recipe_text
-from qcompiler.recipes import svg
+from qcompiler.recipes import charts, drawing
 from qcompiler.recipes.budgets import Budget
 from qcompiler.recipes.layer_report import LayerReport, report_of
 from qcompiler.recipes.layers import Item, Kept, Layer
@@ -155,8 +155,8 @@ class SearchResult:
         if best is None:
             raise BudgetError(
                 f"{budget.text}: no recipe of these candidates{self._within_speed} was found that meets it. With "
-                f"{found.bits:.2f} bits per weight {self.measure} is {found.measured:.3g} on the data. Add candidates of more bits, such as "
-                "'int8', or 'float'"
+                f"{found.bits:.2f} bits per weight {self.measure} is {found.measured:.3g} on the data. Add "
+                "candidates of more bits, such as 'int8', or 'float'"
             )
         self.front = [each for each in self.front if each.name != best.name]
         self._keep(replace(best, name=budget.text))
@@ -277,7 +277,8 @@ class SearchResult:
         rows, limit = self.times.speed.rows, human_nanoseconds(self.times.limit)
         return [
             f"linears: at most {limit} ({self.times.speed.text}), measured on this machine with {rows} "
-            f"row{'s' * (rows != 1)} of x; no recipe within both budgets has an estimate lower by more than {self.solved.gap:.2g} %"
+            f"row{'s' * (rows != 1)} of x; no recipe within both budgets has an estimate lower by more than "
+            f"{self.solved.gap:.2g} %"
         ]
 
     def __str__(self) -> str:
@@ -301,8 +302,8 @@ class SearchResult:
             file.write(recipe_text(point.recipe, heading).encode())
 
     def plot(self, path: str | Path) -> None:
-        """Draws the front as an SVG: bits per weight, and the distance on a logarithmic scale."""
-        svg.save(path, svg.front(self.front, self.chosen_name, self.measure))
+        """Draws the front as .svg or .png: bits per weight, and the distance on a logarithmic scale."""
+        drawing.save(path, charts.front(self.front, self.chosen_name, self.measure))
 
     def report(self, name: str | None = None) -> LayerReport:
         """What each layer does to the chosen point, or to the point `name`, and what would mend the worst."""

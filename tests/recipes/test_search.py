@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image, ImageColor
 from torch import nn
 
 import qcompiler as qc
@@ -20,13 +22,16 @@ from qcompiler.errors import (
     BudgetError,
     CalibrationError,
     ExportError,
+    MissingDependencyError,
     QCompilerError,
     RecipeError,
 )
 from qcompiler.frontends.quantise.insert_qdq import insert_qdq
 from qcompiler.frontends.quantise.sensitivity import Study
 from qcompiler.frontends.torch.capture.export import export_model
+from qcompiler.recipes import charts
 from qcompiler.recipes.budgets import Budget
+from qcompiler.recipes.drawing import SCALE, Circle
 from qcompiler.recipes.result import SearchResult
 
 K, WORDS = 64, 96
@@ -412,8 +417,24 @@ def test_tables_drawings_and_reports_say_what_was_found(tmp_path: Path) -> None:
     report.plot(tmp_path / "layers.svg")
     assert (tmp_path / "front.svg").read_text().count("<circle") == len(result.front)
     assert (tmp_path / "layers.svg").read_text().count("<rect") == 1 + 5
-    with pytest.raises(ArgumentError, match="drawings are SVG"):
-        result.plot(tmp_path / "front.png")
+    with pytest.raises(ArgumentError, match="drawings are SVG or PNG"):
+        result.plot(tmp_path / "front.gif")
+
+
+def test_a_drawing_as_png_has_the_marks_of_the_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chosen point is red, where the SVG has it; and without Pillow the error names what to install."""
+    result = shared()
+    result.plot(tmp_path / "front.png")
+    result.report("least").plot(tmp_path / "layers.png")
+    image = Image.open(tmp_path / "front.png").convert("RGB")
+    drawing = charts.front(result.front, result.chosen_name, result.measure)
+    (circle,) = (each for each in drawing.shapes if isinstance(each, Circle) and each.colour == charts.MARK)
+    assert image.getpixel((round(circle.x * SCALE), round(circle.y * SCALE))) == ImageColor.getrgb(charts.MARK)
+    assert Image.open(tmp_path / "layers.png").size[1] > 5 * charts.BAR * SCALE
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'qcompiler\[plot\]'"):
+        result.plot(tmp_path / "other.png")
+    assert not (tmp_path / "other.png").exists()
 
 
 @pytest.mark.slow
