@@ -74,13 +74,25 @@ def search(
     inputs = list(data)
     if not inputs:
         raise CalibrationError("the data has no inputs; it is an iterable of inputs of the model")
-    if isinstance(model, str | Path) or all(map(_is_tokens, inputs)):
+    if isinstance(model, str | Path) or _are_tokens(inputs, model):
         return _search_language_model(model, inputs, options, text, max_seq_len)
     if isinstance(model, Checkpoint):
         model, weights = model.module, model.weights if weights is None else weights
-    if args is None and kwargs is None:
+    from_data = args is None and kwargs is None
+    if from_data:
         args, kwargs = _example(inputs[0])
-    return search_model(Asked(model, args or (), kwargs or {}, dynamic_shapes, weights), inputs, options)
+    asked = Asked(model, args or (), kwargs or {}, dynamic_shapes, weights, from_data)
+    return search_model(asked, inputs, options)
+
+
+def _are_tokens(inputs: Sequence[Any], model: Any) -> bool:
+    """Whether all inputs are texts or sequences of token ids.
+
+    An empty tuple alone is neither: it has the arguments of a model that takes none, unless the model has words.
+    """
+    some = any(isinstance(each, str) or len(each) for each in inputs if _is_tokens(each))
+    has_words = hasattr(model.module if isinstance(model, Checkpoint) else model, "get_input_embeddings")
+    return (some or has_words) and all(map(_is_tokens, inputs))
 
 
 def _is_tokens(given: Any) -> bool:

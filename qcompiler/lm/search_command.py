@@ -49,7 +49,9 @@ def _searched(options: argparse.Namespace) -> SearchResult:
     if not Path(options.model).exists() and ":" in options.model:
         model, args, kwargs, dims = from_factory(options.model)
         data = [_input(path) for path in options.data]
-        return search_recipe(model, data, options.budget, args=args, kwargs=kwargs, dynamic_shapes=dims, **how)
+        if args or kwargs:  # without them the first of the data is the example
+            how |= {"args": args, "kwargs": kwargs}
+        return search_recipe(model, data, options.budget, dynamic_shapes=dims, **how)
     data = [_text(path, options.limit) for path in options.data]
     return search_recipe(Path(options.model), data, options.budget, max_seq_len=options.max_seq_len, **how)
 

@@ -22,7 +22,7 @@ from qcompiler.calibrate import knapsack
 from qcompiler.calibrate.knapsack import Front
 from qcompiler.calibrate.two_budgets import LimitedFront, TwoBudgets
 from qcompiler.config import QuantConfig
-from qcompiler.errors import ArgumentError, BudgetError, RecipeError, WeightsError
+from qcompiler.errors import ArgumentError, BudgetError, ExportError, RecipeError, WeightsError
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
 from qcompiler.frontends.quantise.graph_weights import GraphWeight
 from qcompiler.frontends.quantise.judge import Judge
@@ -90,6 +90,8 @@ class Asked:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     dynamic_shapes: Any = None
     weights: Any = None
+    from_data: bool = False
+    """Whether the example is the first of the data."""
 
     def exported(self) -> Exported:
         """ArgumentError for a model in training mode, whose dropout would be measured as an error."""
@@ -115,8 +117,15 @@ def search_model(asked: Asked, inputs: Sequence[Any], options: Options) -> Searc
     source = weight_source(asked.weights)
     if not source.valued:
         raise WeightsError("a search runs the model, and weights='none' leaves it without values")
-    groups = asked.merged_groups() if options.merged else []
-    exported = asked.exported()
+    try:
+        groups = asked.merged_groups() if options.merged else []
+        exported = asked.exported()
+    except ExportError as error:
+        if not asked.from_data:
+            raise
+        raise type(error)(
+            f"{error}\nThe model is exported with data[0]; args= or kwargs= give another example"
+        ) from error
     tensors = GraphTensors(exported, source, Unnamed().room)
     weights = [weight for weight in tensors.grouped() if weight.users]
     tensors.find_codes(weights)

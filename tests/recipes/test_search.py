@@ -371,6 +371,29 @@ def test_bad_data_is_an_error_that_names_the_input(
     assert not list(tmp_path.iterdir())
 
 
+class Fixed(nn.Module):
+    """Takes no arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.linear = nn.Parameter(X), nn.Linear(64, 64)
+
+    def forward(self) -> torch.Tensor:
+        return self.linear(self.rows)
+
+
+def test_an_empty_tuple_has_the_arguments_of_a_model_that_takes_none() -> None:
+    result = qc.search(Fixed().eval(), [()], "8 bits", ("int4", "int8"), merged=False)
+    assert result.chosen.formats == {"linear.weight": "int4"} and result.chosen.measured
+
+
+@pytest.mark.parametrize("data", [X[:, 1:], (X, X), {"y": X}, None, ()], ids=["shape", "two", "name", "none", "empty"])
+def test_a_first_input_that_the_model_does_not_take_is_named(data: Any) -> None:
+    """It is the example; nothing is measured, and nothing is written."""
+    with pytest.raises(ExportError, match=r"The model is exported with data\[0\]; args= or kwargs= give another"):
+        floats(data)
+
+
 def test_texts_are_for_language_models() -> None:
     with pytest.raises(ExportError, match="data of texts or token ids is for language models"):
         qc.search(Floats(), ["a text"], "6 bits")
