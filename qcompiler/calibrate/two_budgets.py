@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -250,7 +251,7 @@ def _span(cost: Float64, exists: npt.NDArray[np.bool_]) -> float:
     return max(float(most.max()), np.finfo(np.float64).tiny / FINEST)
 
 
-def _behind(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def _behind(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """For each place the sum of the values from there on; a 0 at the end."""
     return np.concatenate([np.cumsum(values[::-1])[::-1], np.zeros(1, values.dtype)])
 

@@ -151,9 +151,8 @@ def _solved(study: Study, layers: Sequence[Layer], items: Sequence[Item], kept: 
     texts = {layer.path: item.texts for item in items for layer in item.layers}
     wanted = [(layer.weight, texts[layer.path]) for layer in layers]
     effects = study.effects(wanted, by_output=options.sensitivity == "output")
-    solved: Front | LimitedFront = knapsack.solve(_knapsack_items(items, effects))
-    if times is not None:
-        solved = LimitedFront(solved, _nanoseconds(items, times), times.limit)
+    front = knapsack.solve(_knapsack_items(items, effects))
+    solved = front if times is None else LimitedFront(front, _nanoseconds(items, times), times.limit)
     result = SearchResult(
         items, effects, kept, solved, study.judge.measure, study.judge.why, study.whole,
         _notes(items, solved, times), times,
