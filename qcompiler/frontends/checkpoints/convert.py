@@ -316,7 +316,10 @@ class _Folder:
             done.tensors.append(Converted(name, before, values.dtype.name, Loss()))
             yield name, values
             return
-        given = self._own(name, item) if name in self.own else codes.read() if codes else to_numpy(item.view().float())
+        if name in self.own:
+            given: PackedTensor | Array = self._own(name, item)
+        else:
+            given = codes.read() if codes is not None else to_numpy(item.view().float())
         order = codes.permutation if codes is not None else None
         wanted = self.to or _native(self.layout, given)
         packed, loss = _packed(given, name, wanted, self.lossy)
