@@ -4,7 +4,7 @@
     "1.2 x int4"            1.2 times what they would take with every weight in int4
     "3 ms at 32 rows"       with 32 rows of x (tokens) in a call; without it one row: a token of one sequence
 
-What the weights of one call are multiplied with, is all that counts: the other kernels do not depend on a recipe.
+Only linears count: the other kernels do not depend on a recipe.
 """
 
 from __future__ import annotations
