@@ -121,7 +121,8 @@ def block_importance(job: Encoding, first: int, count: int, size: int) -> Float3
     """The importance of the elements of `count` blocks of a row-major matrix, from block `first` on; at most 1."""
     if job.importance is None:
         return None
-    of_row = job.importance.reshape(-1, size) / max(float(job.importance.max()), np.finfo(np.float32).tiny)
+    largest = np.maximum(job.importance.max(), np.finfo(np.float32).tiny)
+    of_row = job.importance.reshape(-1, size) / largest
     found: Float32 = of_row[(first + np.arange(count)) % len(of_row)]
     return found
 

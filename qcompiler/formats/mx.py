@@ -113,8 +113,9 @@ class _MX(Format):
         best, chosen = np.full(len(blocks), np.inf, np.float32), base
         for shift in NEIGHBOURS:
             codes = np.clip(base.astype(np.int32) + shift, 0, 2 * E8M0_BIAS - self.element.exponent).astype(np.uint8)
-            ratio = np.exp2(codes.astype(np.float32) - base.astype(np.float32))[:, None]
-            values = self.element.saturate(scaled / ratio).astype(np.float32) * ratio
+            ratio: Float32 = np.exp2(codes.astype(np.float32) - base.astype(np.float32))[:, None]
+            over: Float32 = scaled / ratio
+            values: Float32 = self.element.saturate(over).astype(np.float32) * ratio
             best, chosen = lesser(best, chosen, weighted_error(scaled, values, importance), codes)
         return chosen
 

@@ -145,8 +145,9 @@ class NVFP4(Format):
         best, chosen = np.full(len(blocks), np.inf, np.float32), base
         for step in NEIGHBOURS:
             codes = np.clip(base.astype(np.int32) + step, _FIRST, _LAST).astype(np.uint8)
-            ratio = (codes.view(E4M3.dtype).astype(np.float32) / stored.astype(np.float32))[:, None]
-            values = E2M1.saturate(self._scaled(blocks, codes.view(E4M3.dtype), of_all)).astype(np.float32) * ratio
+            ratio: Float32 = (codes.view(E4M3.dtype).astype(np.float32) / stored.astype(np.float32))[:, None]
+            cast: Float32 = E2M1.saturate(self._scaled(blocks, codes.view(E4M3.dtype), of_all)).astype(np.float32)
+            values: Float32 = cast * ratio
             best, chosen = lesser(best, chosen, weighted_error(units, values, importance), codes)
         return chosen.view(E4M3.dtype)
 

@@ -97,15 +97,15 @@ def test_the_best_of_all_scales_is_hardly_better_than_the_best_neighbour() -> No
 
 
 def test_the_bytes_do_not_depend_on_tiles_threads_or_rows() -> None:
-    w = weights(256, 1024, seed=3)
-    importance = np.random.default_rng(1).exponential(1, 1024).astype(np.float32)
+    w = weights(128, 512, seed=3)
+    importance = np.random.default_rng(1).exponential(1, 512).astype(np.float32)
     for name, plain, searched in CASES:
         fmt = formats.get(name, **plain, **searched)
         whole = fmt.encode(w, importance=importance)
         np.testing.assert_array_equal(whole.data, fmt.encode(w, importance=importance, threads=2).data)
         if name != "nvfp4":  # whose scales depend on the whole tensor
-            part = fmt.encode(w[100:200], importance=importance)
-            np.testing.assert_array_equal(part.section("codes"), whole.section("codes")[100:200])
+            part = fmt.encode(w[50:100], importance=importance)
+            np.testing.assert_array_equal(part.section("codes"), whole.section("codes")[50:100])
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 3e38])

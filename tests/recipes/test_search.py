@@ -387,7 +387,13 @@ def test_an_empty_tuple_has_the_arguments_of_a_model_that_takes_none() -> None:
     assert result.chosen.formats == {"linear.weight": "int4"} and result.chosen.measured
 
 
-@pytest.mark.parametrize("data", [X[:, 1:], (X, X), {"y": X}, None, ()], ids=["shape", "two", "name", "none", "empty"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "data", [X[:, 1:], pytest.param((X, X), marks=SLOW), pytest.param({"y": X}, marks=SLOW), None, ()],
+    ids=["shape", "two", "name", "none", "empty"],
+)  # fmt: skip
 def test_a_first_input_that_the_model_does_not_take_is_named(data: Any) -> None:
     """It is the example; nothing is measured, and nothing is written."""
     with pytest.raises(ExportError, match=r"The model is exported with data\[0\]; args= or kwargs= give another"):

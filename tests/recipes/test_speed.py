@@ -132,7 +132,9 @@ def test_rows_and_a_reference_that_is_no_candidate(monkeypatch: pytest.MonkeyPat
     [
         ("4 us", "7 bits", BudgetError, "'4 us' is 4 us: the linears of the fastest recipe .* take 5 us"),
         ("1 x int4", "4 bits", BudgetError, "the smallest recipe of these candidates that keep '1 x int4' takes"),
-        ("2 x q4_K", "7 bits", RecipeError, "'first.weight' cannot be in q4_K: .*256"),
+        pytest.param(
+            "2 x q4_K", "7 bits", RecipeError, "'first.weight' cannot be in q4_K: .*256", marks=pytest.mark.slow
+        ),
     ],
 )  # fmt: skip
 def test_budgets_that_no_recipe_meets_are_refused_before_anything_is_measured(
@@ -144,6 +146,7 @@ def test_budgets_that_no_recipe_meets_are_refused_before_anything_is_measured(
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_linears_has_no_time_to_save() -> None:
     model = nn.Sequential(nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3)).eval()
     with pytest.raises(RecipeError, match="none of the weights belongs to a linear"):
