@@ -141,11 +141,13 @@ class NVFP4(Format):
     ) -> npt.NDArray[Any]:
         """The block scales of the least (weighted) squared error. Errors are in units of the scale from the absmax."""
         base = stored.view(np.uint8)
+        own: Float32 = stored.astype(np.float32)
         units = self._scaled(blocks, stored, of_all)
         best, chosen = np.full(len(blocks), np.inf, np.float32), base
         for step in NEIGHBOURS:
             codes = np.clip(base.astype(np.int32) + step, _FIRST, _LAST).astype(np.uint8)
-            ratio: Float32 = (codes.view(E4M3.dtype).astype(np.float32) / stored.astype(np.float32))[:, None]
+            other: Float32 = codes.view(E4M3.dtype).astype(np.float32)
+            ratio: Float32 = (other / own)[:, None]
             cast: Float32 = E2M1.saturate(self._scaled(blocks, codes.view(E4M3.dtype), of_all)).astype(np.float32)
             values: Float32 = cast * ratio
             best, chosen = lesser(best, chosen, weighted_error(units, values, importance), codes)
