@@ -52,7 +52,8 @@ CALIBRATION = 32
 MODULES = ("argparse", "ast", "datetime", "decimal", "difflib", "inspect", "pathlib", "subprocess", "tarfile", "typing")
 """Modules of the standard library, which the model was trained on: the text of `calibration`."""
 SAME_NUMBERS = ("scale", "exponent", "divisor")
-"""Parameters for foreign files, which the table leaves out: the type of stored scales, the rounding of exponents."""
+"""Parameters for foreign files, which the table leaves out: the type of stored scales, the rounding of exponents. A
+search for scales has a row."""
 
 
 class NextByte(nn.Module):
@@ -126,7 +127,7 @@ def recipes() -> list[str | None]:
         for each in kind.parameters:
             others = [value for value in each.choices if value != each.default]
             if each.name in SAME_NUMBERS:
-                continue
+                others = [value for value in others if value == "search"]
             ends = others if len(others) <= 4 else [others[0], others[-1]]
             texts += [f"{name}:{each.name}={value}" for value in ends]
     return texts

@@ -216,6 +216,9 @@ def _add_convert(commands: Any) -> None:
         "--quant", metavar="RECIPE", help="for a folder that becomes a GGUF file: a mixture such as q4_K_M, or a format"
     )
     command.add_argument("--layout", help="for a folder: gptq, gptq_v2, awq, compressed-tensors, bitsandbytes")
+    command.add_argument(
+        "--program", type=Path, metavar="FILE.qca", help="a program of the folder, whose codes its linears get"
+    )
     command.add_argument("--lossy", action="store_true", help="allow loss of precision, which is always printed")
     command.add_argument("--force", action="store_true", help="replace an existing target without asking")
     command.add_argument("--json", action="store_true", help="print each tensor's formats and errors")
@@ -296,11 +299,13 @@ def _convert(options: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from qcompiler.frontends.checkpoints.convert import convert
+    from qcompiler.runtime import load
 
     force = options.force or _may_replace(options.target)
+    program = None if options.program is None else load(options.program)
     done = convert(
         options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy, force=force,
-        quant=options.quant,
+        quant=options.quant, program=program,
     )  # fmt: skip
     if options.json:
         print(json.dumps({"path": str(done.path), "tensors": [asdict(each) for each in done.tensors]}))

@@ -27,6 +27,14 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def human_nanoseconds(ns: float) -> str:
+    """A short time with four figures: `812.4 us`, `3.217 ms`."""
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= factor:
+            return f"{ns / factor:.4g} {unit}"
+    return f"{ns:.4g} ns"
+
+
 def printable(text: str) -> str:
     """The text without control characters: an untrusted file must not control the reader's terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

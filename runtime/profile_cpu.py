@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 WARM_UP = 3
 
 
-class _Step(ctypes.Structure):
+class Step(ctypes.Structure):
     """`qc_step` of pool.cpp."""
 
     _fields_ = (("kernel", ctypes.c_void_p), ("operands", ctypes.c_void_p), ("symbols", ctypes.c_void_p))
 
 
-class _Figures(ctypes.Structure):
+class Figures(ctypes.Structure):
     """`qc_figures` of pool.cpp."""
 
     _fields_ = (
@@ -103,30 +103,30 @@ class Walk:
         for native, part in groupby(steps, key=lambda step: isinstance(step, Addressed)):
             group = list(part)
             if native:
-                self._parts.append((_Step * len(group))(*(self._step(cast(Addressed, step)) for step in group)))
+                self._parts.append((Step * len(group))(*(self._step(cast(Addressed, step)) for step in group)))
             else:
                 self._parts += group
             self.numbers += [step.number for step in group]
 
-    def _step(self, step: Addressed) -> _Step:
+    def _step(self, step: Addressed) -> Step:
         kernel = cast("CpuKernel", step.kernel).address if step.kernel is not None else None
-        return _Step(kernel, self._array(ctypes.c_void_p, step.operands), self._array(ctypes.c_int64, step.values))
+        return Step(kernel, self._array(ctypes.c_void_p, step.operands), self._array(ctypes.c_int64, step.values))
 
     def _array(self, of: Any, values: Sequence[int]) -> int:
         array = (of * max(len(values), 1))(*values)
         self._kept.append(array)
         return ctypes.addressof(array)
 
-    def run(self, *, counts: bool) -> list[_Figures]:
+    def run(self, *, counts: bool) -> list[Figures]:
         """Runs all steps once."""
-        found: list[_Figures] = []
+        found: list[Figures] = []
         for part in self._parts:
             if isinstance(part, TorchStep):
                 began = perf_counter()
                 part.run(self._context)
-                found.append(_Figures(ns=int((perf_counter() - began) * 1e9)))
+                found.append(Figures(ns=int((perf_counter() - began) * 1e9)))
                 continue
-            figures = (_Figures * len(part))()
+            figures = (Figures * len(part))()
             addresses = [ctypes.addressof(each) for each in (part, self._context, figures)]
             if self._call(addresses[0], len(part), addresses[1], addresses[2], counts):
                 raise kernel_error(self._context, self._plan)

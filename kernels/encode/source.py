@@ -55,6 +55,8 @@ class CompiledEncoder:
 
 def compiled_encoder(fmt: Format) -> CompiledEncoder | None:
     """The encoder of a format; None if only NumPy's exists."""
+    if isinstance(fmt, _MX | NVFP4) and fmt.takes_importance:
+        return None  # a search for scales
     for base, printer in _PRINTERS:
         if isinstance(fmt, base):
             return printer(fmt)

@@ -53,6 +53,11 @@ class Front:
         """The budget from which on every item has its option of the least cost."""
         return self.budget([kept[-1] for kept in self.kept])
 
+    @property
+    def lowest(self) -> float:
+        """The least cost, without a budget."""
+        return float(self.best[-1])
+
     def budget(self, chosen: Sequence[int]) -> int:
         """The budget for which `within` finds a choice as good as this one: its bytes, each option's rounded up."""
         units = sum(

@@ -126,7 +126,11 @@ class Format(ABC):
 
     name: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]] = ()
-    takes_importance: ClassVar[bool] = False
+
+    @property
+    def takes_importance(self) -> bool:
+        """Whether the encoder searches for scales, and so can weight the error of each column."""
+        return False
 
     def __init__(self, /, **params: ParamValue) -> None:
         """Takes any of `parameters`; the rest get their defaults. UnknownFormatError for an unlisted name or value."""

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from qcompiler.formats.base import Encoding
 from qcompiler.formats.equation import Float32
 
 FLOAT32_MAX = np.finfo(np.float32).max
@@ -111,3 +112,33 @@ def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Two 4-bit codes per byte, even index in the low nibble; `codes` is 1-D of even length."""
     packed: npt.NDArray[np.uint8] = codes[0::2] | (codes[1::2] << np.uint8(4))
     return packed
+
+
+# --- searches for scales ---------------------------------------------------------------------------------------------
+
+
+def block_importance(job: Encoding, first: int, count: int, size: int) -> Float32 | None:
+    """The importance of the elements of `count` blocks of a row-major matrix, from block `first` on; at most 1."""
+    if job.importance is None:
+        return None
+    largest = np.maximum(job.importance.max(), np.finfo(np.float32).tiny)
+    of_row = job.importance.reshape(-1, size) / largest
+    found: Float32 = of_row[(first + np.arange(count)) % len(of_row)]
+    return found
+
+
+def weighted_error(x: Float32, values: Float32, importance: Float32 | None) -> Float32:
+    """The squared error of each row, weighted by `importance`."""
+    squares = np.square(x - values)
+    if importance is not None:
+        squares *= importance
+    errors: Float32 = squares.sum(axis=1)
+    return errors
+
+
+def lesser(
+    best: Float32, chosen: npt.NDArray[np.uint8], errors: Float32, codes: npt.NDArray[np.uint8]
+) -> tuple[Float32, npt.NDArray[np.uint8]]:
+    """(the errors, the codes) where the new ones are less, else as they were."""
+    less = errors < best
+    return np.where(less, errors, best), np.where(less, codes, chosen)

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from qcompiler.formats.base import Declaration, Encoding, Field, Format, Numerics, Parameter, refuse_nonfinite
 from qcompiler.formats.equation import Equation, Float32
@@ -14,19 +15,33 @@ from qcompiler.formats.minifloat import (
     E2M1_VALUES,
     E4M3,
     E5M2,
+    E8M0_BIAS,
     EXPONENT_RULES,
     MiniFloat,
     absmax,
+    block_importance,
     e8m0_codes,
     e8m0_values,
+    lesser,
     pack_nibbles,
+    weighted_error,
 )
 
 BLOCK = 32
 
+SEARCH = "search"
+
 _RULE = Parameter(
-    "exponent", "floor", EXPONENT_RULES, "how the encoder rounds a block's exponent; what is stored decodes alike"
+    "exponent",
+    "floor",
+    (*EXPONENT_RULES, SEARCH),
+    "how the encoder rounds a block's exponent, or `search`: the exponent of the least squared error among floor's and "
+    "its two neighbours; what is stored decodes alike",
 )
+
+NEIGHBOURS = (0, 1, -1)
+"""What a search adds to floor's exponent; of equal errors the first one wins. One more saturates nothing, one less
+halves the steps and saturates what lies above half of the largest element."""
 
 
 class _MX(Format):
@@ -36,6 +51,10 @@ class _MX(Format):
     @abstractmethod
     def element(self) -> MiniFloat:
         """The type of the elements."""
+
+    @property
+    def takes_importance(self) -> bool:
+        return self.setting("exponent") == SEARCH
 
     def declare(self) -> Declaration:
         e = self.element
@@ -70,8 +89,11 @@ class _MX(Format):
         largest = absmax(blocks, axis=1)
         if not np.isfinite(largest).all():
             refuse_nonfinite(self, job.weights, tile, start)
-        exponents = e8m0_codes(largest, self.element, str(self.setting("exponent")))
         first = start // BLOCK
+        if self.setting("exponent") == SEARCH:
+            exponents = self._searched(blocks, largest, block_importance(job, first, len(blocks), BLOCK))
+        else:
+            exponents = e8m0_codes(largest, self.element, str(self.setting("exponent")))
         scales = job.packed.section("scales").reshape(-1).view(np.uint8)
         scales[first : first + len(blocks)] = exponents
         found: Any = self.element.saturate(blocks / e8m0_values(exponents)[:, None]).reshape(-1)
@@ -80,6 +102,22 @@ class _MX(Format):
             codes[start // 2 : (start + tile.size) // 2] = pack_nibbles(found.view(np.uint8))
         else:
             codes[start : start + tile.size] = found
+
+    def _searched(self, blocks: Float32, largest: Float32, importance: Float32 | None) -> npt.NDArray[np.uint8]:
+        """The exponent of the least (weighted) squared error of each block.
+
+        Errors are computed in units of floor's scale, a power of two: nothing overflows, and nothing is rounded more.
+        """
+        base = e8m0_codes(largest, self.element, "floor")
+        scaled = blocks / e8m0_values(base)[:, None]
+        best, chosen = np.full(len(blocks), np.inf, np.float32), base
+        for shift in NEIGHBOURS:
+            codes = np.clip(base.astype(np.int32) + shift, 0, 2 * E8M0_BIAS - self.element.exponent).astype(np.uint8)
+            ratio: Float32 = np.exp2(codes.astype(np.float32) - base.astype(np.float32))[:, None]
+            over: Float32 = scaled / ratio
+            values: Float32 = self.element.saturate(over).astype(np.float32) * ratio
+            best, chosen = lesser(best, chosen, weighted_error(scaled, values, importance), codes)
+        return chosen
 
 
 class MXFP4(_MX):

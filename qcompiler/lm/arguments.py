@@ -52,11 +52,13 @@ def _add_search(commands: Any) -> None:
         help="text files in UTF-8 for a language model; for a function's model .npy or .npz files, an input each",
     )  # fmt: skip
     command.add_argument("--budget", required=True, help="'4.25 bits', '700 MB' or 'kl<0.01'")
+    command.add_argument("--speed", help="a second budget, measured here: '3 ms', '1.2 x int4', '3 ms at 32 rows'")
+    command.add_argument("--threads", type=int, help="threads of the measurements for --speed")
     command.add_argument(
         "--candidates", nargs="+", metavar="FORMAT", help="formats to choose from; float keeps a weight"
     )
     command.add_argument("-o", "--output", type=Path, required=True, help="the recipe to write, a .toml file")
-    command.add_argument("--plot", type=Path, metavar="FILE", help="draw the front as an .svg file")
+    command.add_argument("--plot", type=Path, metavar="FILE", help="draw the front as an .svg or .png file")
     command.add_argument("--report", type=Path, metavar="FILE", help="write what each weight costs as a .json file")
     command.add_argument("--limit", type=int, help="read only so many bytes of each text")
     command.add_argument("--max-seq-len", type=int, help="tokens of a piece of text (512)")

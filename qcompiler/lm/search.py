@@ -35,6 +35,8 @@ def search(
     sensitivity: str = "kl",
     measure: str = "auto",
     workdir: str | Path | None = None,
+    speed: str | None = None,
+    num_threads: int | None = None,
     text: Text | None = None,
     max_seq_len: int | None = None,
 ) -> SearchResult:
@@ -55,12 +57,16 @@ def search(
     end for each weight and candidate, or "output", which does so once for each weight and takes the other candidates
     in proportion to the squared error of the layer's output.  With `workdir`, a killed search goes on where it was.
 
+    `speed` is a second budget, for the linears of a call with one row of x: "3 ms", "1.2 x int4" (1.2 times what they
+    take in int4), "3 ms at 32 rows".  Each linear is timed in each candidate on this machine's CPU, on `num_threads`
+    threads (default as for a program), once: times are kept in the user's cache.
+
     A bound is met on the data by true runs; for a size the true distance is measured once.
 
-    BudgetError if no recipe meets the budget; CalibrationError for data without rows, for values that are not finite,
+    BudgetError if no recipe meets the budgets; CalibrationError for data without rows, for values that are not finite,
     and for a layer whose inputs are all zero; RecipeError, ArgumentError.
     """
-    options = Options.of(budget, candidates, rules, merged, sensitivity, measure, workdir)
+    options = Options.of(budget, candidates, rules, merged, sensitivity, measure, workdir, speed, num_threads)
     if isinstance(data, str | bytes):
         raise ArgumentError("data is one text: give a list of texts, or of inputs")
     if not isinstance(data, Iterable):
@@ -68,13 +74,25 @@ def search(
     inputs = list(data)
     if not inputs:
         raise CalibrationError("the data has no inputs; it is an iterable of inputs of the model")
-    if isinstance(model, str | Path) or all(map(_is_tokens, inputs)):
+    if isinstance(model, str | Path) or _are_tokens(inputs, model):
         return _search_language_model(model, inputs, options, text, max_seq_len)
     if isinstance(model, Checkpoint):
         model, weights = model.module, model.weights if weights is None else weights
-    if args is None and kwargs is None:
+    from_data = args is None and kwargs is None
+    if from_data:
         args, kwargs = _example(inputs[0])
-    return search_model(Asked(model, args or (), kwargs or {}, dynamic_shapes, weights), inputs, options)
+    asked = Asked(model, args or (), kwargs or {}, dynamic_shapes, weights, from_data)
+    return search_model(asked, inputs, options)
+
+
+def _are_tokens(inputs: Sequence[Any], model: Any) -> bool:
+    """Whether all inputs are texts or sequences of token ids.
+
+    An empty tuple alone is neither: it has the arguments of a model that takes none, unless the model has words.
+    """
+    some = any(isinstance(each, str) or len(each) for each in inputs if _is_tokens(each))
+    has_words = hasattr(model.module if isinstance(model, Checkpoint) else model, "get_input_embeddings")
+    return (some or has_words) and all(map(_is_tokens, inputs))
 
 
 def _is_tokens(given: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.errors import ArgumentError
 from qcompiler.lm.search import search as search_recipe
+from qcompiler.recipes.drawing import check_drawable
 from qcompiler.recipes.result import SearchResult
 from qcompiler.runtime.array_files import read_arrays
 from qcompiler.runtime.files import replacing
@@ -20,11 +21,12 @@ ARRAYS = (".npy", ".npz")
 
 def search(options: argparse.Namespace) -> None:
     """Checks what is to be written first: nothing is written before the search has ended."""
-    wanted = ((options.output, ".toml"), (options.plot, ".svg"), (options.report, ".json"))
-    for path, suffix in wanted:
+    wanted = ((options.output, (".toml",)), (options.plot, (".svg", ".png")), (options.report, (".json",)))
+    for path, suffixes in wanted:
         check_writable(path)
-        if path is not None and path.suffix != suffix:
-            raise ArgumentError(f"'{path}' must end in {suffix}")
+        if path is not None and path.suffix not in suffixes:
+            raise ArgumentError(f"'{path}' must end in {' or '.join(suffixes)}")
+    check_drawable(options.plot)
     result = _searched(options)
     print(result.table())
     print(f"\n{result.report()}")
@@ -42,12 +44,14 @@ def search(options: argparse.Namespace) -> None:
 def _searched(options: argparse.Namespace) -> SearchResult:
     how: dict[str, Any] = {
         "candidates": options.candidates, "merged": not options.separate, "sensitivity": options.sensitivity,
-        "measure": options.measure, "workdir": options.workdir,
+        "measure": options.measure, "workdir": options.workdir, "speed": options.speed, "num_threads": options.threads,
     }  # fmt: skip
     if not Path(options.model).exists() and ":" in options.model:
         model, args, kwargs, dims = from_factory(options.model)
         data = [_input(path) for path in options.data]
-        return search_recipe(model, data, options.budget, args=args, kwargs=kwargs, dynamic_shapes=dims, **how)
+        if args or kwargs:  # without them the first of the data is the example
+            how |= {"args": args, "kwargs": kwargs}
+        return search_recipe(model, data, options.budget, dynamic_shapes=dims, **how)
     data = [_text(path, options.limit) for path in options.data]
     return search_recipe(Path(options.model), data, options.budget, max_seq_len=options.max_seq_len, **how)
 

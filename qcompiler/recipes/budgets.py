@@ -39,7 +39,7 @@ class Budget:
         return found
 
 
-def _digits(amount: float) -> str:
+def digits(amount: float) -> str:
     """The number with as many digits as it has: the text of a budget names the same budget."""
     short = f"{amount:g}"
     return short if float(short) == amount else repr(amount)
@@ -52,15 +52,15 @@ def _parsed(text: str) -> Budget | None:
         if size is not None:
             amount, unit = float(size[1]), size[2]
             if unit.lower() in ("bit", "bits"):
-                return Budget("bits", amount, f"{_digits(amount)} bits")
+                return Budget("bits", amount, f"{digits(amount)} bits")
             if unit.upper() in UNITS:
-                return Budget("bytes", amount * UNITS[unit.upper()], f"{_digits(amount)} {unit}")
+                return Budget("bytes", amount * UNITS[unit.upper()], f"{digits(amount)} {unit}")
         if bound is not None:
             amount, kind = float(bound[2]), bound[1].lower()
-            return Budget("kl" if kind == "kl" else "error", amount, f"{kind}<{_digits(amount)}")
+            return Budget("kl" if kind == "kl" else "error", amount, f"{kind}<{digits(amount)}")
     except ValueError:  # no number
         return None
     return None
 
 
-__all__ = ["Budget"]
+__all__ = ["Budget", "digits"]

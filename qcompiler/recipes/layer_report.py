@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qcompiler.frontends.quantise.sensitivity import Effect
-from qcompiler.recipes import svg
+from qcompiler.recipes import charts, drawing
 from qcompiler.recipes.layers import Item
 from qcompiler.units import human_bytes
 
@@ -92,9 +92,9 @@ class LayerReport:
         return json.dumps(self.as_dict(), indent=1)
 
     def plot(self, path: str | Path) -> None:
-        """Draws the cost of each layer alone as an SVG, with a logarithmic scale."""
+        """Draws the cost of each layer alone as .svg or .png, with a logarithmic scale."""
         bars = [(row.parameters[0], row.format, row.cost) for row in self.rows]
-        svg.save(path, svg.bars(bars, f"{self.measure}, one weight quantised ({self.name})"))
+        drawing.save(path, charts.bars(bars, f"{self.measure}, one weight quantised ({self.name})"))
 
 
 def report_of(

@@ -60,6 +60,11 @@ class Item:
     layers: tuple[Layer, ...]
     texts: tuple[str, ...]
 
+    @property
+    def fixed(self) -> bool:
+        """Whether it has no choice."""
+        return any(layer.fixed for layer in self.layers)
+
     def nbytes(self, text: str) -> int:
         return sum(layer.options[text] for layer in self.layers)
 
@@ -84,17 +89,18 @@ class Kept:
         """The bytes of all stored tensors."""
         return nbytes + self.counted + self.others
 
-    def room(self, budget: Budget, least: int) -> int:
-        """The bytes of a size that are left for the items. BudgetError if they take `least` at least."""
+    def room(self, budget: Budget, least: int, within: str = "") -> int:
+        """The bytes of a size that are left for the items. BudgetError if they take `least` at least; `within` says of
+        which of the recipes that is the smallest."""
         if budget.kind == "bits":
             found = math.floor(min(budget.amount, MOST_BITS) * self.elements / 8 + 1e-9) - self.counted
         else:
             found = math.floor(budget.amount) - self.counted - self.others
         if found < least:
             raise BudgetError(
-                f"{budget.text}: the smallest recipe of these candidates takes {self.bits(least):.3f} bits per weight, "
-                f"{human_bytes(self.total(least))} in all ({human_bytes(self.counted + self.others)} of it are tensors "
-                "that no recipe quantises). Add candidates of fewer bits, or give a larger budget"
+                f"{budget.text}: the smallest recipe of these candidates{within} takes {self.bits(least):.3f} bits per "
+                f"weight, {human_bytes(self.total(least))} in all ({human_bytes(self.counted + self.others)} of it are "
+                "tensors that no recipe quantises). Add candidates of fewer bits, or give a larger budget"
             )
         return found
 

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qcompiler.calibrate.knapsack import Front
+from qcompiler.calibrate.two_budgets import LimitedFront
 from qcompiler.config import QuantConfig, Rule
 from qcompiler.errors import ArgumentError, BudgetError
 from qcompiler.frontends.quantise.judge import Distance
 from qcompiler.frontends.quantise.sensitivity import FLOAT, Effect
 from qcompiler.recipe_files import recipe_text
-from qcompiler.recipes import svg
+from qcompiler.recipes import charts, drawing
 from qcompiler.recipes.budgets import Budget
 from qcompiler.recipes.layer_report import LayerReport, report_of
 from qcompiler.recipes.layers import Item, Kept, Layer
+from qcompiler.recipes.speed import Times
 from qcompiler.runtime.files import replacing
-from qcompiler.units import human_bytes
+from qcompiler.units import human_bytes, human_nanoseconds
 
 POINTS = 16
 """The most points of the printed front."""
@@ -38,7 +40,8 @@ class Point:
     """A recipe of the front: its size, the estimated distance from the float model, and the true one if it was run.
 
     `bits` are bits per weight as in the ledger, `nbytes` all stored tensors, both without a layout's padding.
-    `formats` has the format of each weight by its first path.  `error` is one standard error over the inputs.
+    `formats` has the format of each weight by its first path.  `error` is one standard error over the inputs.  `ns` is
+    the measured time of the linears of a call in nanoseconds, in a search with a budget of speed.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Point:
     recipe: QuantConfig = field(repr=False)
     measured: float | None = None
     error: float | None = None
+    ns: int | None = None
 
     @property
     def summary(self) -> str:
@@ -67,11 +71,12 @@ class SearchResult:
     items: Sequence[Item]
     effects: Effects
     kept: Kept
-    solved: Front
+    solved: Front | LimitedFront
     measure: str
     compared: str
     run: Callable[[Mapping[str, str]], Distance]
     notes: tuple[str, ...] = ()
+    times: Times | None = None
     front: list[Point] = field(default_factory=list)
     chosen_name: str = ""
 
@@ -79,6 +84,10 @@ class SearchResult:
         self.front = self._grid()
 
     # --- points ---
+
+    @property
+    def _within_speed(self) -> str:
+        return "" if self.times is None else f" that keep {self.times.speed.text!r}"
 
     @property
     def chosen(self) -> Point:
@@ -145,9 +154,9 @@ class SearchResult:
             best = found if (found.measured or 0.0) < budget.amount else None
         if best is None:
             raise BudgetError(
-                f"{budget.text}: no recipe of these candidates was found that meets it. With {found.bits:.2f} bits per "
-                f"weight {self.measure} is {found.measured:.3g} on the data. Add candidates of more bits, such as "
-                "'int8', or 'float'"
+                f"{budget.text}: no recipe of these candidates{self._within_speed} was found that meets it. With "
+                f"{found.bits:.2f} bits per weight {self.measure} is {found.measured:.3g} on the data. Add "
+                "candidates of more bits, such as 'int8', or 'float'"
             )
         self.front = [each for each in self.front if each.name != best.name]
         self._keep(replace(best, name=budget.text))
@@ -179,13 +188,12 @@ class SearchResult:
                 raise BudgetError(f"{budget.text}: this search measures {self.measure} ({self.compared})")
             chosen = self.solved.reaching(budget.amount)
             if chosen is None:
-                least = float(self.solved.best[-1])
                 raise BudgetError(
-                    f"{budget.text}: the least estimate of these candidates is {least:.3g}. Add candidates of more "
-                    "bits, such as 'int8', or 'float'"
+                    f"{budget.text}: the least estimate of these candidates is {self.solved.lowest:.3g}. Add "
+                    "candidates of more bits, such as 'int8', or 'float'"
                 )
             return self._made(budget.text, chosen)
-        chosen = self.solved.within(self.kept.room(budget, self.solved.least))
+        chosen = self.solved.within(self.kept.room(budget, self.solved.least, self._within_speed))
         assert chosen is not None
         return self._made(budget.text, chosen)
 
@@ -200,7 +208,9 @@ class SearchResult:
             for layer in item.layers
         }
         bits, total = self.kept.bits(nbytes), self.kept.total(nbytes)
-        return Point(name, bits, total, self.solved.cost(chosen), formats, self._recipe(formats, bits))
+        texts = [item.texts[place] for item, place in zip(self.items, chosen, strict=True)]
+        ns = None if self.times is None else self.times.total(texts)
+        return Point(name, bits, total, self.solved.cost(chosen), formats, self._recipe(formats, bits), ns=ns)
 
     def _grid(self) -> list[Point]:
         """Points at round numbers of bits, with the smallest and the largest recipe."""
@@ -245,18 +255,31 @@ class SearchResult:
 
     def table(self) -> str:
         """The front as text, the chosen point with an arrow."""
-        head = ("", "name", "bits", "bytes", f"{self.measure}, estimate", f"{self.measure}, true", "weights")
+        timed = ("linears",) if self.times is not None else ()
+        head = ("", "name", "bits", "bytes", *timed, f"{self.measure}, estimate", f"{self.measure}, true", "weights")
         rows = [head]
         for each in self.front:
             true = "" if each.measured is None else f"{each.measured:.3e}"
             if each.error is not None and not math.isnan(each.error):
                 true += f" ± {each.error:.0e}"
             mark = "->" if each.name == self.chosen_name else ""
-            rows.append((mark, each.name, f"{each.bits:.3f}", human_bytes(each.nbytes), f"{each.estimate:.3e}", true,
-                         each.summary))  # fmt: skip
+            taken = () if each.ns is None else (human_nanoseconds(each.ns),)
+            rows.append((mark, each.name, f"{each.bits:.3f}", human_bytes(each.nbytes), *taken,
+                         f"{each.estimate:.3e}", true, each.summary))  # fmt: skip
         widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *self._speed_notes(), *self.notes])
+
+    def _speed_notes(self) -> list[str]:
+        """The limit, and the bound of what a better solution could gain."""
+        if self.times is None or not isinstance(self.solved, LimitedFront):
+            return []
+        rows, limit = self.times.speed.rows, human_nanoseconds(self.times.limit)
+        return [
+            f"linears: at most {limit} ({self.times.speed.text}), measured on this machine with {rows} "
+            f"row{'s' * (rows != 1)} of x; no recipe within both budgets has an estimate lower by more than "
+            f"{self.solved.gap:.2g} %"
+        ]
 
     def __str__(self) -> str:
         return self.table()
@@ -268,16 +291,19 @@ class SearchResult:
             raise ArgumentError(f"{path}: a recipe's name ends in .toml, by which quant= knows it")
         point = self.point(name) if name is not None else self.chosen
         true = "" if point.measured is None else f", on the data {point.measured:.3e}"
+        speed = ""
+        if point.ns is not None and self.times is not None:
+            speed = f", linears {human_nanoseconds(point.ns)} (at most {self.times.speed.text})"
         heading = (
-            f"made by qc.search for {point.name}: {point.bits:.3f} bits per weight, {human_bytes(point.nbytes)}",
+            f"made by qc.search for {point.name}: {point.bits:.3f} bits per weight, {human_bytes(point.nbytes)}{speed}",
             f"{self.measure}: estimate {point.estimate:.3e}{true} (of {self.compared})",
         )
         with replacing(path) as file:
             file.write(recipe_text(point.recipe, heading).encode())
 
     def plot(self, path: str | Path) -> None:
-        """Draws the front as an SVG: bits per weight, and the distance on a logarithmic scale."""
-        svg.save(path, svg.front(self.front, self.chosen_name, self.measure))
+        """Draws the front as .svg or .png: bits per weight, and the distance on a logarithmic scale."""
+        drawing.save(path, charts.front(self.front, self.chosen_name, self.measure))
 
     def report(self, name: str | None = None) -> LayerReport:
         """What each layer does to the chosen point, or to the point `name`, and what would mend the worst."""

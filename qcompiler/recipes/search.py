@@ -4,7 +4,8 @@ search(model, data, "4.25 bits")
   export               one graph
   merged_groups        what the passes store as one tensor is stored alike
   Study.effects        the distance of the outputs for each weight in each candidate
-  knapsack.solve       the best sum of distances for every size
+  times_of             with speed=: what each weight takes in each candidate, measured on this machine
+  knapsack.solve       the best sum of distances for every size; within the time, LimitedFront
   Study.whole          the true distance of the chosen recipe
 """
 
@@ -12,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qcompiler.api import qcompile, weight_source
 from qcompiler.calibrate import knapsack
+from qcompiler.calibrate.knapsack import Front
+from qcompiler.calibrate.two_budgets import LimitedFront, TwoBudgets
 from qcompiler.config import QuantConfig
-from qcompiler.errors import ArgumentError, BudgetError, RecipeError, WeightsError
+from qcompiler.errors import ArgumentError, BudgetError, ExportError, RecipeError, WeightsError
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
 from qcompiler.frontends.quantise.graph_weights import GraphWeight
 from qcompiler.frontends.quantise.judge import Judge
@@ -27,8 +31,12 @@ from qcompiler.frontends.torch.capture.export import Exported, export_model
 from qcompiler.frontends.weights.weight_files import Unnamed
 from qcompiler.recipes.budgets import Budget
 from qcompiler.recipes.layers import LAST_RESORT, Item, Kept, Layer, checked_candidates, items_of, layers_of
+from qcompiler.recipes.linear_times import measured
 from qcompiler.recipes.result import SearchResult
+from qcompiler.recipes.speed import Speed, Times, times_of
 from qcompiler.runtime.progress import note
+from qcompiler.runtime.threads import resolve_num_threads
+from qcompiler.units import human_nanoseconds
 
 SENSITIVITIES = ("kl", "output")
 FEW_ROWS = 1024
@@ -46,6 +54,8 @@ class Options:
     sensitivity: str = "kl"
     measure: str = "auto"
     workdir: Path | None = None
+    speed: Speed | None = None
+    num_threads: int = 1
 
     @staticmethod
     def of(
@@ -56,6 +66,8 @@ class Options:
         sensitivity: str,
         measure: str,
         workdir: str | Path | None,
+        speed: str | None = None,
+        num_threads: int | None = None,
     ) -> Options:
         """Checks everything that needs no model. BudgetError, RecipeError, UnknownFormatError."""
         if sensitivity not in SENSITIVITIES:
@@ -64,7 +76,9 @@ class Options:
             raise RecipeError(f"measure={measure!r}: choose 'kl', 'error', or 'auto'")
         folder = Path(workdir) if workdir is not None else None
         found = checked_candidates(candidates)
-        return Options(Budget.of(budget), found, rules, merged, sensitivity, measure, folder)
+        fast = None if speed is None else Speed.of(speed)
+        threads = resolve_num_threads(num_threads)
+        return Options(Budget.of(budget), found, rules, merged, sensitivity, measure, folder, fast, threads)
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,8 @@ class Asked:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     dynamic_shapes: Any = None
     weights: Any = None
+    from_data: bool = False
+    """Whether the example is the first of the data."""
 
     def exported(self) -> Exported:
         """ArgumentError for a model in training mode, whose dropout would be measured as an error."""
@@ -101,8 +117,15 @@ def search_model(asked: Asked, inputs: Sequence[Any], options: Options) -> Searc
     source = weight_source(asked.weights)
     if not source.valued:
         raise WeightsError("a search runs the model, and weights='none' leaves it without values")
-    groups = asked.merged_groups() if options.merged else []
-    exported = asked.exported()
+    try:
+        groups = asked.merged_groups() if options.merged else []
+        exported = asked.exported()
+    except ExportError as error:
+        if not asked.from_data:
+            raise
+        raise type(error)(
+            f"{error}\nThe model is exported with data[0]; args= or kwargs= give another example"
+        ) from error
     tensors = GraphTensors(exported, source, Unnamed().room)
     weights = [weight for weight in tensors.grouped() if weight.users]
     tensors.find_codes(weights)
@@ -122,20 +145,47 @@ def search_model(asked: Asked, inputs: Sequence[Any], options: Options) -> Searc
 
 
 def _solved(study: Study, layers: Sequence[Layer], items: Sequence[Item], kept: Kept, options: Options) -> SearchResult:
-    if options.budget.is_size:  # before anything is measured
+    if options.budget.is_size:  # before sensitivities are measured, which takes long
         kept.room(options.budget, sum(min(map(item.nbytes, item.texts)) for item in items))
+    times = _times(items, kept, options)
     texts = {layer.path: item.texts for item in items for layer in item.layers}
     wanted = [(layer.weight, texts[layer.path]) for layer in layers]
     effects = study.effects(wanted, by_output=options.sensitivity == "output")
-    solved = knapsack.solve(_knapsack_items(items, effects))
+    front = knapsack.solve(_knapsack_items(items, effects))
+    solved = front if times is None else LimitedFront(front, _nanoseconds(items, times), times.limit)
     result = SearchResult(
-        items, effects, kept, solved, study.judge.measure, study.judge.why, study.whole, _notes(items, solved)
-    )
+        items, effects, kept, solved, study.judge.measure, study.judge.why, study.whole,
+        _notes(items, solved, times), times,
+    )  # fmt: skip
     if options.budget.is_size:
         result.choose(options.budget)
     else:
         result.choose_measured(options.budget)
     return result
+
+
+def _times(items: Sequence[Item], kept: Kept, options: Options) -> Times | None:
+    """What the items take by measurement. BudgetError if no recipe is as fast, or none that is is as small."""
+    if options.speed is None:
+        return None
+    times = times_of(items, options.speed, partial(measured, threads=options.num_threads))
+    fastest = sum(min(ns[text] for text in item.texts) for item, ns in zip(items, times.ns, strict=True))
+    if fastest > times.limit:
+        raise BudgetError(
+            f"speed={options.speed.text!r} is {human_nanoseconds(times.limit)}: the linears of the fastest recipe of "
+            f"these candidates take {human_nanoseconds(fastest)}. Add candidates that are faster, or give more time"
+        )
+    if options.budget.is_size:
+        plain = [[knapsack.Option(item.nbytes(text), 0.0) for text in item.texts] for item in items]
+        smallest = TwoBudgets(plain, _nanoseconds(items, times)).smallest(times.limit)
+        assert smallest is not None
+        nbytes = sum(item[place].nbytes for item, place in zip(plain, smallest, strict=True))
+        kept.room(options.budget, nbytes, f" that keep {options.speed.text!r}")
+    return times
+
+
+def _nanoseconds(items: Sequence[Item], times: Times) -> list[list[int]]:
+    return [[ns[text] for text in item.texts] for item, ns in zip(items, times.ns, strict=True)]
 
 
 def _knapsack_items(items: Sequence[Item], effects: Mapping[tuple[str, str], Effect]) -> list[list[knapsack.Option]]:
@@ -149,11 +199,11 @@ def _knapsack_items(items: Sequence[Item], effects: Mapping[tuple[str, str], Eff
     ]
 
 
-def _notes(items: Sequence[Item], solved: knapsack.Front) -> tuple[str, ...]:
+def _notes(items: Sequence[Item], solved: Front | LimitedFront, times: Times | None) -> tuple[str, ...]:
     notes = [f"{layer.path}: {layer.fixed}" for item in items for layer in item.layers if layer.fixed]
     if solved.slack:
         notes.append(f"sizes are rounded: a recipe is at least the best of a budget smaller by {solved.slack:,} bytes")
-    return tuple(notes)
+    return (*notes, *(times.notes if times is not None else ()))
 
 
 def _vocabulary(config: Any, weights: Sequence[GraphWeight]) -> int | None:

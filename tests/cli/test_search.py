@@ -19,6 +19,10 @@ def model():
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).eval()
     return net, (torch.zeros(2, 64),), {}, ({0: ("batch", 1, 64)},)
+
+
+def alone():
+    return model()[0]
 """
 
 
@@ -30,9 +34,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def search(*more: str) -> int:
-    given = ["search", "searched_model:model", "--data", "x.npy", "--candidates", "int4", "int8", "--separate"]
-    return cli.main([*given, *more])
+def search(*more: str, model: str = "searched_model:model", data: str = "x.npy") -> int:
+    return cli.main(["search", model, "--data", data, "--candidates", "int4", "int8", "--separate", *more])
 
 
 def test_a_recipe_is_written_that_compile_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,13 +49,27 @@ def test_a_recipe_is_written_that_compile_takes(folder: Path, capsys: pytest.Cap
     assert "bits per weight (promised" in capsys.readouterr().out
 
 
+def test_a_function_that_gives_the_model_alone_takes_the_first_input_as_example(folder: Path) -> None:
+    assert search("--budget", "6 bits", "-o", "r.toml", model="searched_model:alone") == 0
+    assert QuantConfig.of("r.toml").rules
+
+
 def test_errors_leave_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = np.load("x.npy")
+    np.save("thin.npy", rows[:, 1:])
+    rows[3, 5] = np.nan
+    np.save("nan.npy", rows)
     before = sorted(folder.iterdir())
     for more, message in (
         (("--budget", "6 bits", "-o", "none/r.toml"), "there is no folder 'none'"),
         (("--budget", "6 bits", "-o", "r.json"), "must end in .toml"),
         (("--budget", "6", "-o", "r.toml"), "write bits per weight"),
         (("--budget", "1 bits", "-o", "r.toml"), "BudgetError: 1 bits: the smallest recipe"),
+        (("--budget", "6 bits", "-o", "r.toml", "--speed", "fast"), "speed='fast': write a time"),
+        (("--budget", "6 bits", "-o", "r.toml", "--plot", "f.gif"), "must end in .svg or .png"),
+        (("--budget", "6 bits", "-o", "r.toml", "--data", "nan.npy"), "data[0] holds NaN or infinity"),
+        (("--budget", "6 bits", "-o", "r.toml", "--data", "thin.npy"), "has [32, 63]"),
+        (("--budget", "error<1e-9", "-o", "r.toml", "--plot", "f.png"), "no recipe of these candidates was found"),
     ):
         assert search(*more) == 1
         assert message in capsys.readouterr().err

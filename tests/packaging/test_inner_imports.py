@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("qcompiler", "passes", "kernels", "runtime")
 
-PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich", "tokenizers", "jinja2", "shtab"}
+PACKAGES = {"torch", "transformers", "huggingface_hub", "sympy", "cuda", "rich", "tokenizers", "jinja2", "shtab",
+            "PIL"}  # fmt: skip
 """Optional, or slow to load: what runs programs needs none of them."""
 
 DOORS = {

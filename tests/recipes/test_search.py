@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image, ImageColor
 from torch import nn
 
 import qcompiler as qc
@@ -20,13 +22,16 @@ from qcompiler.errors import (
     BudgetError,
     CalibrationError,
     ExportError,
+    MissingDependencyError,
     QCompilerError,
     RecipeError,
 )
 from qcompiler.frontends.quantise.insert_qdq import insert_qdq
 from qcompiler.frontends.quantise.sensitivity import Study
 from qcompiler.frontends.torch.capture.export import export_model
+from qcompiler.recipes import charts
 from qcompiler.recipes.budgets import Budget
+from qcompiler.recipes.drawing import SCALE, Circle
 from qcompiler.recipes.result import SearchResult
 
 K, WORDS = 64, 96
@@ -366,6 +371,35 @@ def test_bad_data_is_an_error_that_names_the_input(
     assert not list(tmp_path.iterdir())
 
 
+class Fixed(nn.Module):
+    """Takes no arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.linear = nn.Parameter(X), nn.Linear(64, 64)
+
+    def forward(self) -> torch.Tensor:
+        return self.linear(self.rows)
+
+
+def test_an_empty_tuple_has_the_arguments_of_a_model_that_takes_none() -> None:
+    result = qc.search(Fixed().eval(), [()], "8 bits", ("int4", "int8"), merged=False)
+    assert result.chosen.formats == {"linear.weight": "int4"} and result.chosen.measured
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "data", [X[:, 1:], pytest.param((X, X), marks=SLOW), pytest.param({"y": X}, marks=SLOW), None, ()],
+    ids=["shape", "two", "name", "none", "empty"],
+)  # fmt: skip
+def test_a_first_input_that_the_model_does_not_take_is_named(data: Any) -> None:
+    """It is the example; nothing is measured, and nothing is written."""
+    with pytest.raises(ExportError, match=r"The model is exported with data\[0\]; args= or kwargs= give another"):
+        floats(data)
+
+
 def test_texts_are_for_language_models() -> None:
     with pytest.raises(ExportError, match="data of texts or token ids is for language models"):
         qc.search(Floats(), ["a text"], "6 bits")
@@ -412,8 +446,24 @@ def test_tables_drawings_and_reports_say_what_was_found(tmp_path: Path) -> None:
     report.plot(tmp_path / "layers.svg")
     assert (tmp_path / "front.svg").read_text().count("<circle") == len(result.front)
     assert (tmp_path / "layers.svg").read_text().count("<rect") == 1 + 5
-    with pytest.raises(ArgumentError, match="drawings are SVG"):
-        result.plot(tmp_path / "front.png")
+    with pytest.raises(ArgumentError, match="drawings are SVG or PNG"):
+        result.plot(tmp_path / "front.gif")
+
+
+def test_a_drawing_as_png_has_the_marks_of_the_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chosen point is red, where the SVG has it; and without Pillow the error names what to install."""
+    result = shared()
+    result.plot(tmp_path / "front.png")
+    result.report("least").plot(tmp_path / "layers.png")
+    image = Image.open(tmp_path / "front.png").convert("RGB")
+    drawing = charts.front(result.front, result.chosen_name, result.measure)
+    (circle,) = (each for each in drawing.shapes if isinstance(each, Circle) and each.colour == charts.MARK)
+    assert image.getpixel((round(circle.x * SCALE), round(circle.y * SCALE))) == ImageColor.getrgb(charts.MARK)
+    assert Image.open(tmp_path / "layers.png").size[1] > 5 * charts.BAR * SCALE
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'qcompiler\[plot\]'"):
+        result.plot(tmp_path / "other.png")
+    assert not (tmp_path / "other.png").exists()
 
 
 @pytest.mark.slow

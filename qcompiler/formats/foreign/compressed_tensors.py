@@ -207,7 +207,7 @@ def kind_of(packed: PackedTensor) -> Kind:
         return "int-quantized" if fmt.bits == 8 else "pack-quantized"
     if isinstance(fmt, (FP8E4M3, FP8E5M2)):
         return "float-quantized"
-    if fmt == NVFP4(divisor=True):
+    if isinstance(fmt, NVFP4) and fmt.setting("divisor"):
         return "nvfp4-pack-quantized"
     if isinstance(fmt, MXFP4):
         return "mxfp4-pack-quantized"

@@ -109,8 +109,9 @@ def read_nvfp4(found: Arrays, weight: str, scale: str, of_all: str, *, divisor: 
 
 def write_nvfp4(packed: PackedTensor, *, divisor: bool) -> tuple[Array, Array, Array]:
     """(weight, scale, global scale of shape (1,)). FormatError if the tensor has the other kind of global scale."""
-    if packed.format != NVFP4(divisor=divisor):
-        raise FormatError(f"this checkpoint holds {NVFP4(divisor=divisor)}, and the tensor is {packed.format}")
+    fmt = packed.format
+    if not isinstance(fmt, NVFP4) or fmt.setting("divisor") != divisor:
+        raise FormatError(f"this checkpoint holds nvfp4(divisor={divisor}), and the tensor is {packed.format}")
     return packed.section("codes").copy(), packed.section("scales").copy(), packed.section("global_scale").copy()
 
 

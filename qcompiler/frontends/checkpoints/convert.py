@@ -18,6 +18,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,10 +39,12 @@ from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.folder_to_gguf import folder_to_gguf, require_folder
 from qcompiler.frontends.checkpoints.gguf_files import GgufFile, GgufTensor, NewTensor, write_gguf
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
+from qcompiler.frontends.quantise.stored_places import Matrix, places_of
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.weights.weight_source import InFile
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import replacing_folder
+from qcompiler.runtime.image import ProgramImage
 from qcompiler.runtime.progress import Progress
 
 LAYOUTS = ("gguf", "gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes")
@@ -86,7 +89,7 @@ class Conversion:
 
 def convert(
     source: str | Path, target: str | Path, *, to: str | None = None, layout: str | None = None, lossy: bool = False,
-    force: bool = False, quant: str | None = None,
+    force: bool = False, quant: str | None = None, program: Any = None,
 ) -> Conversion:  # fmt: skip
     """Converts a GGUF file or a folder with a checkpoint.
 
@@ -99,6 +102,10 @@ def convert(
 
     `quant` is for a folder that becomes a GGUF file: a mixture ("q4_K_M"), which chooses a format for each tensor as
     llama.cpp's quantiser does, or one format for all matrices.  It allows the loss.
+
+    `program` is a program that was compiled from the folder, or a language model: its linears that are quantised are
+    written with the program's codes, such as those that `algorithm="gptq"` chose, in place of the folder's values.
+    WeightsError for one that is not of this folder.
 
     With `to`, all linears that the source has in floating point are encoded, too.  FormatError, saying how much is
     lost, for a tensor that would lose precision unless `lossy` allows it; WeightsError and ArgumentError if something
@@ -120,12 +127,28 @@ def convert(
             "quant= (`--quant`) is for a folder that becomes a GGUF file, without to=; else name the format with to= "
             "(`--to`)"
         )
+    if program is not None and (layout == "gguf" or not source.is_dir()):
+        raise ArgumentError(
+            "program= gives the codes for a folder that becomes a folder: convert that one to GGUF then"
+        )
     if layout == "gguf" and source.is_dir():
         return _folder_to_gguf(source, target, quant or to, lossy or quant is not None)
     if layout == "gguf":
         return _to_gguf(source, target, wanted, lossy)
     checkpoint = from_checkpoint(source) if source.is_dir() else from_gguf(source)
-    return _Folder(checkpoint, target, layout, wanted, lossy).write()
+    return _Folder(checkpoint, target, layout, wanted, lossy, _codes_of(program)).write()
+
+
+def _codes_of(program: Any) -> Codes:
+    """The quantised matrices of a program by parameter; reading one makes its canonical bytes."""
+    if program is None:
+        return {}
+    image = getattr(getattr(program, "program", program), "image", None)
+    if not isinstance(image, ProgramImage):
+        raise ArgumentError(f"program={program!r:.60} is no program: give what qcompile or compile_causal_lm returns")
+    image.require_values()
+    places = {name: each for name, each in places_of(image.plan).items() if each.format is not None}
+    return {name: partial(each.read, image.weights) for name, each in places.items() if len(each.entry.shape) == 2}
 
 
 def _check_target(target: Path, layout: str, force: bool) -> None:
@@ -217,6 +240,10 @@ def _packed(given: PackedTensor | Array, name: str, to: Format, lossy: bool) -> 
 
 # --- to a folder -----------------------------------------------------------------------------------------------------
 
+FARTHEST = 0.8
+"""The largest relative error of a program's codes: 2 bits have 0.5; of two unrelated matrices it is 1.4."""
+
+Codes = Mapping[str, Callable[[], Matrix]]
 Writer = Callable[[PackedTensor, Order | None], Mapping[str, Array]]
 
 
@@ -229,6 +256,8 @@ class _Folder:
     layout: str
     to: Format | None
     lossy: bool
+    own: Codes = field(default_factory=dict)
+    """The codes of a program for the folder's values."""
     kinds: dict[Any, list[str]] = field(default_factory=dict)
     """The settings of the written layers, and their paths."""
     dtype: torch.dtype = torch.float32
@@ -287,7 +316,10 @@ class _Folder:
             done.tensors.append(Converted(name, before, values.dtype.name, Loss()))
             yield name, values
             return
-        given = codes.read() if codes is not None else to_numpy(item.view().float())
+        if name in self.own:
+            given: PackedTensor | Array = self._own(name, item)
+        else:
+            given = codes.read() if codes is not None else to_numpy(item.view().float())
         order = codes.permutation if codes is not None else None
         wanted = self.to or _native(self.layout, given)
         packed, loss = _packed(given, name, wanted, self.lossy)
@@ -302,7 +334,32 @@ class _Folder:
     def _becomes(self, name: str, item: InFile, linears: set[str]) -> bool:
         """Whether the tensor is written as codes."""
         layer, _, kind = name.rpartition(".")
-        return kind == "weight" and layer in linears and (item.codes is not None or self.to is not None)
+        return (
+            kind == "weight"
+            and layer in linears
+            and (item.codes is not None or self.to is not None or name in self.own)
+        )
+
+    def _own(self, name: str, item: InFile) -> PackedTensor:
+        """The program's codes. WeightsError if they are not those of the folder's weight."""
+        if item.codes is not None:
+            raise WeightsError(
+                f"'{name}' has codes in {self.checkpoint.path}, which a program keeps: leave program= out"
+            )
+        packed, values = self.own[name](), to_numpy(item.view().float())
+        assert isinstance(packed, PackedTensor)
+        if (packed.rows, packed.cols) != values.shape:
+            raise WeightsError(
+                f"'{name}' is {packed.rows} x {packed.cols} in the program and {list(values.shape)} in "
+                f"{self.checkpoint.path}: it is no program of this folder"
+            )
+        error = loss_of(values, packed.format.decode(packed)).relative
+        if error > FARTHEST:
+            raise WeightsError(
+                f"'{name}' of the program is {100 * error:.0f} % from the weight in {self.checkpoint.path}: it is no "
+                "program of this folder, or its passes changed the weight"
+            )
+        return packed
 
     def _copy_others(self, work: Path) -> None:
         """Copies the tokenizer and the generation settings of a folder."""

@@ -21,18 +21,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler import formats
 from qcompiler.errors import AdapterError, ArgumentError, FormatShapeError, FormatValueError, MergeError
-from qcompiler.formats import Format, PackedTensor, stacking
+from qcompiler.formats import PackedTensor
 from qcompiler.formats.made import MadeMatrix
 from qcompiler.frontends.quantise.lora_adapter import LoraLayer, listed, read_adapter
-from qcompiler.kernels import layouts
-from qcompiler.plan.plan import WeightEntry
+from qcompiler.frontends.quantise.stored_places import Matrix, StoredPlace, places_of
 from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime.encoder import encode_made
 from qcompiler.runtime.image import ProgramImage
 from qcompiler.runtime.loaded import LoadedProgram
-from qcompiler.runtime.memory import Block, Bytes, file_bytes
+from qcompiler.runtime.memory import Block, file_bytes
 from qcompiler.runtime.progress import Progress
 from qcompiler.runtime.repack import IN_MEMORY
 
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
     from qcompiler.program import Program
 
 Values = npt.NDArray[np.float32]
-Matrix = PackedTensor | npt.NDArray[Any]
-"""A weight: quantised, or plain (rows, cols) in floating point."""
 
 
 @dataclass(frozen=True)
@@ -290,14 +286,9 @@ def _figures(
 def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], threshold: float | None) -> Merged:
     """Merges into a program. Its linears are stored (out, in), whatever the model has."""
     image.require_values()
-    by_parameter = {
-        parameter: _Place(entry, number)
-        for entry in image.plan.weights
-        for number, part in enumerate(entry.named)
-        for parameter in part.parameters
-    }
+    by_parameter = places_of(image.plan)
     problems: list[str] = []
-    places: list[tuple[LoraLayer, _Place]] = []
+    places: list[tuple[LoraLayer, StoredPlace]] = []
     for layer in layers:
         path = _path_in(layer.path, by_parameter)
         place = by_parameter.get(f"{path}.weight")
@@ -335,58 +326,6 @@ def _path_in(path: str, by_parameter: Mapping[str, Any]) -> str:
         return ends[0].removesuffix(".weight")
     inner = path.partition(".")[2]
     return inner if inner and f"{inner}.weight" in by_parameter else path
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a program stores a weight: part `number` of an entry of its directory."""
-
-    entry: WeightEntry
-    number: int
-
-    @property
-    def format(self) -> Format | None:
-        stored = self.entry.format
-        return None if stored is None else formats.get(stored.name, **stored.params)
-
-    @property
-    def rows(self) -> list[int]:
-        """Of all parts of the entry."""
-        return [part.rows for part in self.entry.named]
-
-    def read(self, weights: Bytes) -> Matrix:
-        """The weight in canonical bytes."""
-        canonical, cols, fmt = self._whole(weights), self.entry.shape[1], self.format
-        if fmt is None:
-            array: npt.NDArray[Any] = canonical.view(NUMPY_DTYPES[self.entry.dtype]).reshape(-1, cols)
-            return array[self._range]
-        if self.entry.parts:
-            canonical = stacking.take(fmt, self.rows, cols, self.number, canonical)
-        return PackedTensor(fmt, self.rows[self.number], cols, canonical)
-
-    def write(self, matrix: Matrix, weights: Bytes) -> None:
-        """Puts the weight where it is stored; other parts of the entry keep their values."""
-        rows, cols = self.entry.shape
-        data = matrix.data if isinstance(matrix, PackedTensor) else matrix.reshape(-1).view(np.uint8)
-        if self.entry.parts:
-            part, data = data, np.array(self._whole(weights))
-            if self.format is not None:
-                stacking.put(self.format, self.rows, cols, self.number, part, data)
-            else:
-                data.reshape(rows, -1)[self._range] = part.reshape(self.rows[self.number], -1)
-        packed = layouts.get(self.entry.layout).pack(self.format, self.entry.dtype, rows, cols, data)
-        weights[self.entry.offset : self.entry.offset + self.entry.nbytes] = packed
-
-    @property
-    def _range(self) -> slice:
-        first = sum(self.rows[: self.number])
-        return slice(first, first + self.rows[self.number])
-
-    def _whole(self, weights: Bytes) -> Bytes:
-        """The entry in canonical bytes."""
-        rows, cols = self.entry.shape
-        stored = weights[self.entry.offset : self.entry.offset + self.entry.nbytes]
-        return layouts.get(self.entry.layout).unpack(self.format, self.entry.dtype, rows, cols, stored)
 
 
 __all__ = ["LayerMerge", "MergeReport", "Merged", "merge_lora"]
