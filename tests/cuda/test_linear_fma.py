@@ -227,7 +227,7 @@ def test_decoded_weights_equal_the_format_to_the_bit(sim_module: Callable[..., A
         for m_class, dtype in (("2-8", "f32"), ("2-8", "bf16"), ("large", "f32"))
     ]
     made += [
-        make_case(f"{kind}_narrow", kind, m_class, "f32", "f16", "none", has_bias=False)
+        make_case(f"{kind}_narrow", kind, m_class, "f32", "bf16", "none", has_bias=False)
         for kind, m_class in (("nf4_flat", "2-8"), ("int4_zeros", "large"), ("int8", "2-8"))
     ]
     module = sim_module([case.spec for case in made], "sm_80", checked=False)
