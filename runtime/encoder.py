@@ -30,7 +30,8 @@ from qcompiler.runtime.progress import note_once
 from qcompiler.runtime.threads import resolve_num_threads
 
 WORTH_COMPILING = 1 << 24
-"""After this many elements of a format its encoder is compiled, which takes about as long as NumPy for as many."""
+"""After this many elements of a format its encoder is compiled, which takes about as long as NumPy for as many. Of a
+format with a `CompiledEncoder.effort`, as many times fewer are enough."""
 
 SECTIONS = 4
 
@@ -97,11 +98,11 @@ _lock = threading.Lock()
 def tile_encoder(fmt: Format, elements: int) -> TileEncoder | None:
     """The compiled tiles of a format that has `elements` more to encode; None if NumPy is to do it.
 
-    Compiling waits until a process has seen `WORTH_COMPILING` elements; code from the cache is used at once.
+    Compiling waits until a process has seen elements worth it (`WORTH_COMPILING`); code from the cache is used at once.
     """
     with _lock:
         seen = _elements[fmt] = _elements.get(fmt, 0) + elements
-    return _tiles(fmt, host_isa(), seen >= WORTH_COMPILING)
+    return _tiles(fmt, host_isa(), seen)
 
 
 @functools.cache
@@ -112,7 +113,7 @@ def _encoder(fmt: Format) -> CompiledEncoder | None:
 _loaded: dict[tuple[Format, str], TileEncoder | None] = {}
 
 
-def _tiles(fmt: Format, isa: str, worth: bool) -> TileEncoder | None:
+def _tiles(fmt: Format, isa: str, seen: int) -> TileEncoder | None:
     with _lock:
         if (fmt, isa) in _loaded:
             return _loaded[fmt, isa]
@@ -122,7 +123,7 @@ def _tiles(fmt: Format, isa: str, worth: bool) -> TileEncoder | None:
         record = cache_dir("plans") / f"encoder-{_key(encoder, isa)}.json"
         code = recorded(record, "encoder")
         if code is None:
-            if not worth:
+            if seen * encoder.effort < WORTH_COMPILING:
                 return None
             try:
                 code = compile_code(encoder.source, isa, name="encoder", extra_flags=sanitize.flags())

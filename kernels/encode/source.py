@@ -44,13 +44,15 @@ class CompiledEncoder:
 
     `source` exports ``int32_t qc_encode(const qe_tile*)``. For a matrix that is being encoded, `sections` gives the
     arrays that `qe_tile.out` points to, and `statistics` (fp32) gives what the format computed from the whole matrix.
-    If `takes` returns false, NumPy encodes instead.
+    If `takes` returns false, NumPy encodes instead.  Where NumPy is slow, `effort` is how many times fewer elements
+    than for other formats are worth compiling.
     """
 
     source: str
     sections: Callable[[Encoding], list[Array]]
     statistics: Callable[[Encoding], Array | None] = lambda job: None
     takes: Callable[[Encoding], bool] = lambda job: True
+    effort: int = 1
 
 
 def compiled_encoder(fmt: Format) -> CompiledEncoder | None:
@@ -255,7 +257,8 @@ def _i_quant(fmt: _IQuant) -> CompiledEncoder:
         members.append(f"static constexpr float {name}{sizes} = {{{rows}}};")
         which = ", ".join(map(str, of_variants[0].which))
         members.append(f"static constexpr uint8_t {name}_OF[{count}] = {{{which}}};")
-    return _ggml(("ggml_32.h", "i_quants.h"), "qe_i_quant", fmt, *members)
+    # NumPy compares each vector with every point: it takes one to nine seconds for 2^18 elements.
+    return replace(_ggml(("ggml_32.h", "i_quants.h"), "qe_i_quant", fmt, *members), effort=64)
 
 
 def _row_text(row: npt.NDArray[np.float32]) -> str:

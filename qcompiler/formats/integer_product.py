@@ -131,8 +131,11 @@ def integer_product(fmt: Format) -> IntegerProduct | str:
     )
 
 
-def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor) -> Float32:
-    """fp32 (M, N): int8 codes (M, K) with scales (M,) by a weight (N, K). This is the definition.
+def multiply(
+    codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor, rows: tuple[int, int] | None = None
+) -> Float32:
+    """fp32 (M, N): int8 codes (M, K) with scales (M,) by a weight (N, K), or by its `rows` [first, stop). This is the
+    definition.
 
     The caller must first check that `integer_product` returns a product.
     """
@@ -140,12 +143,13 @@ def multiply(codes: npt.NDArray[np.int8], scales: Float32, packed: PackedTensor)
     product = integer_product(fmt)
     assert isinstance(product, IntegerProduct), product
     d = fmt.declaration
-    entries = fmt.entries_of_rows(packed, 0, packed.rows)
+    first, stop = (0, packed.rows) if rows is None else rows
+    entries = fmt.entries_of_rows(packed, first, stop)
     bits = np.ascontiguousarray(entries.pop(d.codes.name)).view(np.uint8)
     integers = d.code_values if product.listed is None else np.array(product.listed)
     weight = integers[bits].astype(np.float64)  # products and sums of these are exact integers
     x = codes.astype(np.float64)
-    total = np.zeros((len(codes), packed.rows), np.float32)
+    total = np.zeros((len(codes), stop - first), np.float32)
     step = product.columns(cols)
     with np.errstate(invalid="ignore", over="ignore"):
         for k in range(0, cols, step):

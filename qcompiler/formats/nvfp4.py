@@ -45,8 +45,8 @@ NEIGHBOURS = (0, 1, -1, 2, -2, 3, -3, 4, 5, 6)
 of 2: with scales of up to 1.5 times absmax / 6 the largest element may become 4 (absmax / 4 is 4 or 5 codes above), and
 with smaller ones it saturates."""
 
-_FIRST, _LAST = 0x08, 0x7E
-"""The codes of 2^-6 and 448."""
+_FIRST, _FIRST_OF_DIVISORS, _LAST = 0x08, 0x01, 0x7E
+"""The codes of 2^-6, the smallest scale of torchao; of 2^-9, that of compressed-tensors; and of 448."""
 
 ZERO_SCALE = np.float32(0.125)
 """compressed-tensors stores this instead of a block scale that rounds to zero."""
@@ -144,8 +144,9 @@ class NVFP4(Format):
         own: Float32 = stored.astype(np.float32)
         units = self._scaled(blocks, stored, of_all)
         best, chosen = np.full(len(blocks), np.inf, np.float32), base
+        smallest = _FIRST_OF_DIVISORS if self.setting("divisor") else _FIRST
         for step in NEIGHBOURS:
-            codes = np.clip(base.astype(np.int32) + step, _FIRST, _LAST).astype(np.uint8)
+            codes = np.clip(base.astype(np.int32) + step, smallest, _LAST).astype(np.uint8)
             other: Float32 = codes.view(E4M3.dtype).astype(np.float32)
             ratio: Float32 = (other / own)[:, None]
             cast: Float32 = E2M1.saturate(self._scaled(blocks, codes.view(E4M3.dtype), of_all)).astype(np.float32)

@@ -30,11 +30,12 @@ Numbers = npt.NDArray[np.intp]
 Bytes = npt.NDArray[np.uint8]
 
 TRIALS = (0.5, 0.75, 1.0, 1.25)
-"""First scales of a sub-block, in units of (largest weight) / (largest number of the codebook). Twelve of them lower
-the error of Gaussian weights by less than 0.3 %."""
+"""First scales of a sub-block, in units of (largest weight) / (largest number of the codebook). Twelve, from 0.4 to
+1.5, lower the squared error of Gaussian weights by 1.3 % with iq3_s, 0.8 % with iq3_xxs, and less than 0.2 % with the
+others."""
 
 ROUNDS = 2
-"""Turns of scales and points, of a sub-block and of a superblock: later ones seldom change a bit."""
+"""Turns of scales and points, of a sub-block and of a superblock. Four lower that error by about 0.2 % at most."""
 
 SIZE = 1 << 17
 """Numbers of each kind (vectors times points) that are held at a time: half a MiB of fp32."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import SSAValue
 
 from qcompiler import formats
 from qcompiler.errors import InterpreterError
@@ -131,8 +131,11 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
     x, kept = _prologue(op, operands, frame) if op.prologue.blocks else (operands[0], [])
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if op.multiplies_codes:
-        acc, out = np.dtype(np.float32), _integer_sums(op.w.type, rows, operands[1], frame)
-        out = out.reshape(*x.shape[:-1], out.shape[-1])
+        assert isinstance(op.w.type, QTensorType)
+        packed = frame.packed(op.w.type, operands[1])
+        acc = np.dtype(np.float32)
+        codes, scales = int8_rows.codes_of(rows, packed.cols), int8_rows.scales_of(rows, packed.cols)
+        out = integer_product.multiply(codes, scales, packed).reshape(*x.shape[:-1], packed.rows)
     else:
         w = plain(operands[1], op.w.type, frame)
         acc = accumulator(x, w)
@@ -148,14 +151,6 @@ def _linear(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> list[Ar
         value = np.broadcast_to(evaluate_body(op.epilogue.block, [*sums, *rest])[0], sums[0].shape)
     statistics = [] if op.statistics is None else [row_statistics.parts_of(value, op.statistics.data)]
     return [value, *kept, *statistics]
-
-
-def _integer_sums(type_: Attribute, rows: Array, weight: Array, frame: Frame) -> Array:
-    """Products (rows, N) of int8 rows with all rows of a packed weight."""
-    assert isinstance(type_, QTensorType)
-    packed = frame.packed(type_, weight)
-    codes, scales = int8_rows.codes_of(rows, packed.cols), int8_rows.scales_of(rows, packed.cols)
-    return integer_product.multiply(codes, scales, packed)
 
 
 def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> tuple[Array, list[Array]]:
@@ -178,9 +173,7 @@ def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Fr
     if outside:
         raise InterpreterError(f"{where(op)}: there is no expert {outside[0]}; there are {experts}")
     if op.multiplies_codes:
-        sums = _integer_sums(op.w.type, x, operands[1], frame).reshape(len(x), experts, -1)
-        pair = np.arange(len(index))
-        return [round_to(sums[pair // repeat, index], tensor_dtype(op.result.type))]
+        return [round_to(_integer_sums_of_experts(op, operands, frame), tensor_dtype(op.result.type))]
     w = plain(operands[1], op.w.type, frame)
     acc = accumulator(x, w)
     weights = w.astype(acc, copy=False).reshape(experts, -1, x.shape[1])
@@ -191,6 +184,22 @@ def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Fr
     if not op.epilogue.blocks:
         return [round_to(out, tensor_dtype(op.result.type))]
     return [_experts_epilogue(op, out.astype(np.float32, copy=False), operands[3:])]
+
+
+def _integer_sums_of_experts(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Frame) -> Array:
+    """Products (pairs, N) of int8 rows with the experts that some pair chose, one expert after the other."""
+    x, weight, index = operands[:3]
+    assert isinstance(op.w.type, QTensorType)
+    packed, repeat = frame.packed(op.w.type, weight), op.repeat.value.data
+    codes, scales = int8_rows.codes_of(x, packed.cols), int8_rows.scales_of(x, packed.cols)
+    width = packed.rows // op.experts.value.data
+    out = np.zeros((len(index), width), np.float32)
+    for expert in sorted({int(i) for i in index}):
+        pairs = np.flatnonzero(index == expert)
+        rows = pairs // repeat
+        of_expert = (expert * width, (expert + 1) * width)
+        out[pairs] = integer_product.multiply(codes[rows], scales[rows], packed, of_expert)
+    return out
 
 
 def _experts_epilogue(op: qc.GroupedLinearOp, sums: Array, rest: Sequence[Array]) -> Array:

@@ -28,11 +28,13 @@ TYPES = {"mxfp4": ml_dtypes.float4_e2m1fn, "nvfp4": ml_dtypes.float4_e2m1fn, "e4
 
 
 def weights(rows: int = 24, cols: int = 96, seed: int = 0) -> F32:
-    """Normal numbers, some blocks of them with an outlier, one block of zeros, one of equal numbers."""
+    """Normal numbers, some blocks of them with an outlier, one block of zeros, one of equal numbers, one of numbers so
+    small that nvfp4's scale with a divisor is subnormal."""
     rng = np.random.default_rng(seed)
     found = rng.standard_normal((rows, cols)).astype(np.float32) * 0.02
     found[::3, ::37] *= 9
     found[0, :32], found[1, :32] = 0, 0.01
+    found[1, 64:] *= 1e-4
     return found
 
 
@@ -55,7 +57,7 @@ def best_by_hand(name: str, params: dict[str, Any], w: F32, importance: F32 | No
     best = np.full(len(blocks), np.inf)
     for step in neighbours:
         if name == "nvfp4":
-            codes = np.clip(stored.astype(int) + step, 0x08, 0x7E).astype(np.uint8)
+            codes = np.clip(stored.astype(int) + step, 0x01 if params.get("divisor") else 0x08, 0x7E).astype(np.uint8)
             scale = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
             of_all = float(packed.section("global_scale")[0])
             scale = scale / of_all if params.get("divisor") else scale * of_all

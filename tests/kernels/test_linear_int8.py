@@ -182,7 +182,9 @@ def test_the_definition_is_the_product_of_the_decoded_values() -> None:
     for case in WEIGHTS:
         packed, k = packed_weight(case), WEIGHTS[case][3]
         rows = int8_rows.quantise(activations(5, k), "token", 0.0, None)
-        found = integer_product.multiply(int8_rows.codes_of(rows, k), int8_rows.scales_of(rows, k), packed)
+        codes, scales = int8_rows.codes_of(rows, k), int8_rows.scales_of(rows, k)
+        found = integer_product.multiply(codes, scales, packed)
+        np.testing.assert_array_equal(integer_product.multiply(codes, scales, packed, (3, 11)), found[:, 3:11])
         exact = int8_rows.dequantise(rows, k).astype(np.float64) @ packed.format.decode(packed).T.astype(np.float64)
         assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
 

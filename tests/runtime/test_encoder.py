@@ -213,6 +213,24 @@ def test_little_work_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert encoder.tile_encoder(fmt, 1) is not None, "compiled before, and not found again"
 
 
+def test_fewer_elements_are_worth_compiling_where_numpy_is_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def none(*arguments: object, **named: object) -> Path:
+        asked.append(arguments)
+        raise CompilerMissingError("none")
+
+    monkeypatch.setattr(encoder, "WORTH_COMPILING", 1000)
+    monkeypatch.setattr(encoder, "_elements", {})
+    monkeypatch.setattr(encoder, "cache_dir", lambda kind: tmp_path)
+    monkeypatch.setattr(encoder, "compile_code", none)
+    for name, compiles in (("q4_K", False), ("iq1_s", True)):
+        encoder.tile_encoder(formats.get(name), 16)
+        assert bool(asked) == compiles, name
+
+
 def test_without_a_compiler_numpy_encodes_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
