@@ -292,8 +292,10 @@ class _Search:
         return after is not None and torch.equal(after, along(-1, len(shape_of(node)), self.stream.width))
 
     def _check_uses(self) -> None:
-        """Each tensor is used by the stream alone, and in one way; a tied embedding may be a reader's weight, too, and a
-        linear may read and write if each product with its weight does."""
+        """Each tensor is used by the stream alone, and in one way; a tied embedding may be a reader's weight, too.
+
+        A linear may read and write, if each product with its weight does.
+        """
         ways: dict[int, set[Any]] = {}
         users: dict[int, set[fx.Node]] = {}
         weights: dict[int, GraphWeight] = {}
