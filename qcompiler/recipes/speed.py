@@ -26,6 +26,9 @@ from qcompiler.recipes.linear_times import Case, copies_for
 UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 MOST_ROWS = 1 << 16
 
+MOST_NS = 1 << 62
+"""A limit that every recipe keeps, of 64 bits as all sums of times."""
+
 GRAMMAR = (
     "write a time of the linears of one call ('3 ms', '800 us'), or a multiple of what they take in one format "
     "('1.2 x int4'), either for one row of x or followed by 'at 32 rows'"
@@ -114,7 +117,7 @@ def times_of(items: Sequence[Item], speed: Speed, measured: Callable[[Iterable[C
         limit *= sum(each[_reference(item, speed)] for item, each in zip(items, ns, strict=True))
     weights = [layer.weight for item in items for layer in item.layers]
     left_out = [each.targets[0] for each in weights if each.kinds != {"embedding"} and not _products(each)]
-    return Times(speed, ns, int(limit), tuple(left_out))
+    return Times(speed, ns, int(min(limit, MOST_NS)), tuple(left_out))
 
 
 def _reference(item: Item, speed: Speed) -> str:

@@ -116,6 +116,24 @@ def test_of_a_fused_projection_only_the_values_channels_move() -> None:
     assert "added to a value that has another scale" in found.reasons["fc.weight"]
 
 
+class Twice(nn.Module):
+    """Operators that have channels in two operands, round to integers, or sum channels, behind linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c = self.a(x), self.b(x), self.c(x)
+        return self.out(torch.stack([a / a, b @ b, c.to(torch.int32).float(), (x @ self.d(x)[0]).expand(WIDTH, -1)]))
+
+
+def test_what_does_not_commute_with_a_scale_is_no_way_for_it() -> None:
+    found = groups(Twice().eval(), (torch.randn(WIDTH, WIDTH),), None)
+    assert not found.groups and "out.weight" in found.reasons
+
+
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +176,39 @@ def test_a_rotation_keeps_the_float_function(form: str, tied: bool) -> None:
     assert ("untied" in said(found, "rotate-hidden")) == tied
     assert error(model, found) < (32 * 2.0**-24) ** 2
     assert not torch.equal(found.module(ids()[0]), model(ids()[0]))  # it did something
+
+
+class Direct(nn.Module):
+    """A linear without a bias reads the stream behind a norm with one, and writes it; `twice` puts another before it,
+    which has the same weight and only reads."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50, bias=False)
+        self.norm, self.fc, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH, bias=False), nn.LayerNorm(WIDTH)
+        nn.init.normal_(self.norm.bias)
+        self.twice = twice
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)
+        u = self.fc(self.norm(h))
+        return self.head(self.last(h + (self.fc(torch.tanh(u)) if self.twice else u)))
+
+
+def test_a_bias_that_is_made_for_a_writer_turns_with_it() -> None:
+    assert "computes the same" in said(quantised(Direct(False).eval(), rotate=True), "rotate-hidden")
+    with pytest.raises(RecipeError, match=r"'fc\.weight' is read in several ways"):
+        quantised(Direct(True).eval(), rotate=True)
+
+
+def test_awq_rounds_the_rows_that_the_program_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(rewrites, "awq", lambda *_, int8_rows: seen.append(int8_rows))
+    model, x = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)).eval(), torch.randn(5, WIDTH)
+    for how in ({"compute": "int8"}, {}):
+        quantised(model, [x], None, (x,), linear="int8", algorithm="awq", **how)
+    assert seen == [True, False]
 
 
 @pytest.mark.slow

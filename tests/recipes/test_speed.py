@@ -110,6 +110,12 @@ def test_each_point_keeps_the_time_and_none_that_does_is_better() -> None:
 
 
 @pytest.mark.slow
+def test_a_limit_of_any_size_is_a_limit() -> None:
+    result = searched("1e30 x int4")
+    assert result.times is not None and result.chosen.ns is not None and result.chosen.ns < result.times.limit
+
+
+@pytest.mark.slow
 def test_the_recipe_file_says_the_time(tmp_path: Path) -> None:
     result = searched("3 ms", "error<0.01", candidates=("int4", "int8"))
     assert result.chosen.measured is not None and result.chosen.measured < 0.01

@@ -136,19 +136,22 @@ def convert(
     if layout == "gguf":
         return _to_gguf(source, target, wanted, lossy)
     checkpoint = from_checkpoint(source) if source.is_dir() else from_gguf(source)
-    return _Folder(checkpoint, target, layout, wanted, lossy, _codes_of(program)).write()
+    return _Folder(checkpoint, target, layout, wanted, lossy, *_matrices_of(program)).write()
 
 
-def _codes_of(program: Any) -> Codes:
-    """The quantised matrices of a program by parameter; reading one makes its canonical bytes."""
+def _matrices_of(program: Any) -> tuple[Codes, Codes]:
+    """The quantised tensors of a program by parameter, and the plain ones; reading one makes its canonical bytes."""
     if program is None:
-        return {}
+        return {}, {}
     image = getattr(getattr(program, "program", program), "image", None)
     if not isinstance(image, ProgramImage):
         raise ArgumentError(f"program={program!r:.60} is no program: give what qcompile or compile_causal_lm returns")
     image.require_values()
-    places = {name: each for name, each in places_of(image.plan).items() if each.format is not None}
-    return {name: partial(each.read, image.weights) for name, each in places.items() if len(each.entry.shape) == 2}
+    places = {name: each for name, each in places_of(image.plan).items() if len(each.entry.shape) in (1, 2)}
+    read = {name: partial(each.read, image.weights) for name, each in places.items()}
+    quantised = {name for name, each in places.items() if each.format is not None}
+    return ({name: each for name, each in read.items() if name in quantised},
+            {name: each for name, each in read.items() if name not in quantised})  # fmt: skip
 
 
 def _check_target(target: Path, layout: str, force: bool) -> None:
@@ -258,6 +261,8 @@ class _Folder:
     lossy: bool
     own: Codes = field(default_factory=dict)
     """The codes of a program for the folder's values."""
+    plain: Codes = field(default_factory=dict)
+    """What the program has in floating point: the folder's values, as they are."""
     kinds: dict[Any, list[str]] = field(default_factory=dict)
     """The settings of the written layers, and their paths."""
     dtype: torch.dtype = torch.float32
@@ -308,6 +313,8 @@ class _Folder:
         layer = name.rpartition(".")[0]
         codes = item.codes
         before = codes.format.name if codes is not None else str(item.dtype).removeprefix("torch.")
+        if name in self.plain and codes is None:
+            self._check_plain(name, item)
         if not self._becomes(name, item, linears):
             if codes is not None and len(item.shape) != 2:
                 raise WeightsError(f"'{name}' holds the codes of experts, which folders of {self.layout} do not have")
@@ -360,6 +367,22 @@ class _Folder:
                 "program of this folder, or its passes changed the weight"
             )
         return packed
+
+    def _check_plain(self, name: str, item: InFile) -> None:
+        """WeightsError for a tensor that is other than in the program: codes beside it would be for other inputs."""
+        made = self.plain[name]()
+        assert isinstance(made, np.ndarray)
+        values = to_numpy(item.view().float()).astype(made.dtype)
+        if values.size != made.size:
+            return  # stored in another shape
+        values = values.reshape(made.shape)
+        same = np.array_equal(values, made, equal_nan=True)
+        if not same and not (made.ndim == 2 and len(made) == len(made.T) and np.array_equal(values.T, made)):
+            raise WeightsError(
+                f"'{name}' has other values in the program than in {self.checkpoint.path}: it is no program of this "
+                "folder, or its recipe moved scales into it; compile it without smooth, equalise, rotate and "
+                "algorithm='awq'"
+            )
 
     def _copy_others(self, work: Path) -> None:
         """Copies the tokenizer and the generation settings of a folder."""

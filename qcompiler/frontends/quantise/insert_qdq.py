@@ -75,7 +75,8 @@ PACKED = "_packed"
 
 _NO_IMPORTANCE = (
     "only linears in formats that search for their scales take an importance of columns, such as q4_K and q4_0 (but "
-    "not q8_0, nf4 and int4), and only activations='int8:static' takes ranges. Leave `calibrate` out, or choose one"
+    "not q8_0, nf4 and int4), and only activations='int8:static' takes ranges; smooth=, "
+    "algorithm='gptq' and algorithm='awq' take inputs. Leave `calibrate` out, or choose one"
 )
 
 

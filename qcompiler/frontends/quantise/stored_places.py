@@ -47,8 +47,8 @@ class StoredPlace:
         return [part.rows for part in self.entry.named]
 
     def read(self, weights: Bytes) -> Matrix:
-        """The weight in canonical bytes."""
-        canonical, cols, fmt = self._whole(weights), self.entry.shape[1], self.format
+        """The weight in canonical bytes; a plain vector as one column."""
+        canonical, cols, fmt = self._whole(weights), self._shape[1], self.format
         if fmt is None:
             array: npt.NDArray[Any] = canonical.view(NUMPY_DTYPES[self.entry.dtype]).reshape(-1, cols)
             return array[self._range]
@@ -70,13 +70,18 @@ class StoredPlace:
         weights[self.entry.offset : self.entry.offset + self.entry.nbytes] = packed
 
     @property
+    def _shape(self) -> tuple[int, int]:
+        rows, cols = (*self.entry.shape, 1)[:2]
+        return rows, cols
+
+    @property
     def _range(self) -> slice:
         first = sum(self.rows[: self.number])
         return slice(first, first + self.rows[self.number])
 
     def _whole(self, weights: Bytes) -> Bytes:
         """The entry in canonical bytes."""
-        rows, cols = self.entry.shape
+        rows, cols = self._shape
         stored = weights[self.entry.offset : self.entry.offset + self.entry.nbytes]
         return layouts.get(self.entry.layout).unpack(self.format, self.entry.dtype, rows, cols, stored)
 

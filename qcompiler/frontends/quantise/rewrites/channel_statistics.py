@@ -63,7 +63,8 @@ def measure(
         for reader in group.readers:
             path, cols = reader.weight.targets[0], len(reader.read.channels)
             axes[path] = reader.channel_axis
-            watched.append(Watched(path, cols, ((reader.read.node, reader.read.x),)))
+            reads = (reader.read, *reader.others)
+            watched.append(Watched(path, cols, tuple((read.node, read.x) for read in reads)))
             found[path] = ColumnStatistics(
                 torch.zeros(cols, dtype=torch.float64), torch.zeros(cols, dtype=torch.float64)
             )

@@ -219,9 +219,12 @@ def _rule(*targets: Any) -> Callable[[Rule], Rule]:
 
 
 def _only(node: fx.Node, known: Known, at: int = 0) -> Labels:
-    """The labels of the operand at a place, the only one that has labels."""
+    """The labels of the operand at a place, the only one that has labels: x / x and x @ x have two such operands."""
     operand = _args(node)[at]
-    if not isinstance(operand, fx.Node) or any(each in known for each in node.all_input_nodes if each is not operand):
+    labelled = [each for each in _args(node) if isinstance(each, fx.Node) and each in known]
+    if not isinstance(operand, fx.Node) or labelled != [operand]:
+        raise _NotLinearError
+    if any(each in known for each in node.all_input_nodes if each is not operand):  # in a list, or by keyword
         raise _NotLinearError
     labels = known.get(operand)
     if not isinstance(labels, torch.Tensor):
@@ -236,6 +239,8 @@ def _only(node: fx.Node, known: Known, at: int = 0) -> Labels:
 )  # fmt: skip
 def _same(node: fx.Node, known: Known) -> Labels:
     """Elementwise and positively homogeneous: f(x / s) = f(x) / s for s > 0."""
+    if not node.meta["val"].dtype.is_floating_point:
+        raise _NotLinearError("it is rounded to integers")
     return _only(node, known)
 
 
@@ -441,10 +446,10 @@ def _attention(node: fx.Node, known: Known) -> Labels:
 @_rule(aten.matmul.default, aten.bmm.default)
 def _matmul(node: fx.Node, known: Known) -> Labels:
     """P x, linear in the columns of x: the sum runs over a dimension without channels."""
-    labels = _aligned(_only(node, known, 1), node)
-    if labels.shape[-2] != 1:
+    labels = _only(node, known, 1)
+    if labels.ndim < 2 or labels.shape[-2] != 1:  # a vector is summed over its channels
         raise _NotLinearError
-    return labels
+    return _aligned(labels, node)
 
 
 __all__ = ["Flow", "Read", "Stop", "along", "follow", "follow_one", "shape_of"]

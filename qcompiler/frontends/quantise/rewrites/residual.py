@@ -292,12 +292,18 @@ class _Search:
         return after is not None and torch.equal(after, along(-1, len(shape_of(node)), self.stream.width))
 
     def _check_uses(self) -> None:
-        """Each tensor is used by the stream alone, and in one way; a tied embedding may be a reader's weight, too."""
+        """Each tensor is used by the stream alone, and in one way; a tied embedding may be a reader's weight, too.
+
+        A linear may read and write, if each product with its weight does.
+        """
         ways: dict[int, set[Any]] = {}
         users: dict[int, set[fx.Node]] = {}
         weights: dict[int, GraphWeight] = {}
+        written: dict[int, set[fx.Node]] = {}
+        read: dict[int, set[fx.Node]] = {}
         for node, writers in self.stream.writers.items():
             for each in writers:
+                written.setdefault(id(each.weight), set()).add(node)
                 way = "embedding" if node.target is aten.embedding.default else ("writes", each.axis)
                 ways.setdefault(id(each.weight), set()).add(way)
                 users.setdefault(id(each.weight), set()).update({node} if node.op != "placeholder" else node.users)
@@ -306,6 +312,7 @@ class _Search:
             key = id(reader.weight)
             ways.setdefault(key, set()).add((id(reader.gain.weight) if reader.gain else 0, id(reader.shift)))
             users.setdefault(key, set()).add(reader.linear)
+            read.setdefault(key, set()).add(reader.linear)
             weights[key] = reader.weight
             bias = bias_of(reader.linear, reader.weight) if reader.shift is not None else None
             if bias is not None:  # the norm's bias moves into it
@@ -314,7 +321,8 @@ class _Search:
             why = why_fixed(weight, users[key])
             kinds = ways[key] - {"embedding"}
             writes = {way for way in kinds if way[0] == "writes"}
-            if not why and (len(kinds - writes) > 1 or len(writes) > 1 or (writes and "embedding" in ways[key])):
+            mixed = "embedding" in ways[key] or read.get(key, written.get(key)) != written.get(key)
+            if not why and (len(kinds - writes) > 1 or len(writes) > 1 or (writes and mixed)):
                 why = f"'{weight.targets[0]}' is read in several ways"
             if why:
                 raise NoStreamError(why)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from qcompiler.config import Activations, QuantConfig
+from qcompiler.config import QuantConfig
 from qcompiler.errors import CalibrationError, RecipeError
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
@@ -125,8 +125,7 @@ class FloatRewrites:
 
     def _search(self, groups: Sequence[Group], weights: Sequence[GraphWeight], inputs: Sequence[Any]) -> None:
         statistics = measure(self.tensors, weights, groups, inputs, keep=True)
-        activations = Activations.of(self.recipe.activations) if self.recipe.activations is not None else None
-        int8_rows = activations is not None and activations.kind == "token"
+        int8_rows = self.recipe.inputs is not None and self.recipe.inputs.kind == "token"
         with Progress("searching scales (awq)", len(groups)) as progress:
             for group in groups:
                 chosen = awq(group, self.tensors.value, statistics, int8_rows=int8_rows)

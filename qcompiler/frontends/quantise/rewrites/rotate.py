@@ -40,7 +40,7 @@ def rotate(tensors: GraphTensors, source: MovedWeights, stream: Stream, number: 
     for reader in _distinct(stream.readers):
         path = paths.get(id(reader.weight), reader.weight.targets[0])
         linears = [each.linear for each in stream.readers if each.weight is reader.weight]
-        said += _turn_reader(tensors, source, reader, linears, path, rotation)
+        said += _turn_reader(tensors, source, stream, reader, linears, path, rotation)
         if reader.gain is not None:
             vectors[reader.gain.weight.targets[0]] = 1 - reader.gain.offset
         if reader.shift is not None:
@@ -64,6 +64,7 @@ def _write(source: MovedWeights, path: str, axis: int, rotation: Rotation) -> No
 def _turn_reader(
     tensors: GraphTensors,
     source: MovedWeights,
+    stream: Stream,
     reader: StreamReader,
     linears: Sequence[torch.fx.Node],
     path: str,
@@ -73,14 +74,18 @@ def _turn_reader(
     weight, said = reader.weight, []
     axis = 0 if reader.linear.target is not torch.ops.aten.linear.default else 1
     if reader.shift is not None:
-        made = len(source.made)
-        biases = {give_bias(tensors, source, linear, weight) for linear in linears}
-        said += [f"a bias for {path}, since the norm in front of it has one"] * (len(source.made) > made)
+        before = set(source.made)
+        biases = {give_bias(tensors, source, linear, weight): linear for linear in linears}
+        made = source.made - before
+        said += [f"a bias for {path}, since the norm in front of it has one"] * bool(made)
         if source.valued:
             shift = tensors.value(reader.shift).double()
             matrix = source.read([path], weight.tensor).double().movedim(axis, -1)
             for bias in sorted(biases):
                 source.change(bias, Added(matrix @ shift))
+        for bias in sorted(made):
+            if biases[bias] in stream.writers:  # which the search found without a bias
+                source.change(bias, Rotated(0, rotation))
     if reader.gain is not None and source.valued:
         source.change(path, Scaled(axis, tensors.value(reader.gain.weight).double() + reader.gain.offset))
     source.change(path, Rotated(axis, rotation))

@@ -52,11 +52,15 @@ class Vector:
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A linear of a group: the columns of `weight`, on `axis` of the model's tensor, hold channels of the producer."""
+    """A weight of a group: its columns, on `axis` of the model's tensor, hold channels of the producer.
+
+    `read` is the first product with it, `others` are those behind it, with the same channels.
+    """
 
     weight: GraphWeight
     axis: int
     read: Read
+    others: list[Read] = field(default_factory=list)
 
     @property
     def channel_axis(self) -> int:
@@ -253,7 +257,10 @@ class _Finder:
                 if known is not None and not torch.equal(known.read.channels, read.channels):
                     why = f"'{weight.targets[0]}' reads it twice, with different channels"
                 axis = 0 if weight.transposed else 1
-                found.setdefault(weight.targets[0], Reader(weight, axis, read))
+                if known is None:
+                    found[weight.targets[0]] = Reader(weight, axis, read)
+                else:
+                    known.others.append(read)
             if why:
                 flow.stops.append(_stop_of(read, why))
         return list(found.values())
