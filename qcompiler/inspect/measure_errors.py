@@ -22,9 +22,11 @@ from qcompiler.inspect.error_report import (
 )
 from qcompiler.inspect.explore.model import Errors, LayerSnr, StageSnr
 from qcompiler.inspect.stage_answers import StagesAgain
+from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime import interop
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.session import HostSession
+from qcompiler.runtime.tree import arguments_of
 
 Array = npt.NDArray[Any]
 
@@ -78,7 +80,8 @@ def measure(
     if model is not None:
         _check_results(model.results, oracle.results)
     names = program.binder.names
-    inputs = [host_array(value) for value in program.flatten_inputs(tuple(args), dict(kwargs))]
+    inputs = _arrays(program, args, kwargs)
+    args, kwargs = arguments_of(program.signature.inputs, inputs)  # arrays of NumPy in, arrays of NumPy out
     run = _on_cpu(program, oracle, model, args, kwargs) if program.kind == "cpu" else _elsewhere(program, args, kwargs)
     if model is None:
         run.notes.append("float model: it was not given; add model= in Python, --model on the command line")
@@ -101,6 +104,15 @@ def check_arguments(program: LoadedProgram, args: Sequence[Any], kwargs: Mapping
     held = [value if isinstance(value, bool | int | float) else host_array(value) for value in values]
     sources = [interop.read(*each) for each in zip(held, binder.names, binder.dtypes, strict=True)]
     binder.bind([source.shape for source in sources])
+
+
+def _arrays(program: LoadedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Array]:
+    """The arguments in the plan's order; a Python number in the type that the program takes."""
+    values = program.flatten_inputs(tuple(args), dict(kwargs))
+    return [
+        np.asarray(value, NUMPY_DTYPES[dtype]) if isinstance(value, bool | int | float) else host_array(value)
+        for value, dtype in zip(values, program.binder.dtypes, strict=True)
+    ]
 
 
 def _check_results(floats: Sequence[Array], oracle: Sequence[Array]) -> None:
