@@ -412,6 +412,8 @@ def _inspect(options: argparse.Namespace) -> None:
         raise ArgumentError("--entry and --dim are of a timeline: add --timeline or --perfetto OUT")
     if options.between is not None and not options.timeline:
         raise ArgumentError("--between is a part of the chart: add --timeline")
+    if options.error is not None and options.op is not None:
+        raise ArgumentError("--op is of texts of stages, and --error prints none: ask for one of them")
     report = _errors(options)
     if options.html is not None:
         from qcompiler.inspect.explore.page import write_page
@@ -419,6 +421,8 @@ def _inspect(options: argparse.Namespace) -> None:
         write_page(options.program, options.html, errors=report, sass=options.sass)
         print(f"wrote {options.html}; open it in a browser", file=sys.stderr)
     if report is not None:
+        if options.perfetto is not None:
+            _timeline(options, alone=False)
         show(json.dumps(report.as_dict(), indent=1) if options.json else printable(str(report)))
         return
     texts = options.op is not None or options.stage is not None or options.diff is not None

@@ -11,6 +11,7 @@ from typing import Any
 
 from qcompiler.api import qcompile
 from qcompiler.command_inputs import from_factory
+from qcompiler.config import QuantConfig
 from qcompiler.errors import ArgumentError
 from qcompiler.input_files import by_structure, read_inputs
 from qcompiler.inspect.error_report import ErrorReport
@@ -37,10 +38,10 @@ def errors_of_file(path: Path, data: Path, where: str | None, quant: str | None)
             f"{path.name} runs on several devices, and a file does not hold the map of its modules: use Program.errors "
             "where it is compiled"
         )
-    args, kwargs = read_inputs([str(data)])
+    args, kwargs = read_inputs([data])
     model, program = _compiled_again(header, where, quant)
     _require_same(program, header, path, where)
-    given, named = by_structure(header.plan, header.signature, args, kwargs)
+    given, named = by_structure(program.plan, program.image.signature, args, kwargs)
     return program.errors(*given, model=model, **named)
 
 
@@ -56,11 +57,14 @@ def _compiled_again(header: Header, where: str, quant: str | None) -> tuple[Any,
     return model, program
 
 
-def _recipe(header: Header) -> str | None:
-    """The recipe that the ledger names. It may have had rules, which a ledger does not hold."""
+def _recipe(header: Header) -> QuantConfig | None:
+    """The recipe that the ledger names. It may have had rules, which a ledger does not hold.
+
+    RecipeError for a name that is no preset: a file's name in a ledger is not opened.
+    """
     totals = header.ledger.get("totals") if isinstance(header.ledger, dict) else None
     name = totals.get("recipe") if isinstance(totals, dict) else None
-    return name if isinstance(name, str) else None
+    return QuantConfig(name) if isinstance(name, str) else None
 
 
 def _require_same(program: Program, header: Header, path: Path, where: str) -> None:

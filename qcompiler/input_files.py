@@ -11,13 +11,16 @@ from qcompiler.runtime.array_files import read_arrays
 from qcompiler.runtime.tree import arguments_of
 
 
-def read_inputs(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments from files: `x.npy` by position, `name=x.npy` by name, and all arrays of `x.npz` by theirs."""
+def read_inputs(texts: Sequence[str | Path]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments from files: `x.npy` by position, `name=x.npy` by name, and all arrays of `x.npz` by theirs.
+
+    The name ends at the first `=`. A text that is the name of a file has none (`lr=0.1/x.npy`), nor has a Path.
+    """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for text in texts:
-        name, _, path = text.rpartition("=")
-        value = read_arrays(Path(path))
+        name, path = _named(text) if isinstance(text, str) else ("", text)
+        value = read_arrays(path)
         if isinstance(value, dict):
             kwargs.update(value)
         elif name:
@@ -25,6 +28,11 @@ def read_inputs(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
         else:
             args.append(value)
     return args, kwargs
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, mark, path = text.partition("=")
+    return (name, Path(path)) if mark and not Path(text).exists() else ("", Path(text))
 
 
 def by_structure(

@@ -20,7 +20,7 @@ from qcompiler.inspect.explore.page import Explorer
 from qcompiler.inspect.explore.schedule import Times
 from qcompiler.inspect.explore.stages import StageText
 from qcompiler.inspect.files import source_file
-from qcompiler.inspect.measure_errors import Stages, measure
+from qcompiler.inspect.measure_errors import Stages, check_arguments, measure
 from qcompiler.inspect.report import Choice, ProgramReport
 from qcompiler.inspect.source_lines import LINES_FILE, Lines, lines_text
 from qcompiler.inspect.stage_answers import StagesAgain
@@ -142,10 +142,12 @@ class Program:
         The program runs in a session of its own; each stage runs in the interpreter, which takes seconds for a small
         model and minutes for a large one.
 
-        ArgumentError for a model that is none, WeightsError without values, and the errors of a call.
+        ArgumentError for a model that is none, or has results of other shapes; WeightsError without values; the errors
+        of a call.
         """
         if self._again is None:
             raise QCompilerError("this program was not made by qcompile, which keeps what its errors are measured with")
+        check_arguments(self.run, args, kwargs)
         compared = self._imported.compared(model, args, kwargs, self.run.flatten_outputs)
         return measure(self.run, compared, Stages(self._again, self.ir("import"), self._states), args, kwargs)
 

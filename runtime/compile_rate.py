@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,9 @@ from pathlib import Path
 from qcompiler.runtime.cache import keep
 from qcompiler.runtime.code import read_record
 from qcompiler.runtime.progress import expecting
+
+SLOWEST, FASTEST = 1.0, 1e12
+"""Bytes per second. A rate beyond these is of a damaged record."""
 
 
 @contextmanager
@@ -37,6 +39,4 @@ def compiling(what: str, source: str, folder: Path, compiler: Sequence[str]) -> 
 def _rate(record: Path) -> float | None:
     """The rate of the last time; None without a record, or with a damaged one."""
     rate = read_record(record).get("bytes_per_second")
-    if not isinstance(rate, int | float) or isinstance(rate, bool):
-        return None
-    return float(rate) if math.isfinite(rate) and rate > 0 else None
+    return rate if isinstance(rate, float) and SLOWEST <= rate <= FASTEST else None

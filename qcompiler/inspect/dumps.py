@@ -97,11 +97,14 @@ class StageDumps:
         return "\n".join([*rows, f"{total:9.3f} s  in all"])
 
 
-_DUMP = re.compile(r"\d{2,}-(?P<stage>.+)\.(?:txt|mlir|cpp|cu)")
+_DUMP = re.compile(r"\d\d-(?P<stage>.+)\.(?:txt|mlir|cpp|cu)")
 
 
 def _delete_dumps(folder: Path, known: Collection[str]) -> None:
-    """Deletes the files in a folder that have the name of a dump of one of these stages. Links are not followed."""
+    """Deletes the files in a folder that have the name of a dump of one of these stages. Links are not followed.
+
+    Numbers of dumps have two digits: `2024-export.txt` is none.
+    """
     for file in folder.iterdir():
         found = _DUMP.fullmatch(file.name)
         if found is not None and found["stage"] in known and (file.is_symlink() or file.is_file()):

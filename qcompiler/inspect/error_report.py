@@ -35,6 +35,9 @@ does, so the two differ by sums in another order, and by codes that such a diffe
 SAME = 0.1
 """Ratios that differ by less are those of one value: only the order in which it was summed differs."""
 
+HUGE = 1e307
+"""The difference of two numbers beyond this may overflow in float64."""
+
 MOST_AXES = 5
 """A result that a step stores with its axes in another order is found for tensors of up to so many axes."""
 
@@ -56,15 +59,31 @@ class Value(Protocol):
 
 def snr(reference: Array, value: Array) -> Db:
     """The ratio of two arrays of one shape; see `Db`."""
-    a, b = np.asarray(reference).astype(np.float64), np.asarray(value).astype(np.float64)
+    given, found = np.asarray(reference), np.asarray(value)
+    a, b = given.astype(np.float64), found.astype(np.float64)
     finite = np.isfinite(a)
     if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return "not finite"
-    noise = float(np.sum((a[finite] - b[finite]) ** 2))
-    signal = float(np.sum(a[finite] ** 2))
-    if noise == 0:
+    a, b = a[finite], b[finite]
+    if np.array_equal(given, found) or (np.array_equal(a, b) and not _are_whole(given, found)):
         return "exact"
-    return 10 * math.log10(signal / noise) if signal > 0 else None
+    # Half of numbers whose difference could overflow: a power of two changes no digit.
+    scale = 0.5 if max(np.max(np.abs(a)), np.max(np.abs(b))) > HUGE else 1.0
+    difference = a * scale - b * scale
+    if not difference.any():  # integers of more digits than float64 has
+        difference = (given.astype(object) - found.astype(object)).astype(np.float64)
+    signal = _power(a * scale)
+    return None if signal == -math.inf else signal - _power(difference)
+
+
+def _are_whole(*arrays: Array) -> bool:
+    return all(each.dtype.kind in "iu" for each in arrays)
+
+
+def _power(values: Array) -> float:
+    """The sum of squares in decibels: squares of fractions of the largest, which neither overflow nor vanish."""
+    largest = float(np.max(np.abs(values)))
+    return 20 * math.log10(largest) + 10 * math.log10(float(np.sum((values / largest) ** 2))) if largest else -math.inf
 
 
 def worst(ratios: Iterable[Db]) -> Db:
@@ -240,7 +259,8 @@ class ErrorReport:
         head = ("step", "module", "operator", "oracle / float", "program / oracle", "program / float")
         lines = ["", *_table(head, rows)]
         if hidden := len(self.errors.layers) - len(written):
-            lines.append(f"{hidden} values of the model are in no step's result: they are fused, or views")
+            what = "1 value of the model is" if hidden == 1 else f"{hidden} values of the model are"
+            lines.append(f"{what} in no step's result: fused, or a view")
         return lines
 
 

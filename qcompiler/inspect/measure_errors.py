@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.errors import QCompilerError
+from qcompiler.errors import ArgumentError, QCompilerError
 from qcompiler.inspect.error_report import (
     Answers,
     ErrorReport,
@@ -22,8 +22,11 @@ from qcompiler.inspect.error_report import (
 )
 from qcompiler.inspect.explore.model import Errors, LayerSnr, StageSnr
 from qcompiler.inspect.stage_answers import StagesAgain
+from qcompiler.plan.weights import NUMPY_DTYPES
+from qcompiler.runtime import interop
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.session import HostSession
+from qcompiler.runtime.tree import arguments_of
 
 Array = npt.NDArray[Any]
 
@@ -70,11 +73,15 @@ def measure(
 ) -> ErrorReport:
     """Runs the program in a session of its own, and the stages in the interpreter.
 
-    Raises the errors of a call. What an interpreter cannot run is a note of the report.
+    Raises the errors of a call, and ArgumentError for a float model with results of other shapes.  What an interpreter
+    cannot run is a note of the report.
     """
-    names = program.binder.names
-    inputs = [host_array(value) for value in program.flatten_inputs(tuple(args), dict(kwargs))]
     oracle, model = compared.oracle, compared.model
+    if model is not None:
+        _check_results(model.results, oracle.results)
+    names = program.binder.names
+    inputs = _arrays(program, args, kwargs)
+    args, kwargs = arguments_of(program.signature.inputs, inputs)  # arrays of NumPy in, arrays of NumPy out
     run = _on_cpu(program, oracle, model, args, kwargs) if program.kind == "cpu" else _elsewhere(program, args, kwargs)
     if model is None:
         run.notes.append("float model: it was not given; add model= in Python, --model on the command line")
@@ -88,6 +95,34 @@ def measure(
         notes=(*run.notes, *why),
     )
     return ErrorReport(errors)
+
+
+def check_arguments(program: LoadedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """ArgumentError for arguments that the program does not take, before any model runs with them."""
+    binder = program.binder
+    values = program.flatten_inputs(tuple(args), dict(kwargs))
+    held = [value if isinstance(value, bool | int | float) else host_array(value) for value in values]
+    sources = [interop.read(*each) for each in zip(held, binder.names, binder.dtypes, strict=True)]
+    binder.bind([source.shape for source in sources])
+
+
+def _arrays(program: LoadedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Array]:
+    """The arguments in the plan's order; a Python number in the type that the program takes."""
+    values = program.flatten_inputs(tuple(args), dict(kwargs))
+    return [
+        np.asarray(value, NUMPY_DTYPES[dtype]) if isinstance(value, bool | int | float) else host_array(value)
+        for value, dtype in zip(values, program.binder.dtypes, strict=True)
+    ]
+
+
+def _check_results(floats: Sequence[Array], oracle: Sequence[Array]) -> None:
+    """ArgumentError if a float model's results are not of the shapes that the program's are."""
+    given, wanted = ([list(each.shape) for each in results] for results in (floats, oracle))
+    if given != wanted:
+        raise ArgumentError(
+            f"model= gives results of the shapes {given}, and the program {wanted}: give the float model that the "
+            "program was compiled from"
+        )
 
 
 def host_array(value: Any) -> Array:
@@ -186,4 +221,4 @@ def _stages(
     return rows, []
 
 
-__all__ = ["Compared", "Graph", "Stages", "host_array", "measure"]
+__all__ = ["Compared", "Graph", "Stages", "check_arguments", "host_array", "measure"]

@@ -14,6 +14,7 @@ import pytest
 
 import qcompiler as qc
 from qcompiler.cli import main
+from qcompiler.input_files import read_inputs
 
 
 def decibels(reference: npt.NDArray[np.float64], value: npt.NDArray[np.float64]) -> float:
@@ -65,6 +66,17 @@ def test_what_a_file_cannot_say_alone_is_asked_for(
     assert main(asked) == 1 and "add --model package.module:function" in capsys.readouterr().err
     assert main(["inspect", str(program), "--model", "small_model:model"]) == 1
     assert "add --error" in capsys.readouterr().err
+    assert main([*asked, "--op", "qc.linear"]) == 1 and "--error prints none" in capsys.readouterr().err
+
+
+def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lr=0.1").mkdir()
+    np.save(tmp_path / "lr=0.1" / "x.npy", np.arange(3))
+    monkeypatch.chdir(tmp_path)
+    for text in ("lr=0.1/x.npy", Path("lr=0.1/x.npy")):
+        (found,), named = read_inputs([text])
+        assert found.tolist() == [0, 1, 2] and named == {}
+    assert read_inputs(["x=lr=0.1/x.npy"])[1]["x"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.slow

@@ -15,9 +15,13 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import FloatAttr, ModuleOp
 from xdsl.passes import ModulePass
 
+from qcompiler.errors import ArgumentError, KernelSelectionError
+from qcompiler.frontends.common.imported import Compared, GraphValues
 from qcompiler.inspect import stage_answers
 from qcompiler.inspect.error_report import ErrorReport, Finder, answers_snr, layer_rows, snr, stage_row, worst
+from qcompiler.inspect.explore.machine_code import machine_code
 from qcompiler.inspect.explore.model import Errors, StageSnr
+from qcompiler.inspect.measure_errors import measure
 from qcompiler.inspect.stage_answers import StagesAgain
 from qcompiler.ir.context import QCContext
 from qcompiler.passes.pipeline import Stage
@@ -44,7 +48,31 @@ def test_a_ratio_is_that_of_powers_in_decibels() -> None:
     assert snr(x, x) == "exact" and snr(x, 2 * x) == pytest.approx(0.0)
     assert snr(np.zeros(2), x) is None and snr(np.zeros(2), np.zeros(2)) == "exact"
     # In fp32 the sum of squares would overflow.
-    assert snr(np.float32([3e38]), np.float32([2.97e38])) == pytest.approx(40.0, abs=0.01)
+    assert snr(np.array([3e38], np.float32), np.array([2.97e38], np.float32)) == pytest.approx(40.0, abs=0.01)
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e200, 1.7e308])
+def test_a_ratio_of_numbers_whose_squares_no_float64_holds(size: float) -> None:
+    assert snr(np.array([size]), np.array([size / 2])) == pytest.approx(20 * math.log10(2), abs=1e-2)
+    assert snr(np.array([size]), np.array([-size])) == pytest.approx(-20 * math.log10(2), abs=1e-2)
+
+
+def test_integers_that_no_float64_tells_apart_are_not_exact() -> None:
+    wanted, one_more = np.array([2**53]), np.array([2**53 + 1])
+    assert snr(wanted, one_more) == pytest.approx(20 * 53 * math.log10(2)) and snr(one_more, one_more) == "exact"
+    assert snr(np.array([True, True]), np.array([True, False])) == pytest.approx(10 * math.log10(2))
+
+
+def test_a_float_model_with_results_of_other_shapes_is_none_of_the_program() -> None:
+    run = GraphValues((), (noise(7, 64),))
+    for results in ((noise(7, 1),), (np.float32(0),), (noise(7, 64), noise(7, 64))):
+        with pytest.raises(ArgumentError, match="gives results of the shapes"):
+            measure(None, Compared(run, GraphValues((), results)), None, (), {})  # type: ignore[arg-type]
+
+
+def test_machine_code_is_made_for_known_architectures_only() -> None:
+    with pytest.raises(KernelSelectionError, match="no CUDA architecture"):
+        machine_code(None, "../../home/sm_90a")  # type: ignore[arg-type]
 
 
 def test_a_nan_or_an_infinity_in_one_place_is_not_left_out() -> None:

@@ -44,10 +44,12 @@ def test_a_folder_of_dumps_is_no_mixture_of_two_compiles(tmp_path: Path) -> None
         first.add(name, "first", 0.0)
     (tmp_path / "02-notes.txt").write_text("of the user")
     (tmp_path / "dce.mlir").write_text("of the user")
+    (tmp_path / "2024-export.txt").write_text("of the user")
     second = StageDumps(tmp_path, known=("export", "import", "dce"))
     second.add("export", "second", 0.0, "txt")  # and then it fails
     kept = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert kept == {"00-export.txt": "second", "02-notes.txt": "of the user", "dce.mlir": "of the user"}
+    of_user = dict.fromkeys(("02-notes.txt", "dce.mlir", "2024-export.txt"), "of the user")
+    assert kept == {"00-export.txt": "second", **of_user}
 
 
 def test_an_unknown_stage_lists_the_stages_there_are() -> None:

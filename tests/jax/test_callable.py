@@ -55,6 +55,21 @@ def f(program: qc.Program) -> Callable[..., Any]:
     return qc.jax_callable(program)
 
 
+def test_errors_are_measured_on_arrays_of_jax_too(program: qc.Program) -> None:
+    def model(x: Any) -> Any:
+        return layer(W, x)
+
+    x = jnp.asarray(ROWS[:3])
+    (row,) = program.errors(x, model=model).errors.results
+    wanted, found = (np.asarray(f(x), np.float64) for f in (model, program))
+    ratio = 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - found) ** 2))
+    assert row.model == pytest.approx(ratio, abs=1e-3) and 5 < ratio < 60
+    with pytest.raises(qc.QCompilerError, match="model=int: give the float model, a function"):
+        program.errors(x, model=3)
+    with pytest.raises(qc.QCompilerError, match="argument 'x' has dtype f64"):
+        program.errors(np.zeros((3, 16)), model=model)
+
+
 def test_a_jitted_call_has_the_bits_of_a_call(program: qc.Program, f: Any) -> None:
     jitted = jax.jit(lambda x: (f(x) * 2, f(x=x[:1])))
     for rows in (1, 3, 6):

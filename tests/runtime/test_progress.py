@@ -154,7 +154,8 @@ def test_a_compile_that_fails_or_a_damaged_record_gives_no_rate(tmp_path: Path) 
         pass
     (record,) = tmp_path.iterdir()
     for text in ("", "{", '{"bytes_per_second": "fast"}', '{"bytes_per_second": 0}', '{"bytes_per_second": Infinity}',
-                 '{"bytes_per_second": true}', '{"bytes_per_second": -1}'):  # fmt: skip
+                 '{"bytes_per_second": true}', '{"bytes_per_second": -1}', '{"bytes_per_second": 1e-300}',
+                 '{"bytes_per_second": 1%s}' % ("0" * 400)):  # fmt: skip
         record.write_text(text)
         with Stages(2) as stages, compiling("compile", "x" * 1000, tmp_path / "native", ("g++",)):
             assert stages.step.left is None, text

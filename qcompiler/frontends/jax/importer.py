@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Region, SSAValue
 
 from qcompiler.config import QuantConfig
-from qcompiler.errors import DimError, FrontendError, QCompilerError, UnsupportedOperatorError
+from qcompiler.errors import ArgumentError, DimError, FrontendError, QCompilerError, UnsupportedOperatorError
 from qcompiler.frontends.common.imported import Compared, GraphValues, Stages
 from qcompiler.frontends.jax.exported import Exported
 from qcompiler.frontends.jax.graph import Node, Value
@@ -76,6 +76,9 @@ class JaxImport:
         self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], flatten: Callable[[Any], Sequence[Any]]
     ) -> Compared:
         """The results of the function with decoded weights, and of `model`, a function of the same arguments."""
+
+        if model is not None and not callable(model):
+            raise ArgumentError(f"model={type(model).__name__}: give the float model, a function of these arguments")
 
         def run(function: Callable[..., Any]) -> GraphValues:
             return GraphValues((), tuple(np.asarray(leaf) for leaf in flatten(function(*args, **kwargs))))

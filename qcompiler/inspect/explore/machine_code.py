@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qcompiler.kernels.cuda import emit
+from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.nvrtc import Cubin, compile_cubin, kernel_symbol
@@ -24,8 +25,10 @@ def machine_code(plan: Plan, arch: str) -> Mapping[int, MachineCode]:
     """The code of each kernel by its number in the plan. A module that was compiled before comes from the cache.
 
     The cubin is always this machine's: one that a file brings is not read.
-    MissingDependencyError names what to install (NVRTC, nvdisasm); CompileFailedError; SassError.
+    KernelSelectionError for an unknown architecture; MissingDependencyError names what to install (NVRTC, nvdisasm);
+    CompileFailedError; SassError.
     """
+    arch_number(arch)  # a file names it, and it becomes a part of a file's name: only a known one may
     source = emit.emit_program(plan, arch)
     announce = f"compiled {len(plan.kernels)} kernels for {arch}"
     cubin = compile_cubin(source, arch, emitter_version=emitter_version("cuda"), announce=announce)
