@@ -73,7 +73,8 @@ class FreeScales:
         wanted = groups / np.where(scales == 0, np.float32(1), scales)[:, None] + zeros[:, None]
         if self.whole:
             return np.clip(np.rint(wanted - self.of_code[0]), 0, len(self.of_code) - 1).astype(np.intp)
-        return np.searchsorted((self.of_code[1:] + self.of_code[:-1]) / 2, wanted)
+        places: npt.NDArray[np.intp] = np.searchsorted((self.of_code[1:] + self.of_code[:-1]) / 2, wanted)
+        return places
 
     @property
     def whole(self) -> bool:

@@ -1,4 +1,4 @@
-"""algorithm="round": roundings and scales learned by gradients, block by block, from GPTQ's codes on."""
+"""algorithm="round": roundings and scales learned by gradients, block by block, beside GPTQ's codes."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_outputs_for_other_inputs_are_nearer_than_gptqs(text: str) -> None:
 def test_the_report_names_the_block_and_two_runs_are_equal() -> None:
     runs = [imported(recipe()) for _ in range(2)]
     said = {path: what for stage, path, what in runs[0].quantized.decisions if stage == "codes"}
-    assert "learned with 2 weights of a block" in said["layers.0.up.weight"]
+    assert "of its block of 2 weights: " in said["layers.0.up.weight"]
     for name in ("layers.0.q.weight", "head.weight"):
         np.testing.assert_array_equal(*(run.weights[name].data for run in runs))
 
@@ -218,7 +218,7 @@ def test_the_report_names_the_block_and_two_runs_are_equal() -> None:
 @pytest.mark.usefixtures("few_steps")
 def test_models_in_16_bits(dtype: torch.dtype) -> None:
     found = [what for stage, _, what in imported(recipe(), model=Model(1).to(dtype)).quantized.decisions]
-    assert sum("roundings learned" in what for what in found) == 6
+    assert sum("learned roundings" in what for what in found) == 6
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -49,16 +49,14 @@ class SoftMatrix:
         self.whole = bool((np.diff(of_code) == 1).all())
         self.wanted = torch.from_numpy(np.ascontiguousarray(wanted, np.float32)).reshape(self.shape)
 
+    @staticmethod
+    def of(packed: PackedTensor) -> SoftMatrix:
+        """A matrix that is what its codes decode to."""
+        return SoftMatrix(packed, packed.format.decode(packed))
+
     @property
     def learned(self) -> list[torch.Tensor]:
         return [self.offsets, *([self.factors] if self.factors is not None else [])]
-
-    def reset(self) -> None:
-        """Takes back what was learned."""
-        with torch.no_grad():
-            self.offsets.zero_()
-            if self.factors is not None:
-                self.factors.fill_(1)
 
     def limit(self) -> None:
         """Brings what was learned back into its range."""

@@ -45,6 +45,8 @@ from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import write_private
 from qcompiler.runtime.progress import Progress, note
 
+Float32 = npt.NDArray[np.float32]
+
 VERSION = 2
 ROWS = 1 << 12
 """Rows whose moments are summed up in fp32, in one product."""
@@ -112,7 +114,7 @@ class Solver:
                 if path in self.packed:  # a weight that several linears read
                     return
                 if not self._known(work, path):
-                    self._solve(work.matrices[path], last.of(path, x))
+                    self._solve(work.matrices[path], last.of(path, x), work.matrices[path].values())
                     work.write(path, self.packed[path], self.found[path])
                 progress.step(_nbytes(work.matrices[path]))
 
@@ -163,7 +165,8 @@ class Solver:
         return fixed, {name: work.matrices[path].arranged for name, path in mine.items()}
 
     def _learn(self, work: _Work, run: BlockRun, step: Callable[[int], object]) -> None:
-        """The codes of one block: GPTQ's, and what is learned from there."""
+        """The codes of one block: GPTQ's, or those that are learned from nearest codes on, if their loss is lower."""
+        solved: dict[str, SoftMatrix] = {}
         soft: dict[str, SoftMatrix] = {}
         last, envs = _Moments(), [dict(env) for env in run.inputs]
         for path in run.block.paths:
@@ -172,23 +175,26 @@ class Solver:
             for path, x in work.graph.reads.get(node, ()):
                 if path in run.block.paths and path not in soft:
                     given = [env[x] if x in env else work.graph.values[x.name]() for env in envs]
-                    solved = self._solve(work.matrices[path], last.of(path, given))
-                    soft[path] = SoftMatrix(solved.packed, solved.wanted)
+                    matrix, values = work.matrices[path], work.matrices[path].values()
+                    nearest = self._solve(matrix, last.of(path, given), values)
+                    solved[path] = SoftMatrix.of(self.packed[path])
+                    soft[path] = SoftMatrix(nearest, values)
             work.graph.step(node, envs)
         del envs
-        by_name = {node.name: soft[path] for path in soft for node in work.placeholders(path)}
-        before, after = run.learn(by_name, step)
-        for path, matrix in soft.items():
+        before = run.loss(work.by_placeholder(solved))
+        after = run.learn(work.by_placeholder(soft), step)
+        taken = "the learned ones" if after < before else "gptq's"
+        for path, learned in soft.items():
             if after < before:
-                self.packed[path] = matrix.packed()
+                self.packed[path] = learned.packed()
             self.found[path] += (
-                f"; roundings learned with {len(soft)} weights of a block: squared error of the block's outputs "
-                f"{100 * before:.2g} % -> {100 * min(before, after):.2g} %"
+                f"; squared error of the outputs of its block of {len(soft)} weights: {100 * before:.2g} % with gptq's "
+                f"codes, {100 * after:.2g} % with learned roundings; {taken} are taken"
             )
             work.write(path, self.packed[path], self.found[path])
 
-    def _solve(self, matrix: Matrix, moments: tuple[Float64, int]) -> gptq.Solved:
-        """The codes of one matrix by GPTQ. CalibrationError names its path."""
+    def _solve(self, matrix: Matrix, moments: tuple[Float64, int], values: Float32) -> PackedTensor:
+        """Chooses the codes of one matrix by GPTQ, and returns nearest codes. CalibrationError names its path."""
         sums, rows = moments
         path, cols = matrix.path, matrix.watched.cols
         if rows < cols // FEW:
@@ -199,7 +205,6 @@ class Solver:
             )
         if rows < FEW * cols:
             note(f"'{path}' has {cols} columns, and `calibrate` gave it {rows} rows; {FEW * cols} or more are better")
-        values = matrix.values()
         importance = (np.diag(sums) / rows).astype(np.float32) if matrix.format.takes_importance else None
         nearest = encode(matrix.format, values, importance=importance)
         try:
@@ -213,7 +218,7 @@ class Solver:
             f"codes by gptq: squared error of the outputs {100 * solved.nearest_error:.2g} % -> "
             f"{100 * solved.error:.2g} %, of {rows} rows{shared}"
         )
-        return solved
+        return nearest
 
 
 def _nbytes(matrix: Matrix) -> int:
@@ -265,6 +270,9 @@ class _Work:
 
     def _number(self, path: str) -> int:
         return list(self.matrices).index(path)
+
+    def by_placeholder(self, matrices: Mapping[str, SoftMatrix]) -> dict[str, SoftMatrix]:
+        return {node.name: each for path, each in matrices.items() for node in self.placeholders(path)}
 
     def placeholders(self, path: str) -> list[fx.Node]:
         """The placeholders that hold a weight: several for tied ones."""
