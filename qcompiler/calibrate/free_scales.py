@@ -71,9 +71,11 @@ class FreeScales:
     def nearest(self, groups: Float32, scales: Float32, zeros: Float32) -> npt.NDArray[np.intp]:
         """The places in `codes` of the nearest values, for groups (n, size) with `scales` and `zeros` (n,)."""
         wanted = groups / np.where(scales == 0, np.float32(1), scales)[:, None] + zeros[:, None]
+        places: npt.NDArray[np.intp]
         if self.whole:
-            return np.clip(np.rint(wanted - self.of_code[0]), 0, len(self.of_code) - 1).astype(np.intp)
-        places: npt.NDArray[np.intp] = np.searchsorted((self.of_code[1:] + self.of_code[:-1]) / 2, wanted)
+            places = np.clip(np.rint(wanted - self.of_code[0]), 0, len(self.of_code) - 1).astype(np.intp)
+        else:
+            places = np.searchsorted((self.of_code[1:] + self.of_code[:-1]) / 2, wanted)
         return places
 
     @property
