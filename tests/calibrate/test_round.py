@@ -233,13 +233,15 @@ def test_it_needs_enough_data() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_steps")
-def test_values_that_are_not_finite_are_an_error_and_nothing_is_written(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_an_error_and_only_whole_blocks_are_written(tmp_path: Path) -> None:
     model = Model(1)
     with torch.no_grad():
         model.layers[0].down.bias[3] = float("nan")
-    with pytest.raises(CalibrationError, match=r"the outputs of the block of 'layers\.0\.q\.weight'.* are not finite"):
+    with pytest.raises(
+        CalibrationError, match=r"of 'layers\.0\.up\.weight' to 'layers\.0\.down\.weight' are not finite"
+    ):
         imported(recipe(), model=model, folder=tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 3, "the block of q, k and o before it"
 
 
 @pytest.mark.usefixtures("few_steps")
@@ -260,11 +262,12 @@ def test_an_operator_without_a_gradient_is_named() -> None:
     class Opaque(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(K, K)
+            self.first, self.second, self.third = (nn.Linear(K, K) for _ in range(3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = torch.relu(self.linear(x))
-            return torch.ops.qc.dequantize_rows(*torch.ops.qc.quantize_rows(y), torch.float32)
+            y = self.first(x)
+            rows = torch.ops.qc.quantize_rows(self.second(y), "token", 0.0, None)
+            return torch.ops.qc.dequantize_rows(rows, K, torch.float32) * self.third(y)
 
     model = Opaque().eval()
     given = Calibration([torch.randn(80, K)])

@@ -89,11 +89,14 @@ class BlockRun:
             loss = self._loss(each, {name: matrix.values() for name, matrix in matrices.items()}) / count
             try:
                 loss.backward()  # type: ignore[no-untyped-call]
+                why = "an operator behind one of its weights has none"
             except (NotImplementedError, RuntimeError) as error:
-                raise CalibrationError(
-                    f"the block of {self._names()} has no gradient, so algorithm='round' cannot learn it: {error}. "
-                    "Choose algorithm='gptq'"
-                ) from error
+                why = str(error)
+        if any(parameter.grad is None for matrix in matrices.values() for parameter in matrix.learned):
+            raise CalibrationError(
+                f"the block of {self._names()} has no gradient, so algorithm='round' cannot learn it: {why}. Choose "
+                "algorithm='gptq'"
+            )
 
     def loss(self, matrices: Mapping[str, SoftMatrix]) -> float:
         """The squared error of the block's outputs as a share of the targets' squares: the mean over all inputs."""
@@ -134,10 +137,10 @@ def _move(matrix: SoftMatrix, means: Sequence[torch.Tensor], rate: float) -> Non
     """One step of what is learned of a matrix; `means` are running means of the gradients."""
     with torch.no_grad():
         for parameter, mean, length in zip(matrix.learned, means, (OFFSET_RATE, FACTOR_RATE), strict=False):
-            if parameter.grad is not None:
-                mean.mul_(MOMENTUM).add_(parameter.grad)
-                parameter.sub_(mean.sign(), alpha=rate * length)
-                parameter.grad = None
+            assert parameter.grad is not None
+            mean.mul_(MOMENTUM).add_(parameter.grad)
+            parameter.sub_(mean.sign(), alpha=rate * length)
+            parameter.grad = None
     matrix.limit()
 
 
