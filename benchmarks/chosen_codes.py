@@ -43,7 +43,8 @@ FORMATS = (
 )  # fmt: skip
 INPUTS = 64
 """Windows of 512 bytes for calibration."""
-BATCH = 8
+BATCH = 4
+"""Windows in an input."""
 
 CHOSEN = tuple(each for each in ALGORITHMS if each != "nearest")
 

@@ -202,8 +202,8 @@ class QuantConfig:
     bf16), or None: bf16 for models in bf16, as in torch, fp16 for those in fp16, and exact for all others.
     `algorithm` chooses the codes of linears: "nearest" (each weight its nearest code), "hqq" (also the scales, by the
     error of the weights), "gptq" (codes whose errors cancel in the outputs, for the inputs of `qcompile(calibrate=…)`;
-    scales stay those of the format's encoder), or "round" (roundings and scales that are learned for the outputs of a
-    whole block, or GPTQ's codes where these are better).
+    scales stay those of the format's encoder), or "round" (codes and scales that are learned from GPTQ's on for the
+    outputs of a whole block, or GPTQ's codes where these are better).
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same

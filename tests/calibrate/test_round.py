@@ -17,7 +17,7 @@ from torch import nn
 
 import qcompiler as qc
 from qcompiler.calibrate import gptq
-from qcompiler.calibrate.levels import Levels
+from qcompiler.calibrate.levels import Levels, with_codes
 from qcompiler.config import resolve_format
 from qcompiler.errors import CalibrationError, RecipeError
 from qcompiler.frontends.quantise import learn_rounding
@@ -159,30 +159,45 @@ def test_soft_codes_start_as_what_is_decoded_and_end_as_what_is_stored(text: str
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_an_offset_of_half_a_gap_moves_a_code_by_one_at_most(text: str) -> None:
-    start, _, matrix = soft(text)
-    with torch.no_grad():
-        matrix.offsets.fill_(0.5)
+def test_places_begin_at_the_codes_that_are_given_even_where_others_are_nearer(text: str) -> None:
+    """So learning starts from GPTQ's codes: half a gap further on, each code has moved by one at most."""
+    start, w, _ = soft(text)
+    other = resolve_format(text).encode(w[::-1].copy())
+    codes = gptq.codes_of(other)
+    matrix = SoftMatrix(with_codes(start, codes), w)
     levels = Levels.of(start)
     values = np.unique(levels.of_code)  # floats have two zeros, which are one step
-    rank = {int(code): np.searchsorted(values, value) for code, value in zip(levels.codes, levels.of_code, strict=True)}
-    places = [np.vectorize(rank.get)(gptq.codes_of(each)) for each in (start, matrix.packed())]
-    assert set(np.unique(np.abs(places[1] - places[0]))) <= {0, 1}
+    rank = np.zeros(256, np.int64)
+    rank[levels.codes] = np.searchsorted(values, levels.of_code)
+    np.testing.assert_array_equal(rank[gptq.codes_of(matrix.packed())], rank[codes])
+    with torch.no_grad():
+        matrix.places.add_(0.5)
+    matrix.limit()
+    moved = rank[gptq.codes_of(matrix.packed())] - rank[codes]
+    assert set(np.unique(moved)) == {0, 1}
 
 
-def test_gradients_pass_through_the_rounding_and_stop_where_a_code_is_clipped() -> None:
-    """By hand for int4 with scale s: d value / d offset is s; d value / d factor is s * (code - w / s)."""
-    _, w, matrix = soft("int4:group=64")
+def test_gradients_pass_through_the_rounding_also_where_a_code_is_clipped() -> None:
+    """By hand for int4 with scale s: d value / d place is s, d value / d factor is s * code."""
+    start, w, _ = soft("int4:group=64")
     w[0, 0] = 100.0  # far outside the codes of its group
-    matrix.wanted[0, 0] = 100.0
+    matrix = SoftMatrix(start, w)
     matrix.values().sum().backward()
     scale = np.repeat(matrix.scales.numpy(), K, axis=1)
-    inside = (w / scale >= -8.5) & (w / scale <= 7.5)
-    assert not inside[0, 0]
-    np.testing.assert_allclose(matrix.offsets.grad, scale * inside, rtol=1e-6)
+    np.testing.assert_allclose(matrix.places.grad, scale, rtol=1e-6)
     codes = gptq.codes_of(matrix.packed()).astype(np.float32) - 8
-    expected = scale * np.where(inside, codes - w / scale, codes)
-    np.testing.assert_allclose(matrix.factors.grad[:, 0], expected.sum(1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(matrix.factors.grad[:, 0], (scale * codes).sum(1), rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_a_place_between_uneven_codes_is_their_gap() -> None:
+    """nf4 with absmax s: the two codes beside w / s are found in the table by hand."""
+    _, w, matrix = soft("nf4")
+    matrix.values().sum().backward()
+    absmax = np.abs(w.reshape(-1, K)).max(1, keepdims=True)
+    table = np.unique(matrix.of_code.numpy())
+    above = np.clip(np.searchsorted(table, w / absmax), 1, len(table) - 1)
+    gap = absmax * (table[above] - table[above - 1])
+    np.testing.assert_allclose(matrix.places.grad.reshape(w.shape), gap, rtol=1e-5)
 
 
 # --- whole models ----------------------------------------------------------------------------------------------------

@@ -2,16 +2,20 @@
 
     target    the float block's outputs, for the float model's values
     step      outputs of the block with soft codes (soft_codes.py), for the values that the quantised model gives it
-              loss = squares of the difference;  mean = MOMENTUM * mean + gradient
-              each parameter -= rate * sign(mean);  the rate falls to zero
+              loss = squares of the difference, as a share of the target's squares
+              Adam moves places of codes and factors of scales; its rate falls to zero
 
-The block is the exported graph's own nodes (graph_blocks.py), run by autograd.  Learning starts from nearest codes.
-GPTQ's codes of the block are made, too, and the block keeps those with the lower loss.  Whether GPTQ's codes are the
-better start is open: it lowered the loss of some blocks of a random model, and raised it in the first layer of the tiny
-Llama and in a single linear of correlated inputs, where a step moves offsets whose errors cancelled.
+The block is the exported graph's own nodes (graph_blocks.py), run by autograd.  Learning starts from GPTQ's codes, and
+each place where GPTQ rounded: at the weight, moved by the errors of other columns that it makes up for.  So the start
+has GPTQ's loss, and a place is as far from the next code as the value that GPTQ rounded was.
 
-Source: Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (SignRound,
-AutoRound), arXiv 2309.05516.
+Signed gradients (SignRound) do worse: each step moves every place by the same length, so that places without a clear
+gradient cross over to other codes as often as those with one, and errors that cancelled no longer do.  Adam divides the
+mean of the gradients by the root of the mean of their squares, and moves the former little.
+
+Sources: Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (SignRound,
+AutoRound), arXiv 2309.05516, for learning roundings by a block's outputs; Kingma and Ba, "Adam: A Method for Stochastic
+Optimization", arXiv 1412.6980.
 """
 
 from __future__ import annotations
@@ -29,12 +33,14 @@ from qcompiler.frontends.quantise.graph_run import Env, GraphRun
 from qcompiler.frontends.quantise.soft_codes import SoftMatrix
 
 STEPS = 200
-OFFSET_RATE = 0.5 * 2 / STEPS
-"""The first step's length. The rate falls linearly, so an offset can move by `OFFSET_RATE` * STEPS / 2 = 0.5."""
-FACTOR_RATE = 0.2 * 2 / STEPS
-"""A factor of a scale can move by 0.2."""
-MOMENTUM = 0.9
-"""The sign of a single gradient is mostly noise; a mean of about ten gradients has less."""
+PLACE_RATE = 7e-3
+"""Adam's rate for places, in gaps between codes: with a rate that falls linearly, a place can move by about 0.7."""
+FACTOR_RATE = 3e-3
+"""Adam's rate for factors of scales."""
+DECAYS = (0.9, 0.99)
+"""Of Adam's means: ten gradients, and a hundred squares."""
+TINY = 1e-12
+"""What Adam adds to the root: less than any gradient that counts. The loss is a share, and has a million parameters."""
 ROWS = 2048
 """A step takes inputs until they have this many rows."""
 SEED = 0
@@ -61,13 +67,18 @@ class BlockRun:
         """
         order = torch.Generator().manual_seed(SEED)
         taken: list[int] = []
-        moving = [(matrix, [torch.zeros_like(each) for each in matrix.learned]) for matrix in matrices.values()]
+        different = list({id(matrix): matrix for matrix in matrices.values()}.values())  # a tied weight has two names
+        adam = _adam(different)
+        falling = torch.optim.lr_scheduler.LambdaLR(adam, lambda number: 1 - number / STEPS)
         for number in range(STEPS):
             chosen = self._next(taken, order)
             for each in chosen:
                 self._backward(matrices, each, len(chosen))
-            for matrix, held in moving:
-                _move(matrix, held, 1 - number / STEPS)
+            adam.step()
+            adam.zero_grad()
+            falling.step()
+            for matrix in different:
+                matrix.limit()
             step(number + 1)
         return self.loss(matrices)
 
@@ -133,15 +144,12 @@ class BlockRun:
         return f"'{paths[0]}'" + (f" to '{paths[-1]}'" if len(paths) > 1 else "")
 
 
-def _move(matrix: SoftMatrix, means: Sequence[torch.Tensor], rate: float) -> None:
-    """One step of what is learned of a matrix; `means` are running means of the gradients."""
-    with torch.no_grad():
-        for parameter, mean, length in zip(matrix.learned, means, (OFFSET_RATE, FACTOR_RATE), strict=False):
-            assert parameter.grad is not None
-            mean.mul_(MOMENTUM).add_(parameter.grad)
-            parameter.sub_(mean.sign(), alpha=rate * length)
-            parameter.grad = None
-    matrix.limit()
+def _adam(matrices: Sequence[SoftMatrix]) -> torch.optim.Adam:
+    factors = [matrix.factors for matrix in matrices if matrix.factors is not None]
+    groups: list[dict[str, Any]] = [{"params": [matrix.places for matrix in matrices], "lr": PLACE_RATE}]
+    if factors:
+        groups.append({"params": factors, "lr": FACTOR_RATE})
+    return torch.optim.Adam(groups, betas=DECAYS, eps=TINY)
 
 
 __all__ = ["STEPS", "BlockRun"]

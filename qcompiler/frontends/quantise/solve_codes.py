@@ -4,8 +4,8 @@ it gets when all weights before it are quantised.
     run      all inputs together, node by node, in the float graph
     linear   moments += X^T X over the inputs of the linear that comes next; codes = gptq(weight, moments)
     run on   with the decoded codes in place of the weight
-    round    at the end of a block (graph_blocks.py): its codes and scales are learned together (learn_rounding.py), and
-             the block runs again
+    round    at the end of a block (graph_blocks.py): its codes and scales are learned further, together (learn_rounding.py),
+             and the block runs again
 
 So one pass over the graph quantises every linear for what the quantised model really computes.  Values live until their
 last use, once for each input: for a transformer that is a hidden state and the values inside one layer.
@@ -47,7 +47,7 @@ from qcompiler.runtime.progress import Progress, note
 
 Float32 = npt.NDArray[np.float32]
 
-VERSION = 2
+VERSION = 3
 ROWS = 1 << 12
 """Rows whose moments are summed up in fp32, in one product."""
 FEW = 4
@@ -165,8 +165,7 @@ class Solver:
         return fixed, {name: work.matrices[path].arranged for name, path in mine.items()}
 
     def _learn(self, work: _Work, run: BlockRun, step: Callable[[int], object]) -> None:
-        """The codes of one block: GPTQ's, or those that are learned from nearest codes on, if their loss is lower."""
-        solved: dict[str, SoftMatrix] = {}
+        """The codes of one block: GPTQ's, or those that are learned from them on, if their loss is lower."""
         soft: dict[str, SoftMatrix] = {}
         last, envs = _Moments(), [dict(env) for env in run.inputs]
         for path in run.block.paths:
@@ -176,13 +175,13 @@ class Solver:
                 if path in run.block.paths and path not in soft:
                     given = [env[x] if x in env else work.graph.values[x.name]() for env in envs]
                     matrix, values = work.matrices[path], work.matrices[path].values()
-                    nearest = self._solve(matrix, last.of(path, given), values)
-                    solved[path] = SoftMatrix.of(self.packed[path])
-                    soft[path] = SoftMatrix(nearest, values)
+                    rounded = self._solve(matrix, last.of(path, given), values)
+                    soft[path] = SoftMatrix(self.packed[path], rounded)
             work.graph.step(node, envs)
         del envs
-        before = run.loss(work.by_placeholder(solved))
-        after = run.learn(work.by_placeholder(soft), step)
+        matrices = work.by_placeholder(soft)
+        before = run.loss(matrices)
+        after = run.learn(matrices, step)
         taken = "the learned ones" if after < before else "gptq's"
         for path, learned in soft.items():
             if after < before:
@@ -193,8 +192,8 @@ class Solver:
             )
             work.write(path, self.packed[path], self.found[path])
 
-    def _solve(self, matrix: Matrix, moments: tuple[Float64, int], values: Float32) -> PackedTensor:
-        """Chooses the codes of one matrix by GPTQ, and returns nearest codes. CalibrationError names its path."""
+    def _solve(self, matrix: Matrix, moments: tuple[Float64, int], values: Float32) -> Float32:
+        """Chooses the codes of one matrix by GPTQ; returns the values that it rounded. CalibrationError names its path."""
         sums, rows = moments
         path, cols = matrix.path, matrix.watched.cols
         if rows < cols // FEW:
@@ -218,7 +217,7 @@ class Solver:
             f"codes by gptq: squared error of the outputs {100 * solved.nearest_error:.2g} % -> "
             f"{100 * solved.error:.2g} %, of {rows} rows{shared}"
         )
-        return nearest
+        return solved.rounded
 
 
 def _nbytes(matrix: Matrix) -> int:
