@@ -9,9 +9,10 @@ The block is the exported graph's own nodes (graph_blocks.py), run by autograd. 
 each place where GPTQ rounded: at the weight, moved by the errors of other columns that it makes up for.  So the start
 has GPTQ's loss, and a place is as far from the next code as the value that GPTQ rounded was.
 
-Signed gradients (SignRound) do worse: each step moves every place by the same length, so that places without a clear
-gradient cross over to other codes as often as those with one, and errors that cancelled no longer do.  Adam divides the
-mean of the gradients by the root of the mean of their squares, and moves the former little.
+Signed gradients (SignRound) raised GPTQ's loss on the tiny Llama.  They move every place by the same length in a step,
+so that places without a clear gradient go to other codes, too, and errors that cancelled no longer do.  Adam divides the
+mean of the gradients by the root of the mean of their squares, and so moves a place little whose gradient changes sign.
+The loss of a single linear is what GPTQ lowers, and there Adam may find no less.
 
 Sources: Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (SignRound,
 AutoRound), arXiv 2309.05516, for learning roundings by a block's outputs; Kingma and Ba, "Adam: A Method for Stochastic

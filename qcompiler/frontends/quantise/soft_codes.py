@@ -26,7 +26,7 @@ INSIDE = 0.49
 
 
 class SoftMatrix:
-    """A matrix (rows, K) that begins as `start`; `rounded` (rows, K) are the values that its codes were rounded from."""
+    """A matrix (rows, K) that begins as `start`. Its codes were rounded from the values `rounded` (rows, K)."""
 
     def __init__(self, start: PackedTensor, rounded: Any) -> None:
         self.start = start

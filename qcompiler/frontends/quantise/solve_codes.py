@@ -4,7 +4,7 @@ it gets when all weights before it are quantised.
     run      all inputs together, node by node, in the float graph
     linear   moments += X^T X over the inputs of the linear that comes next; codes = gptq(weight, moments)
     run on   with the decoded codes in place of the weight
-    round    at the end of a block (graph_blocks.py): its codes and scales are learned further, together (learn_rounding.py),
+    round    at the end of a block (graph_blocks.py): codes and scales are learned from there on (learn_rounding.py),
              and the block runs again
 
 So one pass over the graph quantises every linear for what the quantised model really computes.  Values live until their
@@ -193,7 +193,10 @@ class Solver:
             work.write(path, self.packed[path], self.found[path])
 
     def _solve(self, matrix: Matrix, moments: tuple[Float64, int], values: Float32) -> Float32:
-        """Chooses the codes of one matrix by GPTQ; returns the values that it rounded. CalibrationError names its path."""
+        """Chooses the codes of one matrix by GPTQ, and returns the values that it rounded.
+
+        CalibrationError names its path.
+        """
         sums, rows = moments
         path, cols = matrix.path, matrix.watched.cols
         if rows < cols // FEW:
