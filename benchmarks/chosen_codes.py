@@ -1,11 +1,13 @@
-"""What codes chosen by data (algorithm="gptq") are worth: the repository's language model, in formats of 2 to 8 bits.
+"""What `QuantConfig.algorithm` is worth: the repository's language model, in formats of 2 to 8 bits.
 
-    python benchmarks/chosen_codes.py                 prints a table
-    python benchmarks/chosen_codes.py --write         and writes it into docs/quantisation.md
+    python benchmarks/chosen_codes.py                                  prints a table
+    python benchmarks/chosen_codes.py --write                          and writes it into docs/quantisation.md
+    python benchmarks/chosen_codes.py --algorithms hqq,gptq int3 nf4   some of them only
 
-Calibration takes windows from the last half of the held-out text, and the KL divergence from the fp32 model is measured
-on its first quarter; neither is text that the model was trained on.  Each window gives one mean; the error given is the
-standard error of the share over windows, by the jackknife.
+The share of nearest codes' divergence that an algorithm closes is in its column.  Calibration takes windows from
+the last half of the held-out text, and the KL divergence from the fp32 model is measured on its first quarter; neither
+is text that the model was trained on.  Each window gives one mean; the error given is the standard error of the share
+over windows, by the jackknife.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,8 @@ import tiny_llama  # noqa: E402
 from page_marks import between  # noqa: E402
 
 import qcompiler as qc  # noqa: E402
+from qcompiler.config import ALGORITHMS, BY_DATA  # noqa: E402
+from qcompiler.errors import RecipeError  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "quantisation.md"
 FORMATS = (
@@ -38,22 +43,36 @@ FORMATS = (
 )  # fmt: skip
 INPUTS = 64
 """Windows of 512 bytes for calibration."""
-BATCH = 8
+BATCH = 4
+"""Windows in an input."""
+
+CHOSEN = tuple(each for each in ALGORITHMS if each != "nearest")
 
 Windows = list[torch.Tensor]
+Judged = tuple[Any, torch.Tensor, list[torch.Tensor]]
+
+
+@dataclass
+class Closed:
+    """The divergence in bits with an algorithm, the share of nearest codes' that is closed, and its standard error."""
+
+    divergence: float
+    closed: float
+    error: float
+    seconds: float
 
 
 @dataclass
 class Row:
-    """The divergence in bits with nearest and with chosen codes, and the share of the first that is closed."""
+    """A format: its bits per weight, the divergence in bits with nearest codes, and what each algorithm closes.
+
+    An algorithm that serves no weight of the format has None.
+    """
 
     text: str
     bits: float
     nearest: float
-    chosen: float
-    closed: float
-    error: float
-    seconds: float
+    by: dict[str, Closed | None]
 
 
 def calibration(count: int = INPUTS) -> Windows:
@@ -65,7 +84,7 @@ def calibration(count: int = INPUTS) -> Windows:
     return list(rows.split(BATCH))
 
 
-def judge() -> tuple[tiny_llama.NextByte, torch.Tensor, list[torch.Tensor]]:
+def judge() -> Judged:
     """The fp32 model, the windows that it is compared on, and its log2 probabilities for them."""
     model, windows = tiny_llama.load_model(), tiny_llama.held_out(tiny_llama.MEASURED_BYTES)
     return model, windows, [base.float() for base, _ in tiny_llama.log_probabilities(model, windows)]
@@ -80,51 +99,67 @@ def divergences(program: Any, windows: torch.Tensor, reference: list[torch.Tenso
     return np.concatenate(found)
 
 
-def row(text: str, inputs: Windows, judged: tuple[Any, torch.Tensor, list[torch.Tensor]]) -> Row:
-    """One format, with nearest and with chosen codes."""
+def row(text: str, inputs: Windows, judged: Judged, algorithms: Sequence[str] = ("gptq",)) -> Row:
+    """One format, with nearest codes and with each of `algorithms`."""
+    bits, nearest, _ = _measured(text, "nearest", inputs, judged)
+    by: dict[str, Closed | None] = {}
+    for algorithm in algorithms:
+        try:
+            _, chosen, seconds = _measured(text, algorithm, inputs, judged)
+        except RecipeError:
+            by[algorithm] = None
+            continue
+        count = len(nearest)
+        left = 1 - (chosen.sum() - chosen) / (nearest.sum() - nearest)  # without one window each
+        error = math.sqrt((count - 1) / count * float(((left - left.mean()) ** 2).sum()))
+        by[algorithm] = Closed(float(chosen.mean()), 1 - float(chosen.mean() / nearest.mean()), error, seconds)
+    return Row(text, bits, float(nearest.mean()), by)
+
+
+def _measured(text: str, algorithm: str, inputs: Windows, judged: Judged) -> tuple[float, np.ndarray, float]:
+    """Bits per weight, the divergence of each window, and the seconds of the compile."""
     model, windows, reference = judged
     shapes = {"tokens": {0: ("batch", 1, tiny_llama.BATCH), 1: ("length", 1, tiny_llama.LENGTH)}}
-    found, seconds, bits = [], 0.0, 0.0
-    for algorithm, data in (("nearest", None), ("gptq", inputs)):
-        quant = qc.QuantConfig("float", linear=text, embedding="int8", algorithm=algorithm)
-        began = time.perf_counter()
-        program = qc.qcompile(
-            model, (torch.zeros(3, 37, dtype=torch.int64),), quant=quant, dynamic_shapes=shapes, calibrate=data,
-            device="cpu",
-        )  # fmt: skip
-        seconds, bits = time.perf_counter() - began, program.ledger.bits_per_weight()
-        found.append(divergences(program, windows, reference))
-    nearest, chosen = found
-    count = len(nearest)
-    left = 1 - (chosen.sum() - chosen) / (nearest.sum() - nearest)  # without one window each
-    error = math.sqrt((count - 1) / count * float(((left - left.mean()) ** 2).sum()))
-    closed = 1 - float(chosen.mean() / nearest.mean())
-    return Row(text, bits, float(nearest.mean()), float(chosen.mean()), closed, error, seconds)
+    quant = qc.QuantConfig("float", linear=text, embedding="int8", algorithm=algorithm)
+    began = time.perf_counter()
+    program = qc.qcompile(
+        model, (torch.zeros(3, 37, dtype=torch.int64),), quant=quant, dynamic_shapes=shapes,
+        calibrate=inputs if algorithm in BY_DATA else None, device="cpu",
+    )  # fmt: skip
+    seconds = time.perf_counter() - began
+    return program.ledger.bits_per_weight(), divergences(program, windows, reference), seconds
 
 
-COLUMNS = ("linears", "bits per weight", "KL, nearest codes", "KL, gptq", "closed")
+def columns(algorithms: Sequence[str]) -> list[str]:
+    return ["linears", "bits per weight", "KL, nearest codes", *(f"closed by {each}" for each in algorithms)]
 
 
 def cells(each: Row) -> list[str]:
-    share = f"{100 * each.closed:.1f} ± {100 * each.error:.1f} %"
-    return [each.text, f"{each.bits:.3f}", f"{each.nearest:.2e}", f"{each.chosen:.2e}", share]
+    shares = [
+        "–" if found is None else f"{100 * found.closed:.1f} ± {100 * found.error:.1f} %" for found in each.by.values()
+    ]
+    return [each.text, f"{each.bits:.3f}", f"{each.nearest:.2e}", *shares]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=INPUTS, help="windows for calibration")
+    parser.add_argument("--algorithms", default=",".join(CHOSEN), help="separated by commas")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(HERE.parent)}")
     parser.add_argument("formats", nargs="*", default=FORMATS)
     options = parser.parse_args()
+    algorithms = options.algorithms.split(",")
     inputs, judged = calibration(options.inputs), judge()
-    table, found = Table(*COLUMNS, "seconds"), []
+    titles = columns(algorithms)
+    table, found = Table(*titles, "seconds"), []
     for text in options.formats:
-        found.append(row(text, inputs, judged))
-        table.add_row(*cells(found[-1]), f"{found[-1].seconds:.0f}")
-        print(*cells(found[-1]), f"{found[-1].seconds:.0f} s", sep="  ", file=sys.stderr, flush=True)
+        found.append(row(text, inputs, judged, algorithms))
+        seconds = ", ".join(f"{each.seconds:.0f}" for each in found[-1].by.values() if each is not None)
+        table.add_row(*cells(found[-1]), seconds)
+        print(*cells(found[-1]), f"{seconds} s", sep="  ", file=sys.stderr, flush=True)
     Console().print(table)
     if options.write:
-        lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
+        lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
         lines += [f"| {' | '.join(cells(each))} |" for each in found]
         begin, end = "<!-- chosen codes -->", "<!-- end of chosen codes -->"
         PAGE.write_text(between(PAGE.read_text(), begin, end, "\n".join(lines), str(PAGE)))

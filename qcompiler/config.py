@@ -128,8 +128,10 @@ _PROMISED = {"nf4": 6.5, "int8": 9.0, "int4": 6.5}
 
 LLM_INT8_THRESHOLD = 6.0
 
-ALGORITHMS = ("nearest", "gptq", "awq")
+ALGORITHMS = ("nearest", "hqq", "gptq", "round", "awq")
 """How `QuantConfig.algorithm` chooses the codes of a matrix."""
+BY_DATA = ("gptq", "round")
+"""Those that solve for codes by the data of `qcompile(calibrate=…)`."""
 
 COMPUTES = ("exact", "bf16", "int8")
 """The kinds of arithmetic that `QuantConfig.compute` takes."""
@@ -198,9 +200,11 @@ class QuantConfig:
     `compute` is the arithmetic of linears with quantised weights, and of attention: "exact" (products and sums in
     fp32), "bf16" (factors are rounded to bf16, sums in fp32), "int8" (the same as activations="int8"; attention in
     bf16), or None: bf16 for models in bf16, as in torch, fp16 for those in fp16, and exact for all others.
-    `algorithm` chooses the codes of linears: "nearest" (each weight its nearest code), or "gptq" (codes whose errors
-    cancel in the outputs, for the inputs of `qcompile(calibrate=…)`; scales stay those of the format's encoder), or
-    "awq" (nearest codes, after scales of channels have moved into the weights so that the outputs' error falls).
+    `algorithm` chooses the codes of linears: "nearest" (each weight its nearest code), "hqq" (also the scales, by the
+    error of the weights), "gptq" (codes whose errors cancel in the outputs, for the inputs of `qcompile(calibrate=…)`;
+    scales stay those of the format's encoder), "round" (codes and scales that are learned from GPTQ's on for the
+    outputs of a whole block, or GPTQ's codes where these are better), or "awq" (nearest codes, after scales of channels
+    have moved into the weights so that the outputs' error falls).
     `rotate`, `equalise` and `smooth` change the float graph before, and keep what it computes (docs/quantisation.md):
     `rotate` turns the residual stream by a random Hadamard matrix, `equalise` makes the ranges of consecutive linears
     equal, and `smooth` (an exponent between 0 and 1) moves the ranges of activations into weights, by calibration.
@@ -230,7 +234,7 @@ class QuantConfig:
         object.__setattr__(self, "separate", tuple(self.separate))
         check_observer(self.observer)
         if self.algorithm not in ALGORITHMS:
-            raise RecipeError(f"algorithm={self.algorithm!r}: choose {' or '.join(map(repr, ALGORITHMS))}")
+            raise RecipeError(f"algorithm={self.algorithm!r}: choose {', '.join(map(repr, ALGORITHMS))}")
         if self.compute not in (None, *COMPUTES):
             raise RecipeError(f"compute={self.compute!r}: choose {', '.join(map(repr, COMPUTES))}, or leave it out")
         if self.activations is not None:

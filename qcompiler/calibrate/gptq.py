@@ -37,9 +37,13 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Solved:
-    """The matrix with its codes, and the share that the squared error is of the outputs' squares, before and after."""
+    """The matrix with its codes, and the share that the squared error is of the outputs' squares, before and after.
+
+    `rounded` (rows, K) holds what the codes are the nearest ones of: the weights, moved by the errors made up for.
+    """
 
     packed: PackedTensor
+    rounded: Float32
     nearest_error: float
     error: float
 
@@ -53,9 +57,9 @@ def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
     """
     live = np.flatnonzero(np.diag(moments) > 0)
     if not live.size:
-        return Solved(nearest, 0.0, 0.0)
+        return Solved(nearest, weights, 0.0, 0.0)
     order = live[np.argsort(-np.diag(moments)[live], kind="stable")]
-    factor, codes = _factor(moments, order), _codes_of(nearest)
+    factor, codes, rounded = _factor(moments, order), codes_of(nearest), weights.astype(np.float32)
     total = before = after = 0.0
     for first in range(0, nearest.rows, ROWS):
         rows = slice(first, min(first + ROWS, nearest.rows))
@@ -63,20 +67,24 @@ def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
         values = nearest.format.decode_rows(nearest, rows.start, rows.stop).astype(np.float64)
         old = _squares(wanted - values, moments)
         levels = Levels.of(nearest, rows.start, rows.stop).columns(order)
-        chosen, values[:, order] = _sweep(wanted[:, order], levels, factor)
+        chosen, values[:, order], moved = _sweep(wanted[:, order], levels, factor)
         new = _squares(wanted - values, moments)
         better = new < old
         codes[rows][np.ix_(better, order)] = chosen[better]
+        rounded[rows][np.ix_(better, order)] = moved[better]
         total += float(_squares(wanted, moments).sum())
         before += float(old.sum())
         after += float(np.where(better, new, old).sum())
     if not total:
-        return Solved(nearest, 0.0, 0.0)
-    return Solved(with_codes(nearest, codes), before / total, after / total)
+        return Solved(nearest, weights, 0.0, 0.0)
+    return Solved(with_codes(nearest, codes), rounded, before / total, after / total)
 
 
-def _sweep(wanted: Float64, levels: Levels, factor: Float64) -> tuple[Codes, Float64]:
-    """Codes and values (rows, K), for columns in order. Works on the transposed matrix: a column is contiguous."""
+def _sweep(wanted: Float64, levels: Levels, factor: Float64) -> tuple[Codes, Float64, Float64]:
+    """Codes, values and what was rounded (rows, K), for columns in order.
+
+    Works on the transposed matrix: a column is contiguous.
+    """
     rest = np.ascontiguousarray(wanted.T)
     count, rows = rest.shape
     codes, values = np.empty((count, rows), np.uint8), np.empty((count, rows))
@@ -89,7 +97,7 @@ def _sweep(wanted: Float64, levels: Levels, factor: Float64) -> tuple[Codes, Flo
             rest[column + 1 : stop] -= factor[column, column + 1 : stop, None] * error
             errors[column - first] = error
         rest[stop:] -= factor[first:stop, stop:].T @ errors
-    return np.ascontiguousarray(codes.T), values.T
+    return np.ascontiguousarray(codes.T), values.T, rest.T
 
 
 def _factor(moments: Float64, order: npt.NDArray[np.intp]) -> Float64:
@@ -122,11 +130,11 @@ def _squares(rows: Float64, moments: Float64) -> Float64:
     return np.asarray(np.einsum("nk,nk->n", rows @ moments, rows))
 
 
-def _codes_of(packed: PackedTensor) -> Codes:
+def codes_of(packed: PackedTensor) -> Codes:
     """The codes (rows, cols), as unsigned bytes, in an array of their own."""
     fmt = packed.format
     found = np.ascontiguousarray(fmt.entries(packed, fmt.declaration.codes.name))
     return found.view(np.uint8).reshape(-1)[: packed.rows * packed.cols].reshape(packed.rows, packed.cols).copy()
 
 
-__all__ = ["DAMPING", "Solved", "solve"]
+__all__ = ["DAMPING", "Solved", "codes_of", "solve"]

@@ -58,7 +58,7 @@ class Levels:
         why = why_no_levels(fmt, packed.cols)
         if why:
             raise FormatError(f"codes of {fmt} cannot be chosen one by one: {why}")
-        codes, of_code = _choices(fmt)
+        codes, of_code = choices(fmt)
         stop = packed.rows if stop is None else stop
         entries = fmt.entries_of_rows(packed, first, stop)
         groups = {name: each.evaluate(entries, d.table_arrays) for name, each in d.split.per_entry.items()}
@@ -88,7 +88,7 @@ class Levels:
 
 
 @functools.cache
-def _choices(fmt: Format) -> tuple[Codes, Float64]:
+def choices(fmt: Format) -> tuple[Codes, Float64]:
     """The codes that may be chosen and their values, ascending."""
     codes = np.arange(1 << fmt.declaration.codes.bits, dtype=np.uint8)
     values = fmt.declaration.code_values.astype(np.float64)
@@ -108,4 +108,4 @@ def with_codes(packed: PackedTensor, codes: Codes) -> PackedTensor:
     return made
 
 
-__all__ = ["Codes", "Float64", "Levels", "why_no_levels", "with_codes"]
+__all__ = ["Codes", "Float64", "Levels", "choices", "why_no_levels", "with_codes"]

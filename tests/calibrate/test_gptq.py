@@ -22,6 +22,7 @@ from qcompiler.calibrate import gptq
 from qcompiler.calibrate.levels import Levels, why_no_levels, with_codes
 from qcompiler.config import resolve_format
 from qcompiler.errors import CalibrationError, FormatError, RecipeError
+from qcompiler.frontends.quantise import insert_qdq
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.torch.frontend import import_torch
 
@@ -58,7 +59,7 @@ def lost(values: np.ndarray, wanted: np.ndarray, h: np.ndarray) -> float:
 @pytest.mark.parametrize("text", TEXTS)
 def test_levels_are_what_the_format_decodes_and_codes_can_be_put_back(text: str) -> None:
     packed = resolve_format(text).encode(weights())
-    levels, codes = Levels.of(packed), gptq._codes_of(packed)
+    levels, codes = Levels.of(packed), gptq.codes_of(packed)
     values = np.full(256, np.nan)
     values[levels.codes] = levels.of_code
     decoded = packed.format.decode(packed)
@@ -130,7 +131,7 @@ def test_a_dead_column_keeps_its_codes_and_a_singular_matrix_is_damped() -> None
     nearest = fmt.encode(weights())
     solved = gptq.solve(weights(), nearest, x.T @ x)
     assert solved.error < solved.nearest_error / 2
-    np.testing.assert_array_equal(gptq._codes_of(solved.packed)[:, 7], gptq._codes_of(nearest)[:, 7])
+    np.testing.assert_array_equal(gptq.codes_of(solved.packed)[:, 7], gptq.codes_of(nearest)[:, 7])
 
 
 def test_moments_that_have_no_factor_are_an_error() -> None:
@@ -222,6 +223,40 @@ def test_what_keeps_its_nearest_codes_is_quantised_too_while_the_rest_is_solved(
     assert (np.asarray(found[0]) != np.asarray(found[1])).any()
 
 
+class Turned(nn.Module):
+    """A transposed convolution in front of a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.linear = nn.ConvTranspose1d(16, 64, 4), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.conv(x).transpose(1, 2))
+
+
+def test_a_transposed_convolution_is_quantised_while_the_rest_is_solved_and_encoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted, encode = [], insert_qdq.encode
+
+    def counting(fmt: Any, matrix: Any, **options: Any) -> Any:
+        counted.append(matrix.shape)
+        return encode(fmt, matrix, **options)
+
+    monkeypatch.setattr(insert_qdq, "encode", counting)
+    x, found = torch.randn(4, 16, 30), []
+    for text in ("int2:group=row", "int8"):
+        quant = recipe(rules={"conv": text})
+        made = import_torch(Turned().eval(), (x,), quant=quant, calibration=Calibration([x]))
+        found.append(np.asarray(made.weights["linear.weight"].data))
+        rows = Turned().conv.weight.detach().flip(2).permute(1, 2, 0).reshape(64, 64).numpy()
+        stored = resolve_format(text).encode(np.ascontiguousarray(rows))
+        np.testing.assert_array_equal(made.weights["conv.weight"].data, stored.data)
+    assert (found[0] != found[1]).any()
+    assert len(counted) == 2
+
+
 @pytest.mark.slow
 def test_codes_of_a_working_folder_are_not_those_of_another_embedding(tmp_path: Path) -> None:
     """The embedding keeps its nearest codes, and what it decodes to is what the linears are solved for."""
@@ -295,7 +330,7 @@ def test_it_needs_data_and_a_linear() -> None:
         imported(recipe(), given=[])
     with pytest.raises(RecipeError, match="serves nothing here: no linear has codes"):
         imported(recipe(linear=None, rules={"head": "int8"}))
-    with pytest.raises(RecipeError, match="choose 'nearest' or 'gptq'"):
+    with pytest.raises(RecipeError, match="choose 'nearest', 'hqq', 'gptq', 'round'"):
         recipe(algorithm="gptg")
 
 
@@ -389,4 +424,4 @@ def test_it_closes_most_of_the_gap_on_the_trained_language_model(text: str, leas
     """The share of the KL of nearest codes; chosen on one part of the held-out text and judged by another."""
     bench = load("benchmarks/chosen_codes.py")
     row = bench.row(text, bench.calibration(64), bench.judge())
-    assert row.closed > least
+    assert row.by["gptq"].closed > least

@@ -203,8 +203,8 @@ def _activations(recipe: QuantConfig) -> Activations | None:
     """RecipeError for what takes data."""
     if recipe.algorithm != "nearest":
         raise RecipeError(
-            f"algorithm={recipe.algorithm!r} chooses codes by calibration, which functions of JAX do not have yet: "
-            "leave `algorithm` out"
+            f"algorithm={recipe.algorithm!r} chooses codes of exported graphs of torch; functions of JAX take nearest "
+            "codes: leave `algorithm` out"
         )
     rewrites = [name for name in ("smooth", "rotate", "equalise") if getattr(recipe, name)]
     if rewrites or recipe.smooth is not None:

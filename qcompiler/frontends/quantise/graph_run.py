@@ -21,11 +21,12 @@ Values = Mapping[str, Callable[[], torch.Tensor]]
 
 @dataclass(frozen=True)
 class Watched:
-    """A weight whose inputs are looked at: its path, K, and its uses: (node, the node's input x)."""
+    """A weight whose inputs are looked at: its path, K, its uses (node, the node's input x), and its placeholders."""
 
     path: str
     cols: int
     reads: tuple[tuple[fx.Node, fx.Node], ...]
+    nodes: tuple[fx.Node, ...] = ()
 
 
 class GraphRun:
@@ -58,6 +59,10 @@ class GraphRun:
         for used, node in last.items():
             if used not in kept:
                 self.done.setdefault(node, []).append(used)
+
+    def keep(self, nodes: Collection[fx.Node]) -> None:
+        """The values of these nodes are not dropped after their last use."""
+        self.done = {node: [each for each in used if each not in nodes] for node, used in self.done.items()}
 
     def leaves(self, given: Any) -> list[Any]:
         """The flat arguments of one input, in the graph's order."""

@@ -29,8 +29,10 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
+from qcompiler.calibrate import hqq
+from qcompiler.calibrate.free_scales import why_no_scales
 from qcompiler.calibrate.levels import why_no_levels
-from qcompiler.config import QuantConfig, format_text, parse_format, resolve_format
+from qcompiler.config import BY_DATA, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
 from qcompiler.frontends.quantise.activations import quantise_inputs
@@ -159,6 +161,7 @@ class _Rewriter(GraphTensors):
         self.activations = recipe.inputs
         self.inputs: dict[str, InputStatistics] = {}
         self.solved: dict[str, PackedTensor] = {}
+        self.nearest: dict[str, PackedTensor] = {}
         self.decoded: dict[fx.Node, str] = {}
         self.decisions: list[tuple[str, str, str]] = []
         self.lost: dict[str, str] = {}
@@ -185,6 +188,8 @@ class _Rewriter(GraphTensors):
             self.rewrites.move_scales(weights)
             self.decisions += self.rewrites.decisions
         self._calibrate(weights)
+        if self.recipe.algorithm == "hqq":
+            self._choose_scales(weights)
         stored = [weight for weight in weights if self._is_stored(weight)]
         kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
         self.files.begin([weight.entry() for weight in stored], kept)
@@ -211,11 +216,11 @@ class _Rewriter(GraphTensors):
         static = self.activations is not None and self.activations.kind == "tensor"
         if self.calibration is None:
             needs = [f"activations={self.recipe.activations!r}"] * static
-            needs += [f"algorithm={self.recipe.algorithm!r}"] * (self.recipe.algorithm == "gptq")
+            needs += [f"algorithm={self.recipe.algorithm!r}"] * (self.recipe.algorithm in BY_DATA)
             if needs:
                 raise RecipeError(f"{needs[0]} needs calibration data: qcompile(…, calibrate=[inputs])")
             return
-        if self.recipe.algorithm == "gptq":
+        if self.recipe.algorithm in BY_DATA:
             self._solve(weights)
         chosen = [
             w
@@ -240,12 +245,24 @@ class _Rewriter(GraphTensors):
             rows = found[weight.targets[0]].rows
             self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {rows} rows"))
 
+    def _choose_scales(self, weights: Sequence[GraphWeight]) -> None:
+        """Reports whose scales are chosen while they are encoded, and why others are not."""
+        whys = {weight.targets[0]: _why_encoders_scales(weight) for weight in weights if weight.format is not None}
+        if all(whys.values()):
+            listed = "; ".join(dict.fromkeys(whys.values())) or "no weight is quantised"
+            raise RecipeError(f"algorithm='hqq' serves nothing here: {listed}")
+        said = "scales by hqq, without data"
+        self.decisions += [
+            ("codes", path, f"scales of the encoder: {why}" if why else said) for path, why in whys.items()
+        ]
+
     def _solve(self, weights: Sequence[GraphWeight]) -> None:
         """Chooses the codes of linears by the inputs of `calibrate`."""
         assert self.calibration is not None
         linears = [weight for weight in weights if weight.format is not None and "linear" in weight.kinds]
         whys = {weight.targets[0]: _why_nearest(weight) for weight in weights if weight.format is not None}
-        solver = Solver([self._matrix(w) for w in linears if not whys[w.targets[0]]], self.calibration.folder)
+        chosen = [self._matrix(weight) for weight in linears if not whys[weight.targets[0]]]
+        solver = Solver(chosen, self.calibration.folder, self.recipe.algorithm)
         if not solver.matrices or not self.source.valued:
             why = "the weights have no values" if solver.matrices else "no linear has codes that it could choose"
             raise RecipeError(f"algorithm={self.recipe.algorithm!r} serves nothing here: {why}")
@@ -254,28 +271,31 @@ class _Rewriter(GraphTensors):
             packed = solver.packed.get(weight.targets[0])
             if packed is None:
                 return self._nearest(weight) if whys.get(weight.targets[0]) else self.value(weight)
-            decoded = torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype)
-            return decoded.t() if weight.transposed else decoded
+            return weight.restored(torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype))
 
-        values = {node.name: functools.partial(value, weight) for weight in weights for node in weight.nodes}
+        values, floats = (
+            {node.name: functools.partial(each, weight) for weight in weights for node in weight.nodes}
+            for each in (value, self.value)
+        )
         nearest = sorted((path, str(weight.format)) for weight in weights if whys.get(path := weight.targets[0]))
-        solver.run(self.program, self.calibration.held(), values, lambda: [*self.identities(weights), nearest])
+        identity = lambda: [*self.identities(weights), nearest]  # noqa: E731
+        solver.run(self.program, self.calibration.held(), values, floats, identity)
         self.solved = solver.packed
         for weight in linears:
             path = weight.targets[0]
             self.decisions.append(("codes", path, solver.found.get(path, f"nearest codes: {whys[path]}")))
 
     def _nearest(self, weight: GraphWeight) -> torch.Tensor:
-        """A weight that keeps its nearest codes, decoded, in the model's order."""
-        values = self.value(weight)
-        if weight.codes is not None or (weight.conv is not None and weight.conv.transposed):
-            return values  # what its codes mean; a flipped kernel, which has no view
-        fmt = resolve_format(weight.format or "")
-        matrix = to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
-        decoded = torch.empty_like(values, memory_format=torch.contiguous_format)
-        place = weight.arranged(decoded)
-        place.copy_(torch.from_numpy(fmt.decode(encode(fmt, matrix))).reshape(place.shape))
-        return decoded
+        """A weight that keeps its nearest codes, decoded, in the model's order. It is encoded once."""
+        path, values = weight.targets[0], self.value(weight)
+        if weight.codes is not None:
+            return values  # what its codes mean
+        if path not in self.nearest:
+            with naming_errors(weight):
+                matrix = to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
+                self.nearest[path] = encode(resolve_format(weight.format or ""), matrix)
+        packed = self.nearest[path]
+        return weight.restored(torch.from_numpy(packed.format.decode(packed)).to(values.dtype))
 
     def _matrix(self, weight: GraphWeight) -> Matrix:
         def values() -> npt.NDArray[np.float32]:
@@ -284,8 +304,9 @@ class _Rewriter(GraphTensors):
 
         rows, cols = weight.shape
         assert weight.format is not None
-        watched = Watched(weight.targets[0], cols, reads(weight.nodes))
-        return Matrix(watched, resolve_format(weight.format), rows, values)
+        watched = Watched(weight.targets[0], cols, reads(weight.nodes), tuple(weight.nodes))
+        arranged = lambda matrix: weight.restored(matrix.to(weight.tensor.dtype))  # noqa: E731
+        return Matrix(watched, resolve_format(weight.format), rows, values, arranged)
 
     def _quantise_activations(self) -> None:
         if self.activations is None:
@@ -412,6 +433,8 @@ class _Rewriter(GraphTensors):
     def _identity(self, weight: GraphWeight) -> dict[str, Any]:
         """Identifies the values, and the importance that they are encoded with."""
         values = self.source.identity(weight.targets, weight.tensor)
+        if self.recipe.algorithm == "hqq" and not _why_encoders_scales(weight):
+            values = {**values, "scales": f"hqq {hqq.NORM}"}
         if weight.targets[0] in self.solved:
             codes = self.solved[weight.targets[0]].data
             return {**values, "codes": hashlib.sha256(codes.data).hexdigest()}
@@ -441,11 +464,17 @@ class _Rewriter(GraphTensors):
                 self.progress.step(elements * matrix.itemsize)
 
             fmt = resolve_format(weight.format)
-            packed = self.solved.get(weight.targets[0])
-            if packed is None:
-                packed = encode(fmt, matrix, out=out, importance=self._importance(weight), step=step)
-            else:
-                out[...] = packed.data
+            importance = self._importance(weight)
+            made = self.solved.get(weight.targets[0])
+            if made is None and importance is None:
+                made = self.nearest.get(weight.targets[0])
+            if made is None:
+                packed = encode(fmt, matrix, out=out, importance=importance, step=step)
+                if self.recipe.algorithm == "hqq" and not _why_encoders_scales(weight):
+                    made = hqq.solve(matrix, packed)
+            if made is not None:
+                packed = made
+                out[...] = made.data
             self._measure_loss(weight, lost_share(fmt, matrix, packed))
 
     def _measure_loss(self, weight: GraphWeight, share: float) -> None:
@@ -528,6 +557,15 @@ class _Rewriter(GraphTensors):
             else spec
             for spec, node in zip(specs, returned, strict=True)
         ]
+
+
+def _why_encoders_scales(weight: GraphWeight) -> str:
+    """Why hqq does not choose the scales of a quantised weight: "" if it does."""
+    if weight.codes is not None:
+        return "the source has its codes"
+    if not weight.kinds & {"linear", "conv"} or weight.format is None:
+        return "it is an embedding"
+    return why_no_scales(resolve_format(weight.format), weight.shape[1])
 
 
 def _why_nearest(weight: GraphWeight) -> str:

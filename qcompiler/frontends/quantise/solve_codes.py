@@ -1,9 +1,11 @@
-"""`QuantConfig(algorithm="gptq")`: chooses the codes of linears one after the other, each for the inputs that it gets
-when all weights before it are quantised.
+"""`QuantConfig(algorithm="gptq" | "round")`: chooses the codes of linears one after the other, each for the inputs that
+it gets when all weights before it are quantised.
 
     run      all inputs together, node by node, in the float graph
     linear   moments += X^T X over the inputs of the linear that comes next; codes = gptq(weight, moments)
     run on   with the decoded codes in place of the weight
+    round    at the end of a block (graph_blocks.py): codes and scales are learned from there on (learn_rounding.py),
+             and the block runs again
 
 So one pass over the graph quantises every linear for what the quantised model really computes.  Values live until their
 last use, once for each input: for a transformer that is a hidden state and the values inside one layer.
@@ -14,6 +16,7 @@ compile runs the graph with them, and goes on behind the last one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -25,19 +28,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import fx
 from torch.export import ExportedProgram
 
 from qcompiler.calibrate import gptq
 from qcompiler.calibrate.levels import Float64
 from qcompiler.errors import CalibrationError, WorkdirError
 from qcompiler.formats import Format, PackedTensor
+from qcompiler.frontends.quantise import learn_rounding
 from qcompiler.frontends.quantise.calibrate import UNREADABLE, chained_digest
-from qcompiler.frontends.quantise.graph_run import GraphRun, Watched
+from qcompiler.frontends.quantise.graph_blocks import Block, find_blocks
+from qcompiler.frontends.quantise.graph_run import GraphRun, Values, Watched
+from qcompiler.frontends.quantise.learn_rounding import BlockRun
+from qcompiler.frontends.quantise.soft_codes import SoftMatrix
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import write_private
 from qcompiler.runtime.progress import Progress, note
 
-VERSION = 1
+Float32 = npt.NDArray[np.float32]
+
+VERSION = 3
 ROWS = 1 << 12
 """Rows whose moments are summed up in fp32, in one product."""
 FEW = 4
@@ -46,12 +56,16 @@ FEW = 4
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight whose codes are chosen. `values` gives its fp32 matrix (rows, K)."""
+    """A weight whose codes are chosen.
+
+    `values` gives its fp32 matrix (rows, K), and `arranged` the model's view of such a matrix, in the model's type.
+    """
 
     watched: Watched
     format: Format
     rows: int
     values: Callable[[], npt.NDArray[np.float32]]
+    arranged: Callable[[torch.Tensor], torch.Tensor]
 
     @property
     def path(self) -> str:
@@ -60,10 +74,11 @@ class Matrix:
 
 @dataclass
 class Solver:
-    """Chooses the codes of `matrices` over `inputs`. `packed` and `found` have codes and remarks by path."""
+    """Chooses the codes of `matrices` by `algorithm`. `packed` and `found` have codes and remarks by path."""
 
     matrices: Sequence[Matrix]
     folder: Path | None = None
+    algorithm: str = "gptq"
     packed: dict[str, PackedTensor] = field(default_factory=dict)
     found: dict[str, str] = field(default_factory=dict)
 
@@ -71,10 +86,12 @@ class Solver:
         self,
         program: ExportedProgram,
         inputs: Sequence[Any],
-        values: Mapping[str, Callable[[], torch.Tensor]],
+        values: Values,
+        floats: Values,
         identity: Callable[[], Any],
     ) -> None:
-        """`values` gives the tensor of each placeholder that is no input, and decodes the weights in `packed`.
+        """`values` gives the tensor of each placeholder that is no input, and decodes the weights in `packed`; `floats`
+        gives the model's own.
 
         `identity` is JSON that identifies the weights' values, and the formats of those that keep nearest codes.
 
@@ -85,40 +102,111 @@ class Solver:
         leaves = [graph.leaves(given) for given in inputs]
         if not leaves:
             raise CalibrationError("`calibrate` gave no inputs; it is an iterable of inputs of the model")
-        journal = _Journal.of(self.folder, graph, self.matrices, leaves, identity) if self.folder is not None else None
-        by_path = {each.path: number for number, each in enumerate(self.matrices)}
-        last = _Moments()
-        with Progress("choosing codes (gptq)", sum(map(_nbytes, self.matrices))) as progress:
+        journal = _Journal.of(self, graph, leaves, identity) if self.folder is not None else None
+        with Progress(f"choosing codes ({self.algorithm})", sum(map(_nbytes, self.matrices))) as progress:
+            work = _Work(graph, {each.path: each for each in self.matrices}, journal, progress)
+            if self.algorithm == "round":
+                self._by_block(work, leaves, floats)
+                return
+            last = _Moments()
 
             def see(path: str, x: list[torch.Tensor]) -> None:
                 if path in self.packed:  # a weight that several linears read
                     return
-                number = by_path[path]
-                matrix = self.matrices[number]
-                known = journal.read(number, matrix) if journal is not None else None
-                if known is not None:
-                    self.packed[path], self.found[path] = known
-                else:
-                    self._solve(matrix, last.of(path, x))
-                    if journal is not None:
-                        journal.write(number, self.packed[path], self.found[path])
-                progress.step(_nbytes(matrix))
+                if not self._known(work, path):
+                    self._solve(work.matrices[path], last.of(path, x), work.matrices[path].values())
+                    work.write(path, self.packed[path], self.found[path])
+                progress.step(_nbytes(work.matrices[path]))
 
             graph.together(leaves, see)
 
-    def _solve(self, matrix: Matrix, moments: tuple[Float64, int]) -> None:
-        """The codes of one matrix. CalibrationError names its path."""
+    def _known(self, work: _Work, path: str) -> bool:
+        """Whether the working folder has the codes of a weight; takes them."""
+        found = work.read(path)
+        if found is not None:
+            self.packed[path], self.found[path] = found
+        return found is not None
+
+    # --- block by block ---
+
+    def _by_block(self, work: _Work, leaves: Sequence[Sequence[Any]], floats: Values) -> None:
+        """Two runs side by side, block by block: of the float model, and of the one with the codes so far."""
+        graph, done, place = work.graph, 0, 0
+        exact, ours = ([graph.begun(each) for each in leaves] for _ in range(2))
+        blocks = find_blocks(graph)
+        graph.keep(blocks[-1].ends)
+        for block in blocks:
+            for node in graph.nodes[place : block.first]:
+                graph.step(node, exact, floats)
+                graph.step(node, ours)
+            place, size = block.stop, sum(_nbytes(work.matrices[path]) for path in block.paths)
+            held = [dict(env) for env in ours]
+            for node in graph.nodes[block.first : block.stop]:
+                graph.step(node, exact, floats)
+            known = [self._known(work, path) for path in block.paths]
+            if not all(known):
+                targets = [[env[end] for end in block.ends] for env in exact]
+                steps = functools.partial(_reach, work.progress, done, size)
+                self._learn(work, BlockRun(graph, block, held, targets, *self._weights(work, block)), steps)
+            done += size
+            work.progress.reach(done)
+            ours = held
+            for node in graph.nodes[block.first : block.stop]:
+                graph.step(node, ours)
+
+    def _weights(self, work: _Work, block: Block) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The tensors that a block reads, by placeholder, and how those that are learned are arranged."""
+        mine = {node.name: path for path in block.paths for node in work.placeholders(path)}
+        fixed: dict[str, torch.Tensor] = {}
+        for node in work.graph.nodes[block.first : block.stop]:
+            for used in node.all_input_nodes:
+                if used.op == "placeholder" and used.name in work.graph.values and used.name not in {*mine, *fixed}:
+                    fixed[used.name] = work.graph.values[used.name]()
+        return fixed, {name: work.matrices[path].arranged for name, path in mine.items()}
+
+    def _learn(self, work: _Work, run: BlockRun, step: Callable[[int], object]) -> None:
+        """The codes of one block: GPTQ's, or those that are learned from them on, if their loss is lower."""
+        soft: dict[str, SoftMatrix] = {}
+        last, envs = _Moments(), [dict(env) for env in run.inputs]
+        for path in run.block.paths:
+            self.packed.pop(path, None)
+        for node in work.graph.nodes[run.block.first : run.block.stop]:
+            for path, x in work.graph.reads.get(node, ()):
+                if path in run.block.paths and path not in soft:
+                    given = [env[x] if x in env else work.graph.values[x.name]() for env in envs]
+                    matrix, values = work.matrices[path], work.matrices[path].values()
+                    rounded = self._solve(matrix, last.of(path, given), values)
+                    soft[path] = SoftMatrix(self.packed[path], rounded)
+            work.graph.step(node, envs)
+        del envs
+        matrices = work.by_placeholder(soft)
+        before = run.loss(matrices)
+        after = run.learn(matrices, step)
+        taken = "the learned ones" if after < before else "gptq's"
+        for path, learned in soft.items():
+            if after < before:
+                self.packed[path] = learned.packed()
+            self.found[path] += (
+                f"; squared error of the outputs of its block of {len(soft)} weights: {100 * before:.2g} % with gptq's "
+                f"codes, {100 * after:.2g} % with learned roundings; {taken} are taken"
+            )
+            work.write(path, self.packed[path], self.found[path])
+
+    def _solve(self, matrix: Matrix, moments: tuple[Float64, int], values: Float32) -> Float32:
+        """Chooses the codes of one matrix by GPTQ, and returns the values that it rounded.
+
+        CalibrationError names its path.
+        """
         sums, rows = moments
         path, cols = matrix.path, matrix.watched.cols
         if rows < cols // FEW:
             raise CalibrationError(
-                f"`calibrate` gave {rows} rows to '{path}', which has {cols} columns; gptq needs at least "
+                f"`calibrate` gave {rows} rows to '{path}', which has {cols} columns; {self.algorithm} needs at least "
                 f"{cols // FEW}, and {FEW * cols} or more to be of use. Give more or longer inputs, or "
                 "algorithm='nearest'"
             )
         if rows < FEW * cols:
             note(f"'{path}' has {cols} columns, and `calibrate` gave it {rows} rows; {FEW * cols} or more are better")
-        values = matrix.values()
         importance = (np.diag(sums) / rows).astype(np.float32) if matrix.format.takes_importance else None
         nearest = encode(matrix.format, values, importance=importance)
         try:
@@ -132,6 +220,7 @@ class Solver:
             f"codes by gptq: squared error of the outputs {100 * solved.nearest_error:.2g} % -> "
             f"{100 * solved.error:.2g} %, of {rows} rows{shared}"
         )
+        return solved.rounded
 
 
 def _nbytes(matrix: Matrix) -> int:
@@ -166,20 +255,60 @@ class _Moments:
 
 
 @dataclass(frozen=True)
+class _Work:
+    """What a run of a solver works on: the graph, the matrices by path, the working folder's journal, the progress."""
+
+    graph: GraphRun
+    matrices: Mapping[str, Matrix]
+    journal: _Journal | None
+    progress: Progress
+
+    def read(self, path: str) -> tuple[PackedTensor, str] | None:
+        return self.journal.read(self._number(path), self.matrices[path]) if self.journal is not None else None
+
+    def write(self, path: str, packed: PackedTensor, remark: str) -> None:
+        if self.journal is not None:
+            self.journal.write(self._number(path), packed, remark)
+
+    def _number(self, path: str) -> int:
+        return list(self.matrices).index(path)
+
+    def by_placeholder(self, matrices: Mapping[str, SoftMatrix]) -> dict[str, SoftMatrix]:
+        return {node.name: each for path, each in matrices.items() for node in self.placeholders(path)}
+
+    def placeholders(self, path: str) -> list[fx.Node]:
+        """The placeholders that hold a weight: several for tied ones."""
+        return list(self.matrices[path].watched.nodes)
+
+
+def _reach(progress: Progress, done: int, size: int, steps: int) -> None:
+    progress.reach(done + size * steps // learn_rounding.STEPS)
+
+
+@dataclass(frozen=True)
 class _Journal:
     """``codes-<digest>-<number>.npz`` in the working folder: the codes of each weight, and what is said of them."""
 
     stem: Path
 
     @staticmethod
-    def of(
-        folder: Path, run: GraphRun, matrices: Sequence[Matrix], leaves: Sequence[Any], identity: Callable[[], Any]
-    ) -> _Journal:
+    def of(solver: Solver, run: GraphRun, leaves: Sequence[Any], identity: Callable[[], Any]) -> _Journal:
+        assert solver.folder is not None
+        folder, matrices = solver.folder, solver.matrices
         chain = ""
         for each in leaves:
             chain = chained_digest(chain, each)
         named = [(m.path, m.rows, m.watched.cols, repr(m.format)) for m in matrices]
-        facts = [VERSION, "gptq", gptq.DAMPING, str(run.program.graph), named, chain, identity()]
+        facts = [
+            VERSION,
+            solver.algorithm,
+            learn_rounding.STEPS,
+            gptq.DAMPING,
+            str(run.program.graph),
+            named,
+            chain,
+            identity(),
+        ]
         return _Journal(folder / f"codes-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}")
 
     def _path(self, number: int) -> Path:
