@@ -10,8 +10,8 @@ each place where GPTQ rounded: at the weight, moved by the errors of other colum
 has GPTQ's loss, and a place is as far from the next code as the value that GPTQ rounded was.
 
 Signed gradients (SignRound) raised GPTQ's loss on the tiny Llama.  They move every place by the same length in a step,
-so that places without a clear gradient go to other codes, too, and errors that cancelled no longer do.  Adam divides the
-mean of the gradients by the root of the mean of their squares, and so moves a place little whose gradient changes sign.
+so that places without a clear gradient go to other codes, too, and errors that cancelled no longer do.  Adam divides
+the mean of the gradients by the root of the mean of their squares: a place whose gradient changes sign moves little.
 The loss of a single linear is what GPTQ lowers, and there Adam may find no less.
 
 Sources: Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (SignRound,
