@@ -57,7 +57,7 @@ class Model(nn.Module):
         table = torch.cos(torch.arange(ids.shape[1], device=ids.device)[:, None] * torch.linspace(0.1, 1, K))
         x = self.embed(ids)
         for layer in self.layers:
-            x = layer(x, table)
+            x = layer(x, table.to(x.dtype))
         return self.head(x)
 
 
