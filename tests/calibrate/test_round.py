@@ -57,7 +57,7 @@ class Model(nn.Module):
         table = torch.cos(torch.arange(ids.shape[1], device=ids.device)[:, None] * torch.linspace(0.1, 1, K))
         x = self.embed(ids)
         for layer in self.layers:
-            x = layer(x, table)
+            x = layer(x, table.to(x.dtype))
         return self.head(x)
 
 
@@ -267,11 +267,11 @@ def test_models_in_16_bits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "least"), [("int2:group=128", 0.865)])
+@pytest.mark.parametrize(("text", "least"), [("int3:group=128", 0.76), ("int2:group=128", 0.865)])
 def test_it_closes_more_of_the_gap_on_the_trained_language_model_than_gptq(text: str, least: float) -> None:
     """The share of the KL of nearest codes; chosen on one part of the held-out text and judged by another.
 
-    Measured: 88.3 ± 0.3 % in int2, where GPTQ closes 82.4 ± 0.3 %.
+    Measured: 77.6 ± 0.3 % in int3 and 88.3 ± 0.3 % in int2, where GPTQ closes 73.6 and 82.4 ± 0.3 %.
     """
     bench = load("benchmarks/chosen_codes.py")
     row = bench.row(text, bench.calibration(64), bench.judge(), ("round",))
