@@ -117,10 +117,14 @@ class Stages:
         self._until: float | None = None
 
     def __enter__(self) -> Stages:
-        self._token = _CURRENT.set(self)
         self._speaker = threading.Thread(target=self._speak, name="qcompiler-progress", daemon=True)
-        if not is_quiet():
-            self._speaker.start()
+        try:  # Ctrl-C may come while the thread starts: then __exit__ is not called
+            if not is_quiet():
+                self._speaker.start()
+            self._token = _CURRENT.set(self)
+        except BaseException:
+            self._done.set()
+            raise
         return self
 
     def __exit__(

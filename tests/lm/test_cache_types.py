@@ -32,7 +32,7 @@ def compiled(kv_cache: Any, batch: int, device: str) -> qc.CausalLM:
     return qc.compile_causal_lm(model(), max_seq_len=48, chunk=16, kv_cache=kv_cache, max_batch=batch, device=device)
 
 
-SHORT = (("fp16", 3, "cpu"), ("int8", 3, "sim:0"), ("int4", 3, "cpu"))
+SHORT = (("fp16", 3, "cpu"), ("int8", 3, "sim:0"))
 CASES = [
     pytest.param(dtype, batch, device, marks=() if (dtype, batch, device) in SHORT else pytest.mark.slow)
     for dtype in ("fp16", "bf16", "fp32", "int8", "fp8", "int4") for batch in (1, 2, 3) for device in ("cpu", "sim:0")

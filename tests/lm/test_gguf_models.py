@@ -27,7 +27,6 @@ recorded = load("tests/files/recorded.py")
 MODELS = recorded.cases.CASES
 
 PROMPT = [5, 17, 80, 3, 3, 61, 44, 9, 12, 70, 33]  # longer than the windows of the models that have one
-QUICK = {"granitemoe with a shared expert"}
 READ_BY_TRANSFORMERS = (
     "stablelm",
     "nemotron",
@@ -79,9 +78,8 @@ def check(lm: qc.CausalLM, model: Any, prompt: Sequence[int], tokens: int) -> No
     assert lm.generate(prompt, max_new_tokens=tokens, eos_token_id=-1) == expected[0].tolist()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_a_file_of_each_architecture_generates_what_its_codes_mean(name: str, tmp_path: Path) -> None:
     made = file_of(name, tmp_path / "model.gguf")
     lm = qc.compile_causal_lm(made.path, max_seq_len=40, chunk=5)
