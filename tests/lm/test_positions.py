@@ -30,7 +30,6 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": TRAINED},
     "longrope": {"rope_type": "longrope", **_FACTORS},
 }  # fmt: skip
-QUICK = {("dynamic", 3)}
 TEXT = np.random.default_rng(5).integers(2, 199, LENGTH).tolist()
 
 
@@ -55,7 +54,7 @@ def close(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize(("scaling", "batch"), [
-    pytest.param(name, batch, marks=() if (name, batch) in QUICK else pytest.mark.slow)
+    pytest.param(name, batch, marks=pytest.mark.slow)
     for name in SCALINGS for batch in (1, 3)
 ])  # fmt: skip
 def test_logits_before_and_behind_the_trained_length(scaling: str, batch: int) -> None:

@@ -18,13 +18,12 @@ oracles = load("tests/models/oracles.py")
 zoo = oracles.zoo
 
 QUANTS = (None, "nf4", "int8", "q4_0", "q8_0")
-QUICK = {("mixtral", "q4_0")}
 """The other formats of test_decoders.py are here as well: this is the list of those that experts are tested with."""
 
 
 @pytest.mark.parametrize(("name", "quant"), [
     pytest.param(name, quant, id=f"{name}-{quant or 'float'}",
-                 marks=[] if (name, quant) in QUICK else [pytest.mark.slow])
+                 marks=pytest.mark.slow)
     for name in ("mixtral", "qwen3-moe") for quant in QUANTS
 ])  # fmt: skip
 def test_experts_of_every_format_equal_the_eager_oracle(name: str, quant: str | None) -> None:

@@ -103,6 +103,7 @@ def test_a_crash_is_the_same_only_if_the_signal_and_the_pass_are(folder: Path, p
     assert "// signal in dce: the process ended by SIGSEGV" in (folder / "dce.reduced.mlir").read_text()
 
 
+@pytest.mark.slow
 def test_a_candidate_that_fails_in_another_way_is_not_kept(folder: Path, plant: Callable[[Bug], None]) -> None:
     def bug(module: ModuleOp) -> None:
         if softmaxes(module) < 3:
