@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.grouped_pairs import grouped_body
+from qcompiler.kernels.cuda.grouped_pairs import expert_of, grouped_body
 from qcompiler.kernels.cuda.linear_fma import Few, code_table, resident, shape_for
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight
@@ -73,17 +73,12 @@ def _row_of_x(body: GroupedLinearKernel) -> str:
     return pair if body.repeat == 1 else f"{pair} / {body.repeat}"
 
 
-def _index(spec: KernelSpec, pair: str) -> str:
-    index = spec.operands[2]
-    return f"(int64_t){identifier(index.name)}[(int64_t)({pair}) * {c_dim(index.strides[0])}]"
-
-
 def _expert(spec: KernelSpec, body: GroupedLinearKernel) -> list[str]:
     """The statements that declare the group's `panel`: of its expert, or of the first where there is none."""
     place = "int" if (body.experts + 2) * body.n < 1 << 31 else "int64_t"
     half = f" + group * {body.columns // PANEL}" if body.pairs else ""
     return [
-        f"const int64_t expert = {_index(spec, 'row' if body.pairs else f'row * {body.top} + group')};",
+        f"const int64_t expert = {expert_of(spec, 'row' if body.pairs else f'row * {body.top} + group')};",
         f"const bool there = expert >= 0 && expert < {body.experts};",
         f"const {place} panel = (there ? ({place})expert : 0) * {body.n // PANEL}{half} + blockIdx.x;",
     ]
@@ -116,7 +111,7 @@ def _combined(spec: KernelSpec, body: GroupedLinearKernel, shape: Few) -> list[s
         "float total = 0.0f;",
         "#pragma unroll 1",
         f"for (int place = 0; place < {body.top}; place++) {{",
-        f"    const int64_t its = {_index(spec, f'row * {body.top} + place')};",
+        f"    const int64_t its = {expert_of(spec, f'row * {body.top} + place')};",
         f"    float sum = its >= 0 && its < {body.experts} ? 0.0f : NAN;",
         f"    {add} sum += partial[(place * {shape.warps} + warp) * {PANEL} + threadIdx.x];",
         f"    const {VALUE_TYPES[weights.dtype]} weight = {weight};",

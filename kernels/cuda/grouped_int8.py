@@ -10,17 +10,16 @@ the same bits. An index outside [0, experts) gives a row of NaN.
 from __future__ import annotations
 
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.grouped_pairs import chosen, grouped_body, most_tiles
+from qcompiler.kernels.cuda.grouped_pairs import chosen, expert_of, grouped_body, most_tiles
 from qcompiler.kernels.cuda.linear_int8 import (
-    FEW_ROWS,
-    LEAST_WARPS,
     SEGMENTS,
     WARPS,
+    add_few,
     add_staged,
     engine_of,
     product_of,
-    runs_of_segment,
     struct_of,
+    warps_of_few,
 )
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.cuda.weights import weight_of
@@ -44,17 +43,15 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
 
 def _few(spec: KernelSpec, arch: str, pairs: int) -> CudaKernel:
     body, product, engine = grouped_body(spec), product_of(spec), engine_of(arch)
-    x, w, index, out = spec.operands
-    warps, panels = 8 if body.k >= 2048 else LEAST_WARPS, most_tiles(body, 16)
+    x, w, _, out = spec.operands
+    warps, panels = warps_of_few(body.k), most_tiles(body, 16)
     shared = SharedMemory()
-    slots = warps if product.columns(body.k) >= body.k else 2 * warps * runs_of_segment(product)
-    shared.add("sums_of", "int", slots * 128, 4)
-    add_staged(shared, FEW_ROWS, 2 * warps, product)
+    add_few(shared, product, body.k, warps)
     row = "pair" if body.repeat == 1 else f"pair / {body.repeat}"
     lines = [
         *shared.declarations(),
         f"const int64_t pair = blockIdx.z;  // at most {MOST_PAIRS}",
-        f"const int64_t expert = (int64_t){identifier(index.name)}[pair * {c_dim(index.strides[0])}];",
+        f"const int64_t expert = {expert_of(spec, 'pair')};",
         f"const bool there = expert >= 0 && expert < {body.experts};",
         f"const int64_t first = there ? expert * {body.n} : 0, panel = first / 16 + blockIdx.x;",
         f"if (panel * 16 >= first + {body.n}) return;",

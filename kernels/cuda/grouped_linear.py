@@ -18,7 +18,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda import engines, grouped_combined, grouped_int8, grouped_mma, linear_mma
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, AtMost, Engine, Mma, Shared
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.grouped_pairs import chosen, grouped_body, most_tiles
+from qcompiler.kernels.cuda.grouped_pairs import chosen, expert_of, grouped_body, most_tiles
 from qcompiler.kernels.cuda.linear_fma import TILED_THREADS, Few, code_table, resident, shape_for
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight, weight_of
@@ -76,7 +76,7 @@ def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, *, mma: bool) -> Cu
     pairs = (dim(body.rows) * body.repeat).value
     panels = most_tiles(body, 16)
     shape = shape_for(1, weight, panels * pairs, mma=mma)
-    x, _, index, out = spec.operands
+    x, _, _, out = spec.operands
     threads = 32 * shape.warps
     shared = SharedMemory()
     staged, item = (STORAGE_TYPES[x.dtype], 2) if mma else ("float", 4)
@@ -89,7 +89,7 @@ def _emit_pairs(spec: KernelSpec, weight: Weight, arch: str, *, mma: bool) -> Cu
     lines = [
         *shared.declarations(),
         "const int pair = blockIdx.y;  // at most 64",
-        f"const int64_t expert = (int64_t){names[2]}[(int64_t)pair * {c_dim(index.strides[0])}];",
+        f"const int64_t expert = {expert_of(spec, 'pair')};",
         f"const bool there = expert >= 0 && expert < {body.experts};",
         f"const {place} first = there ? ({place})expert * {body.n} : 0, panel = first / 16 + blockIdx.x;",
         f"if (panel * 16 >= first + {body.n}) return;",

@@ -19,12 +19,18 @@ def most_tiles(body: GroupedLinearKernel, columns: int) -> int:
     return -(-(inside + body.n) // columns)
 
 
+def expert_of(spec: KernelSpec, pair: str) -> str:
+    """The expression of the expert that `index` names for a pair."""
+    index = spec.operands[2]
+    return f"(int64_t){identifier(index.name)}[(int64_t)({pair}) * {c_dim(index.strides[0])}]"
+
+
 def chosen(spec: KernelSpec) -> list[str]:
     """The statements that declare ``chosen(pair)``: whether a pair has this `expert`; the last one is none."""
-    body, index = grouped_body(spec), spec.operands[2]
+    body = grouped_body(spec)
     return [
         "const auto chosen = [&](int64_t pair) QC_INLINED {",
-        f"    const int64_t its = (int64_t){identifier(index.name)}[pair * {c_dim(index.strides[0])}];",
+        f"    const int64_t its = {expert_of(spec, 'pair')};",
         f"    return (its < 0 || its >= {body.experts} ? {body.experts} : its) == expert;",
         "};",
     ]

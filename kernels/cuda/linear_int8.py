@@ -66,13 +66,11 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     """One linear of the M classes "1" and "2-8". KernelSelectionError for unsupported operands."""
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
     shared, product = SharedMemory(), product_of(spec)
-    warps = (launch.warps if launch is not None else None) or (8 if weight.cols >= 2048 else LEAST_WARPS)
+    warps = (launch.warps if launch is not None else None) or warps_of_few(weight.cols)
     made = _Made.of(spec, warps, weight.panels, many=False)
     if made is not None:
         made.room(shared)
-    slots = warps if product.columns(weight.cols) >= weight.cols else 2 * warps * runs_of_segment(product)
-    shared.add("sums_of", "int", slots * 128, 4)
-    add_staged(shared, FEW_ROWS, 2 * warps, product)
+    add_few(shared, product, weight.cols, warps)
     rows = _rows(spec, "0") if made is None else made.rows_argument
     given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish"
     lines = [
@@ -126,7 +124,19 @@ def engine_of(arch: str) -> str:
     return "mma" if arch_number(arch) >= TENSOR_CORES else "dp4a"
 
 
-def runs_of_segment(product: IntegerProduct) -> int:
+def warps_of_few(columns: int) -> int:
+    """Warps of a block of `qi_linear_few`."""
+    return 8 if columns >= 2048 else LEAST_WARPS
+
+
+def add_few(shared: SharedMemory, product: IntegerProduct, columns: int, warps: int) -> None:
+    """Adds the room of `qi_linear_few`: sums between its warps, and a round of x."""
+    slots = warps if product.columns(columns) >= columns else 2 * warps * _runs_of_segment(product)
+    shared.add("sums_of", "int", slots * 128, 4)
+    add_staged(shared, FEW_ROWS, 2 * warps, product)
+
+
+def _runs_of_segment(product: IntegerProduct) -> int:
     """Sums that 32 columns have: two where groups are of 16."""
     return 2 if product.group % 32 else 1
 
@@ -134,7 +144,7 @@ def runs_of_segment(product: IntegerProduct) -> int:
 def add_staged(shared: SharedMemory, tokens: int, segments: int, product: IntegerProduct) -> None:
     """Adds the room for a round of x."""
     shared.add("staged", "uint32_t", tokens * (segments * 8 + 4), 4)
-    shared.add("runs", "int", tokens * segments * runs_of_segment(product), 4)
+    shared.add("runs", "int", tokens * segments * _runs_of_segment(product), 4)
 
 
 def _rows(spec: KernelSpec, first: str) -> str:

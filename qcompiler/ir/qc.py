@@ -50,7 +50,7 @@ from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
-from qcompiler.formats import cache_rows, int8_rows
+from qcompiler.formats import cache_rows
 from qcompiler.ir import qc_cache, qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch
 from qcompiler.ir.effects import ReadsState, WritesState
 from qcompiler.ir.qc_base import QCOp
@@ -314,9 +314,7 @@ class LinearOp(QCOp):
         x, w, out = shape_of(self.x.type), shape_of(self.w.type), shape_of(self.result.type)
         self.expect(len(x) >= 1 and len(w) == 2, "x needs rank >= 1 and w rank 2")
         if self.multiplies_codes and self.quantised is None:
-            width = int8_rows.row_bytes(int(w[1]))
-            self.expect(isinstance(self.w.type, QTensorType), "rows of int8 are multiplied with a quantised weight")
-            self.expect(x[-1] == width, f"rows of int8 of K = {w[1]} have {width} bytes, x has {x[-1]}")
+            self.expect_rows_of_int8(self.x, self.w)
         else:
             self.expect(x[-1] == w[1], f"x has K = {x[-1]} but w has K = {w[1]}")
             packed = isinstance(self.w.type, QTensorType)

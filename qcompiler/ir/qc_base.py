@@ -23,7 +23,8 @@ from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from qcompiler.ir.types import shape_of, verify_dims
+from qcompiler.formats import int8_rows
+from qcompiler.ir.types import QTensorType, shape_of, verify_dims
 from qcompiler.plan.dims import Dim
 
 _KEYS = {
@@ -54,6 +55,13 @@ class QCOp(IRDLOperation):
     def expect_shape(self, value: SSAValue, wanted: Sequence[Dim], what: str = "the result") -> None:
         found = shape_of(value.type)
         self.expect(found == tuple(wanted), f"{what} must have shape {tuple(wanted)}, not {found}")
+
+    def expect_rows_of_int8(self, x: SSAValue, w: SSAValue) -> None:
+        """x holds int8 rows (…, row_bytes(K)) for the quantised weight w (N, K)."""
+        columns, given = int(shape_of(w.type)[1]), shape_of(x.type)[-1]
+        width = int8_rows.row_bytes(columns)
+        self.expect(isinstance(w.type, QTensorType), "rows of int8 are multiplied with a quantised weight")
+        self.expect(given == width, f"rows of int8 of K = {columns} have {width} bytes, x has {given}")
 
     # --- syntax ---
 

@@ -34,9 +34,8 @@ from xdsl.irdl import (
 )
 from xdsl.traits import Pure
 
-from qcompiler.formats import int8_rows
 from qcompiler.ir.qc_base import QCOp
-from qcompiler.ir.types import QTensorType, dtype_of, shape_of, tensor_dtype
+from qcompiler.ir.types import dtype_of, shape_of, tensor_dtype
 from qcompiler.plan.dims import dim
 
 
@@ -114,9 +113,7 @@ class GroupedLinearOp(QCOp):
         self.expect(experts >= 1 and repeat >= 1, f"{experts} experts and {repeat} pairs per row must be positive")
         self.expect(int(w[0]) % experts == 0, f"{w[0]} rows of w are not a multiple of {experts} experts")
         if self.multiplies_codes:
-            width = int8_rows.row_bytes(int(w[1]))
-            self.expect(isinstance(self.w.type, QTensorType), "rows of int8 are multiplied with a quantised weight")
-            self.expect(x[1] == width, f"rows of int8 of K = {w[1]} have {width} bytes, x has {x[1]}")
+            self.expect_rows_of_int8(self.x, self.w)
             self.expect(not self.epilogue.blocks, "sums of products of codes are not combined")
         else:
             self.expect(x[1] == w[1], f"x has K = {x[1]} but w has K = {w[1]}")

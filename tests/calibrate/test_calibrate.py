@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from killed_runs import KILLED, killed_run
 from torch import nn
 from turned_linear import Conv1D
 
@@ -187,16 +184,10 @@ print(runs)
 @pytest.mark.slow
 def test_a_killed_calibration_goes_on_and_ends_in_the_same_file(tmp_path: Path) -> None:
     def compiled(name: str, die_at: int) -> tuple[int, str]:
-        (tmp_path / name).mkdir(exist_ok=True)
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", SCRIPT, str(tmp_path / name), str(die_at)],
-            capture_output=True, text=True, check=False, timeout=600, env={**os.environ, "QC_QUIET": "1"},
-        )  # fmt: skip
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
-        return done.returncode, done.stdout.strip()
+        return killed_run(SCRIPT, tmp_path / name, die_at)
 
     assert compiled("whole", 0) == (0, "9")
-    assert compiled("broken", 6)[0] == -signal.SIGKILL  # five ran, four are written
+    assert compiled("broken", 6)[0] == KILLED  # five ran, four are written
     assert compiled("broken", 0) == (0, "5")
     assert (tmp_path / "broken" / "p.qca").read_bytes() == (tmp_path / "whole" / "p.qca").read_bytes()
     assert compiled("broken", 0) == (0, "0")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from by_path import load
+from killed_runs import KILLED, killed_run
 from torch import nn
 from turned_linear import Conv1D
 
@@ -392,16 +389,10 @@ print(solved)
 @pytest.mark.slow
 def test_a_killed_run_goes_on_behind_the_last_weight_and_ends_in_the_same_file(tmp_path: Path) -> None:
     def compiled(name: str, die_at: int) -> tuple[int, str]:
-        (tmp_path / name).mkdir(exist_ok=True)
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", SCRIPT, str(tmp_path / name), str(die_at)],
-            capture_output=True, text=True, check=False, timeout=600, env={**os.environ, "QC_QUIET": "1"},
-        )  # fmt: skip
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
-        return done.returncode, done.stdout.strip()
+        return killed_run(SCRIPT, tmp_path / name, die_at)
 
     assert compiled("whole", 0) == (0, "5")
-    assert compiled("broken", 4)[0] == -signal.SIGKILL
+    assert compiled("broken", 4)[0] == KILLED
     damaged = sorted((tmp_path / "broken" / "work").glob("codes-*.npz"))
     assert len(damaged) == 3
     damaged[0].write_bytes(b"PK nothing")

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from by_path import load
+from killed_runs import KILLED, killed_run
 from torch import nn
 
 import qcompiler as qc
@@ -366,15 +363,9 @@ print(learned)
 @pytest.mark.slow
 def test_a_killed_run_goes_on_behind_the_last_block_and_ends_in_the_same_file(tmp_path: Path) -> None:
     def compiled(name: str, die_at: int) -> tuple[int, str]:
-        (tmp_path / name).mkdir(exist_ok=True)
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", SCRIPT, str(tmp_path / name), str(die_at)],
-            capture_output=True, text=True, check=False, timeout=600, env={**os.environ, "QC_QUIET": "1"},
-        )  # fmt: skip
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
-        return done.returncode, done.stdout.strip()
+        return killed_run(SCRIPT, tmp_path / name, die_at)
 
     assert compiled("whole", 0) == (0, "4")
-    assert compiled("broken", 3)[0] == -signal.SIGKILL
+    assert compiled("broken", 3)[0] == KILLED
     assert compiled("broken", 0) == (0, "2")
     assert (tmp_path / "broken" / "p.qca").read_bytes() == (tmp_path / "whole" / "p.qca").read_bytes()

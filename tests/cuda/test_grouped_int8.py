@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grouped_int8_cases import Case, same_bits
+from grouped_int8_cases import Case
+from kernel_cases import same_bits
 
 from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.kernels.cuda.weights import LAYOUT

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from grouped_int8_cases import Case, same_bits
+from grouped_int8_cases import Case
+from kernel_cases import same_bits
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu.emit import emit_kernel as emit

@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_cases import same_bits
 
 from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
@@ -119,13 +120,6 @@ def activations(m: int, k: int, seed: int = 0) -> np.ndarray:
 def expected(case: str, packed: formats.PackedTensor, rows: np.ndarray, bias: np.ndarray) -> np.ndarray:
     codes, scales = int8_rows.codes_of(rows, packed.cols), int8_rows.scales_of(rows, packed.cols)
     return (integer_product.multiply(codes, scales, packed) + bias).astype(DTYPES[WEIGHTS[case][4]])
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equal bits, any NaN for a NaN."""
-    wide = np.float64
-    nan = np.isnan(a.astype(wide))
-    return bool((nan == np.isnan(b.astype(wide))).all() and a[~nan].tobytes() == b[~nan].tobytes())
 
 
 def check_products(kernels: Any, case: str) -> None:

@@ -95,9 +95,3 @@ class Case:
             if 0 <= expert < self.experts:
                 sums[pair] = every[pair // self.repeat, expert]
         return sums.astype(DTYPES[self.dtype])
-
-
-def same_bits(a: Array, b: Array) -> bool:
-    """Equal bits, any NaN for a NaN."""
-    nan = np.isnan(a.astype(np.float64))
-    return bool((nan == np.isnan(b.astype(np.float64))).all() and a[~nan].tobytes() == b[~nan].tobytes())

@@ -30,6 +30,12 @@ PORTABLE_ISAS: tuple[Any, ...] = (
 """Instruction sets for kernels that have no wide form of their own; the narrow vectors wait for the full run."""
 
 
+def same_bits(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
+    """Equal bits, any NaN for a NaN."""
+    nan = np.isnan(a.astype(np.float64))
+    return bool((nan == np.isnan(b.astype(np.float64))).all() and a[~nan].tobytes() == b[~nan].tobytes())
+
+
 def row_major(name: str, dtype: DType, access: Any, *shape: Any, strides: tuple[Any, ...] | None = None) -> Operand:
     return Operand(
         name=name,
