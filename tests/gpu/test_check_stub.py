@@ -22,6 +22,8 @@ from by_path import ROOT, load
 
 from qcompiler.runtime.cache import cache_dir
 
+pytestmark = pytest.mark.slow
+
 BENCH = """
 import argparse, json, os, signal, sys, time
 parser = argparse.ArgumentParser()
@@ -225,7 +227,6 @@ def test_a_check_that_is_ended_leaves_its_report_and_no_process(
     assert load("tests/gpu/test_check.py").goes(int(sleeping.read_text()))
 
 
-@pytest.mark.slow
 def test_the_benchmarks_themselves_run_on_the_stub(schema: ModuleType, folder: Path, tmp_path: Path) -> None:
     """gpu_first.py and gpu_profile.py, at small sizes, with their own comparisons with float64."""
     command = [sys.executable, "-P", str(ROOT / "tests/gpu/check.py"), "--out", str(tmp_path)]
@@ -241,7 +242,6 @@ def test_the_benchmarks_themselves_run_on_the_stub(schema: ModuleType, folder: P
     assert sum(each.ok for each in memcheck) >= 1
 
 
-@pytest.mark.slow
 def test_the_simulated_gpu_takes_the_gpus_place(
     schema: ModuleType, folder: Path, sample: dict[str, list[str]], tmp_path: Path
 ) -> None:
@@ -258,7 +258,6 @@ def test_the_simulated_gpu_takes_the_gpus_place(
     assert "no counters" in done.report.profile[0].reason
 
 
-@pytest.mark.slow
 def test_a_matrix_of_which_nothing_ran_has_failed(schema: ModuleType, folder: Path, tmp_path: Path) -> None:
     options = ["--device", "sim:0", "--part", "first", "--sample", "no_such_kernel"]
     done = run(schema, folder, tmp_path, *options)
