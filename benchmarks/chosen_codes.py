@@ -3,6 +3,7 @@
     python benchmarks/chosen_codes.py                                  prints a table
     python benchmarks/chosen_codes.py --write                          and writes it into docs/quantisation.md
     python benchmarks/chosen_codes.py --algorithms hqq,gptq int3 nf4   some of them only
+    python benchmarks/chosen_codes.py --biases --write                 beside corrected biases (`correct_bias=True`)
 
 The share of nearest codes' divergence that an algorithm closes is in its column.  Calibration takes windows from
 the last half of the held-out text, and the KL divergence from the fp32 model is measured on its first quarter; neither
@@ -46,6 +47,8 @@ INPUTS = 64
 BATCH = 4
 """Windows in an input."""
 
+BIASES = ("nearest+bias", "hqq", "hqq+bias", "gptq", "gptq+bias")
+BIASED_FORMATS = ("int4:group=128", "int3:group=128", "nf4", "q4_K", "int8")
 CHOSEN = tuple(each for each in ALGORITHMS if each != "nearest")
 
 Windows = list[torch.Tensor]
@@ -117,14 +120,18 @@ def row(text: str, inputs: Windows, judged: Judged, algorithms: Sequence[str] = 
 
 
 def _measured(text: str, algorithm: str, inputs: Windows, judged: Judged) -> tuple[float, np.ndarray, float]:
-    """Bits per weight, the divergence of each window, and the seconds of the compile."""
+    """Bits per weight, the divergence of each window, and the seconds of the compile.
+
+    An algorithm whose name ends in +bias has its biases corrected.
+    """
     model, windows, reference = judged
     shapes = {"tokens": {0: ("batch", 1, tiny_llama.BATCH), 1: ("length", 1, tiny_llama.LENGTH)}}
-    quant = qc.QuantConfig("float", linear=text, embedding="int8", algorithm=algorithm)
+    algorithm, _, bias = algorithm.partition("+")
+    quant = qc.QuantConfig("float", linear=text, embedding="int8", algorithm=algorithm, correct_bias=bool(bias))
     began = time.perf_counter()
     program = qc.qcompile(
         model, (torch.zeros(3, 37, dtype=torch.int64),), quant=quant, dynamic_shapes=shapes,
-        calibrate=inputs if algorithm in BY_DATA else None, device="cpu",
+        calibrate=inputs if bias or algorithm in BY_DATA else None, device="cpu",
     )  # fmt: skip
     seconds = time.perf_counter() - began
     return program.ledger.bits_per_weight(), divergences(program, windows, reference), seconds
@@ -144,15 +151,16 @@ def cells(each: Row) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=INPUTS, help="windows for calibration")
-    parser.add_argument("--algorithms", default=",".join(CHOSEN), help="separated by commas")
+    parser.add_argument("--algorithms", help="separated by commas")
+    parser.add_argument("--biases", action="store_true", help="the table of corrected biases")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(HERE.parent)}")
-    parser.add_argument("formats", nargs="*", default=FORMATS)
+    parser.add_argument("formats", nargs="*")
     options = parser.parse_args()
-    algorithms = options.algorithms.split(",")
+    algorithms = options.algorithms.split(",") if options.algorithms else BIASES if options.biases else CHOSEN
     inputs, judged = calibration(options.inputs), judge()
     titles = columns(algorithms)
     table, found = Table(*titles, "seconds"), []
-    for text in options.formats:
+    for text in options.formats or (BIASED_FORMATS if options.biases else FORMATS):
         found.append(row(text, inputs, judged, algorithms))
         seconds = ", ".join(f"{each.seconds:.0f}" for each in found[-1].by.values() if each is not None)
         table.add_row(*cells(found[-1]), seconds)
@@ -161,7 +169,8 @@ def main() -> None:
     if options.write:
         lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
         lines += [f"| {' | '.join(cells(each))} |" for each in found]
-        begin, end = "<!-- chosen codes -->", "<!-- end of chosen codes -->"
+        what = "corrected biases" if options.biases else "chosen codes"
+        begin, end = f"<!-- {what} -->", f"<!-- end of {what} -->"
         PAGE.write_text(between(PAGE.read_text(), begin, end, "\n".join(lines), str(PAGE)))
 
 

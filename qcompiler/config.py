@@ -208,6 +208,7 @@ class QuantConfig:
     `rotate`, `equalise` and `smooth` change the float graph before, and keep what it computes (docs/quantisation.md):
     `rotate` turns the residual stream by a random Hadamard matrix, `equalise` makes the ranges of consecutive linears
     equal, and `smooth` (an exponent between 0 and 1) moves the ranges of activations into weights, by calibration.
+    `correct_bias` moves the mean of each linear's outputs back to the float model's, by calibration.
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same
@@ -227,6 +228,7 @@ class QuantConfig:
     smooth: float | None = None
     rotate: bool = False
     equalise: bool = False
+    correct_bias: bool = False
 
     def __post_init__(self) -> None:
         _refuse_kinds(self)
@@ -378,7 +380,7 @@ def _check_rewrites(config: QuantConfig) -> None:
     number = isinstance(smooth, int | float) and not isinstance(smooth, bool)
     if smooth is not None and not (number and 0 <= smooth <= 1):
         raise RecipeError(f"smooth={smooth!r}: write an exponent from 0 to 1, such as smooth=0.5, or None")
-    for field in ("rotate", "equalise"):
+    for field in ("rotate", "equalise", "correct_bias"):
         if not isinstance(getattr(config, field), bool):
             raise RecipeError(f"{field}={getattr(config, field)!r}: write True or False")
 

@@ -29,7 +29,7 @@ from qcompiler.errors import RecipeError
 
 SUFFIX = ".toml"
 TEXTS = ("preset", "linear", "embedding", "activations", "compute", "observer", "algorithm")
-SWITCHES = ("rotate", "equalise")
+SWITCHES = ("rotate", "equalise", "correct_bias")
 KEYS = (*TEXTS, *SWITCHES, "smooth", "promise_bits", "separate", "rules")
 RULE_KEYS = ("pattern", "format", "reason")
 FLOAT = "float"
@@ -79,6 +79,8 @@ class RecipeLike(Protocol):
     def rotate(self) -> bool: ...
     @property
     def equalise(self) -> bool: ...
+    @property
+    def correct_bias(self) -> bool: ...
     @property
     def all_rules(self) -> Sequence[RuleLike]: ...
 

@@ -19,7 +19,7 @@ RECIPES = [
     qc.QuantConfig("q4_K_M", separate=("*.q_proj", "norm")),
     qc.QuantConfig(
         "float", linear="q4_K, else q5_0", embedding=None, activations="int8:static", observer="percentile:99.9",
-        algorithm="gptq", compute="exact", smooth=0.5, rotate=True, equalise=True,
+        algorithm="gptq", compute="exact", smooth=0.5, rotate=True, equalise=True, correct_bias=True,
         rules=[("a.*", "int4:group=64", "say \"why\"\n\u2028\x7f"), ("b", None)],
     ),
 ]  # fmt: skip

@@ -139,6 +139,12 @@ def convert(
     return _Folder(checkpoint, target, layout, wanted, lossy, *_matrices_of(program)).write()
 
 
+NO_PROGRAM_OF_IT = (
+    "it is no program of this folder, or its recipe changed other parameters, too; compile it without smooth, "
+    "equalise, rotate, correct_bias and algorithm='awq'"
+)
+
+
 def _matrices_of(program: Any) -> tuple[Codes, Codes]:
     """The quantised tensors of a program by parameter, and the plain ones; reading one makes its canonical bytes."""
     if program is None:
@@ -292,6 +298,13 @@ class _Folder:
                     f"{name!r} in {self.checkpoint.path} has the shape {list(item.shape)}, and the model of its "
                     f"configuration {list(declared[name])}"
                 )
+        known = {*declared, *(name for name, _ in self.checkpoint.module.named_buffers())}
+        made = [name for name in (*self.plain, *self.own) if name not in known]
+        if made:
+            raise WeightsError(
+                f"the program has '{made[0]}', and the model of {self.checkpoint.path} has no such parameter: "
+                f"{NO_PROGRAM_OF_IT}"
+            )
         linears = {name for name, module in self.checkpoint.module.named_modules() if isinstance(module, nn.Linear)}
         find_head = self.checkpoint.module.get_output_embeddings
         assert callable(find_head)  # a transformers model
@@ -379,9 +392,7 @@ class _Folder:
         same = np.array_equal(values, made, equal_nan=True)
         if not same and not (made.ndim == 2 and len(made) == len(made.T) and np.array_equal(values.T, made)):
             raise WeightsError(
-                f"'{name}' has other values in the program than in {self.checkpoint.path}: it is no program of this "
-                "folder, or its recipe moved scales into it; compile it without smooth, equalise, rotate and "
-                "algorithm='awq'"
+                f"'{name}' has other values in the program than in {self.checkpoint.path}: {NO_PROGRAM_OF_IT}"
             )
 
     def _copy_others(self, work: Path) -> None:

@@ -206,10 +206,10 @@ def _activations(recipe: QuantConfig) -> Activations | None:
             f"algorithm={recipe.algorithm!r} chooses codes of exported graphs of torch; functions of JAX take nearest "
             "codes: leave `algorithm` out"
         )
-    rewrites = [name for name in ("smooth", "rotate", "equalise") if getattr(recipe, name)]
+    rewrites = [name for name in ("smooth", "rotate", "equalise", "correct_bias") if getattr(recipe, name)]
     if rewrites or recipe.smooth is not None:
         raise RecipeError(
-            f"{(rewrites or ['smooth'])[0]}: rewrites of the float graph are made in graphs of torch only; leave it out"
+            f"{(rewrites or ['smooth'])[0]}: weights and biases are changed in graphs of torch only; leave it out"
         )
     found = recipe.inputs
     if found is not None and found.kind == "tensor":

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec
 
+from qcompiler.calibrate.free_scales import why_no_scales
+from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError
 from qcompiler.frontends.quantise.choose_formats import Described, Kind
@@ -168,6 +170,31 @@ def is_quantised_linear(weight: GraphWeight) -> bool:
     single = weight.conv is None and weight.experts is None
     single = single and all(user.target is not recurrent.OPERATOR for user in weight.users)
     return single and "linear" in weight.kinds and weight.format is not None
+
+
+def why_encoders_scales(weight: GraphWeight) -> str:
+    """Why hqq does not choose the scales of a quantised weight: "" if it does."""
+    if weight.codes is not None:
+        return "the source has its codes"
+    if not weight.kinds & {"linear", "conv"} or weight.format is None:
+        return "it is an embedding"
+    return why_no_scales(resolve_format(weight.format), weight.shape[1])
+
+
+def why_nearest(weight: GraphWeight) -> str:
+    """Why the codes of a linear are not chosen by data: "" if they are."""
+    if "linear" not in weight.kinds:
+        return "it is no linear"
+    if weight.codes is not None:
+        return "the source has its codes"
+    if weight.experts is not None:
+        return "the inputs of experts are not collected by expert"
+    if "embedding" in weight.kinds:
+        return "it is an embedding, too"
+    if not is_quantised_linear(weight):
+        return "a recurrent layer reads it"
+    assert weight.format is not None
+    return why_no_levels(resolve_format(weight.format), weight.shape[1])
 
 
 def why_kept(weight: GraphWeight) -> str:

@@ -30,8 +30,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
 from qcompiler.calibrate import hqq
-from qcompiler.calibrate.free_scales import why_no_scales
-from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import BY_DATA, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
@@ -40,6 +38,7 @@ from qcompiler.frontends.quantise.arithmetic import TYPES, choose_arithmetic
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.choose_formats import FormatChooser, Kind
 from qcompiler.frontends.quantise.conv_weights import restore
+from qcompiler.frontends.quantise.correct_biases import BiasCorrection
 from qcompiler.frontends.quantise.graph_run import Watched
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
 from qcompiler.frontends.quantise.graph_weights import (
@@ -49,7 +48,9 @@ from qcompiler.frontends.quantise.graph_weights import (
     is_quantised_linear,
     naming_errors,
     takes_importance,
+    why_encoders_scales,
     why_kept,
+    why_nearest,
 )
 from qcompiler.frontends.quantise.lost_weights import WARN_FROM, describe, lost_share
 from qcompiler.frontends.quantise.observers import InputStatistics
@@ -162,6 +163,8 @@ class _Rewriter(GraphTensors):
         self.inputs: dict[str, InputStatistics] = {}
         self.solved: dict[str, PackedTensor] = {}
         self.nearest: dict[str, PackedTensor] = {}
+        self.final: dict[str, PackedTensor] = {}
+        self.biases: BiasCorrection | None = None
         self.decoded: dict[fx.Node, str] = {}
         self.decisions: list[tuple[str, str, str]] = []
         self.lost: dict[str, str] = {}
@@ -179,6 +182,7 @@ class _Rewriter(GraphTensors):
         chooser = FormatChooser(self.recipe, self.exported.config, [described(w) for w in eligible_weights])
         for weight in weights:
             self._decide(weight, chooser)
+        weights += self._give_biases(weights, chooser)
         chosen = all(weight.codes is None for weight in weights)  # a promise covers only the recipe's choices
         self.decisions += chooser.decisions
         promise = chooser.promise(self.rows) if chosen else None
@@ -190,6 +194,7 @@ class _Rewriter(GraphTensors):
         self._calibrate(weights)
         if self.recipe.algorithm == "hqq":
             self._choose_scales(weights)
+        self._correct_biases(weights)
         stored = [weight for weight in weights if self._is_stored(weight)]
         kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
         self.files.begin([weight.entry() for weight in stored], kept)
@@ -217,6 +222,7 @@ class _Rewriter(GraphTensors):
         if self.calibration is None:
             needs = [f"activations={self.recipe.activations!r}"] * static
             needs += [f"algorithm={self.recipe.algorithm!r}"] * (self.recipe.algorithm in BY_DATA)
+            needs += ["correct_bias=True"] * self.recipe.correct_bias
             if needs:
                 raise RecipeError(f"{needs[0]} needs calibration data: qcompile(…, calibrate=[inputs])")
             return
@@ -247,7 +253,7 @@ class _Rewriter(GraphTensors):
 
     def _choose_scales(self, weights: Sequence[GraphWeight]) -> None:
         """Reports whose scales are chosen while they are encoded, and why others are not."""
-        whys = {weight.targets[0]: _why_encoders_scales(weight) for weight in weights if weight.format is not None}
+        whys = {weight.targets[0]: why_encoders_scales(weight) for weight in weights if weight.format is not None}
         if all(whys.values()):
             listed = "; ".join(dict.fromkeys(whys.values())) or "no weight is quantised"
             raise RecipeError(f"algorithm='hqq' serves nothing here: {listed}")
@@ -260,7 +266,7 @@ class _Rewriter(GraphTensors):
         """Chooses the codes of linears by the inputs of `calibrate`."""
         assert self.calibration is not None
         linears = [weight for weight in weights if weight.format is not None and "linear" in weight.kinds]
-        whys = {weight.targets[0]: _why_nearest(weight) for weight in weights if weight.format is not None}
+        whys = {weight.targets[0]: why_nearest(weight) for weight in weights if weight.format is not None}
         chosen = [self._matrix(weight) for weight in linears if not whys[weight.targets[0]]]
         solver = Solver(chosen, self.calibration.folder, self.recipe.algorithm)
         if not solver.matrices or not self.source.valued:
@@ -284,6 +290,32 @@ class _Rewriter(GraphTensors):
         for weight in linears:
             path = weight.targets[0]
             self.decisions.append(("codes", path, solver.found.get(path, f"nearest codes: {whys[path]}")))
+
+    def _give_biases(self, weights: Sequence[GraphWeight], chooser: FormatChooser) -> list[GraphWeight]:
+        """The biases that linears get for `correct_bias`, with their rows of the ledger."""
+        if not self.recipe.correct_bias:
+            return []
+        assert self.rewrites is not None
+        self.biases = BiasCorrection(self, self.rewrites.source)
+        made = self.biases.give(weights)
+        for weight in made:
+            self._decide(weight, chooser)
+        return made
+
+    def _correct_biases(self, weights: Sequence[GraphWeight]) -> None:
+        """Corrects biases for the final codes, which are kept in memory until they are stored."""
+        if self.biases is None:
+            return
+
+        def decoded(weight: GraphWeight) -> torch.Tensor:
+            if weight.format is None or weight.codes is not None:
+                return self.value(weight)
+            packed = self.final[weight.targets[0]] = self._packed(weight, self.value(weight))
+            return weight.restored(torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype))
+
+        assert self.calibration is not None
+        self.biases.correct(weights, self.calibration.held(), decoded)
+        self.decisions += self.biases.decisions
 
     def _nearest(self, weight: GraphWeight) -> torch.Tensor:
         """A weight that keeps its nearest codes, decoded, in the model's order. It is encoded once."""
@@ -433,7 +465,7 @@ class _Rewriter(GraphTensors):
     def _identity(self, weight: GraphWeight) -> dict[str, Any]:
         """Identifies the values, and the importance that they are encoded with."""
         values = self.source.identity(weight.targets, weight.tensor)
-        if self.recipe.algorithm == "hqq" and not _why_encoders_scales(weight):
+        if self.recipe.algorithm == "hqq" and not why_encoders_scales(weight):
             values = {**values, "scales": f"hqq {hqq.NORM}"}
         if weight.targets[0] in self.solved:
             codes = self.solved[weight.targets[0]].data
@@ -456,26 +488,33 @@ class _Rewriter(GraphTensors):
         if weight.codes is not None:
             out[...] = weight.codes.read().data
             return
-        values = weight.arranged(self.source.read(weight.targets, weight.tensor))
+        values = self.source.read(weight.targets, weight.tensor)
         with naming_errors(weight):
-            matrix = to_numpy(row_major(values).reshape(weight.shape))
+            packed = self._packed(weight, values, out)
+            if packed.data is not out:
+                out[...] = packed.data
+            matrix = to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
+            self._measure_loss(weight, lost_share(packed.format, matrix, packed))
 
-            def step(elements: int) -> None:
+    def _packed(self, weight: GraphWeight, values: torch.Tensor, out: Bytes | None = None) -> PackedTensor:
+        """The codes of a weight, however they are chosen; in `out` if they are encoded here and now."""
+        path, importance = weight.targets[0], self._importance(weight)
+        made = self.final.get(path, self.solved.get(path))
+        if made is None and importance is None:
+            made = self.nearest.get(path)
+        if made is not None:
+            return made
+        assert weight.format is not None
+        matrix = to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
+
+        def step(elements: int) -> None:
+            if out is not None:  # while weights are packed
                 self.progress.step(elements * matrix.itemsize)
 
-            fmt = resolve_format(weight.format)
-            importance = self._importance(weight)
-            made = self.solved.get(weight.targets[0])
-            if made is None and importance is None:
-                made = self.nearest.get(weight.targets[0])
-            if made is None:
-                packed = encode(fmt, matrix, out=out, importance=importance, step=step)
-                if self.recipe.algorithm == "hqq" and not _why_encoders_scales(weight):
-                    made = hqq.solve(matrix, packed)
-            if made is not None:
-                packed = made
-                out[...] = made.data
-            self._measure_loss(weight, lost_share(fmt, matrix, packed))
+        with naming_errors(weight):
+            packed = encode(resolve_format(weight.format), matrix, out=out, importance=importance, step=step)
+            hqq_scales = self.recipe.algorithm == "hqq" and not why_encoders_scales(weight)
+            return hqq.solve(matrix, packed) if hqq_scales else packed
 
     def _measure_loss(self, weight: GraphWeight, share: float) -> None:
         """Reports weights that became zero with their scale, in the ledger; many of them on stderr, too."""
@@ -557,31 +596,6 @@ class _Rewriter(GraphTensors):
             else spec
             for spec, node in zip(specs, returned, strict=True)
         ]
-
-
-def _why_encoders_scales(weight: GraphWeight) -> str:
-    """Why hqq does not choose the scales of a quantised weight: "" if it does."""
-    if weight.codes is not None:
-        return "the source has its codes"
-    if not weight.kinds & {"linear", "conv"} or weight.format is None:
-        return "it is an embedding"
-    return why_no_scales(resolve_format(weight.format), weight.shape[1])
-
-
-def _why_nearest(weight: GraphWeight) -> str:
-    """Why the codes of a linear are not chosen by data: "" if they are."""
-    if "linear" not in weight.kinds:
-        return "it is no linear"
-    if weight.codes is not None:
-        return "the source has its codes"
-    if weight.experts is not None:
-        return "the inputs of experts are not collected by expert"
-    if "embedding" in weight.kinds:
-        return "it is an embedding, too"
-    if not is_quantised_linear(weight):
-        return "a recurrent layer reads it"
-    assert weight.format is not None
-    return why_no_levels(resolve_format(weight.format), weight.shape[1])
 
 
 def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:

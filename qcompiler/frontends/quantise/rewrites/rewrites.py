@@ -33,8 +33,9 @@ EQUALISE, SMOOTH, AWQ, ROTATE = "equalise", "smooth-scales", "awq-scales", "rota
 
 
 def wants_rewrites(recipe: QuantConfig) -> bool:
-    """Whether a recipe asks for a rewrite."""
-    return recipe.smooth is not None or recipe.algorithm == "awq" or recipe.equalise or recipe.rotate
+    """Whether a recipe changes values of parameters."""
+    moves = recipe.smooth is not None or recipe.algorithm == "awq" or recipe.equalise or recipe.rotate
+    return moves or recipe.correct_bias
 
 
 class FloatRewrites:

@@ -1,0 +1,168 @@
+"""`QuantConfig(correct_bias=True)`: the mean of each linear's outputs becomes that of the float model.
+
+    float model       y = x W^T + b
+    quantised model   y' = x' W'^T + b',     b' = b + mean(y) - mean(x' W'^T + b)
+
+Codes change the mean of a linear's outputs wherever its inputs have a mean, and a bias takes that back: nothing else
+changes, and nothing is added but N numbers where a linear had no bias.  Two runs of the graph go side by side, node by
+node: one of the float model, and one with final codes and the biases so far.  So each bias also takes back what the
+weights before it did to the mean.  (Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
+Correction", arXiv:1906.04721, section 4.2; here the means are measured.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from qcompiler.errors import CalibrationError, RecipeError
+from qcompiler.frontends.quantise.graph_run import Env, GraphRun, Values
+from qcompiler.frontends.quantise.graph_tensors import GraphTensors
+from qcompiler.frontends.quantise.graph_weights import GraphWeight, is_quantised_linear
+from qcompiler.frontends.quantise.rewrites.moved_weights import Added, MovedWeights
+from qcompiler.frontends.quantise.rewrites.new_parameters import bias_of, give_bias
+from qcompiler.frontends.weights.weight_uses import reads
+from qcompiler.runtime.progress import Progress
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A linear whose bias is corrected: its weight's path, the node of its outputs (…, N), and the bias's path (N,)."""
+
+    path: str
+    node: fx.Node
+    bias: str
+    nbytes: int
+    """Of the weight's values, for progress."""
+
+
+@dataclass
+class BiasCorrection:
+    """Corrects the biases of a graph. `source` holds what is added to them; `decisions` are the report's."""
+
+    tensors: GraphTensors
+    source: MovedWeights
+    decisions: list[tuple[str, str, str]] = field(default_factory=list)
+    linears: list[_Linear] = field(default_factory=list)
+
+    def give(self, weights: Sequence[GraphWeight]) -> list[GraphWeight]:
+        """Gives a bias of zeros to each linear with a quantised weight that has none; the biases that were made.
+
+        RecipeError if no bias can be corrected, with the reasons.
+        """
+        made, reasons = [], []
+        for weight in weights:
+            if weight.format is None or "linear" not in weight.kinds:
+                continue
+            why = _why_not(weight)
+            if why:
+                reasons.append(why)
+                self.decisions.append(("bias", weight.targets[0], f"not corrected: {why}"))
+                continue
+            (linear, _), *_ = reads(weight.nodes)
+            before, beside = len(self.tensors.specs), bias_of(linear, weight) is None
+            bias = give_bias(self.tensors, self.source, linear, weight)
+            if len(self.tensors.specs) > before:
+                made.append(self._parameter(bias))
+            added = beside and linear.target is not aten.linear.default  # x @ W, and an addition behind it
+            node, nbytes = next(iter(linear.users)) if added else linear, weight.tensor.nbytes
+            self.linears.append(_Linear(weight.targets[0], node, bias, nbytes))
+        if not self.linears:
+            listed = "; ".join(dict.fromkeys(reasons)) or "no linear has a quantised weight"
+            raise RecipeError(f"correct_bias=True serves nothing here: {listed}")
+        return made
+
+    def _parameter(self, target: str) -> GraphWeight:
+        """A parameter that was made, as `GraphTensors.grouped` would give it."""
+        spec = next(each for each in self.tensors.specs if each.target == target)
+        node = self.tensors.graph.find_nodes(op="placeholder")
+        mine = next(each for each in node if each.name == spec.arg.name)
+        return GraphWeight([target], [spec], [mine], self.tensors.state[target])
+
+    def correct(
+        self,
+        weights: Sequence[GraphWeight],
+        inputs: Sequence[object],
+        decoded: Callable[[GraphWeight], torch.Tensor],
+    ) -> None:
+        """Measures the means for `inputs` of the model, and changes the biases.
+
+        `decoded` gives a weight's values by its final codes. Memory: the values that are alive, twice for each input.
+        Errors: CalibrationError for no inputs, and for outputs that are not finite; ArgumentError for inputs that do
+        not fit the model.
+        """
+        if not self.source.valued:
+            self.decisions.append(("bias", "", "not corrected: the weights have no values"))
+            return
+        if not inputs:
+            raise CalibrationError("`calibrate` gave no inputs; it is an iterable of inputs of the model")
+        floats, quantised = (
+            {node.name: functools.partial(read, weight) for weight in weights for node in weight.nodes}
+            for read in (self.tensors.value, decoded)
+        )
+        for linear, (mean, share, rows) in zip(self.linears, self._means(inputs, floats, quantised), strict=True):
+            self.source.change(linear.bias, Added(mean))
+            said = f"corrected: {100 * share:.2g} % of the squared error of its outputs was an error of their mean"
+            self.decisions.append(("bias", linear.path, f"{said}, over {rows} rows"))
+
+    def _means(
+        self, inputs: Sequence[object], floats: Values, quantised: Values
+    ) -> list[tuple[torch.Tensor, float, int]]:
+        """For each linear, what its outputs' mean is short of (N,) in fp64, the share of their error, and the rows."""
+        run = GraphRun(self.tensors.program, [], floats)
+        by_node = {each.node: each for each in self.linears}
+        run.keep({node for node in by_node if node in run.done.get(node, ())})  # results of the model
+        leaves = [run.leaves(given) for given in inputs]
+        exact, ours = ([run.begun(each) for each in leaves] for _ in range(2))
+        found: dict[fx.Node, tuple[torch.Tensor, float, int]] = {}
+        with Progress("correcting biases", sum(each.nbytes for each in self.linears)) as progress:
+            for node in run.nodes:
+                run.step(node, exact, floats)
+                run.step(node, ours, quantised)
+                if node in by_node:
+                    found[node] = _mean_moved(by_node[node], exact, ours)
+                    progress.step(by_node[node].nbytes)
+        return [found[each.node] for each in self.linears]
+
+
+def _why_not(weight: GraphWeight) -> str:
+    """Why the bias of a quantised weight's linear cannot be corrected: "" if it can."""
+    if weight.experts is not None:
+        return "the outputs of experts are not collected by expert"
+    if not is_quantised_linear(weight):
+        return "a recurrent layer reads it"
+    linears = reads(weight.nodes)
+    if len(linears) != 1:
+        return f"{len(linears)} linears read it"
+    bias = bias_of(linears[0][0], weight)
+    if bias is not None and bias.op != "placeholder":
+        return "its bias is computed"
+    return "others read its bias, too" if bias is not None and len(bias.users) > 1 else ""
+
+
+def _mean_moved(linear: _Linear, exact: Sequence[Env], ours: Sequence[Env]) -> tuple[torch.Tensor, float, int]:
+    """Moves the outputs of a linear to the mean of the float model's, as its bias will."""
+    rows, squares = 0, 0.0
+    total = torch.zeros(exact[0][linear.node].shape[-1], dtype=torch.float64)
+    for right, wrong in zip(exact, ours, strict=True):
+        error = (right[linear.node].double() - wrong[linear.node].double()).reshape(-1, len(total)).cpu()
+        rows += len(error)
+        total += error.sum(0)
+        squares += float((error * error).sum())
+    if not torch.isfinite(total).all():
+        raise CalibrationError(f"the outputs of '{linear.path}' are not finite while its bias is corrected")
+    mean = total / max(rows, 1)
+    for wrong in ours:
+        values = wrong[linear.node]
+        wrong[linear.node] = (values.double() + mean.to(values.device)).to(values.dtype)
+    removed = rows * float((mean * mean).sum())
+    return mean, removed / squares if squares else 0.0, rows
+
+
+__all__ = ["BiasCorrection"]
