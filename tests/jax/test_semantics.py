@@ -133,6 +133,11 @@ def test_a_scatter_of_unsigned_extremes_is_refused() -> None:
         import_jax(scatters, (X,))
 
 
+def test_a_product_without_rows_is_an_empty_constant(check: Any) -> None:
+    result = check(lambda p, x: (x[:0] @ p["w"], x @ p["w"]), {"w": X.T}, X)
+    assert str(result.module).count("qc.linear") == 1
+
+
 def test_a_scatter_subtracts(check: Any) -> None:
     check(lambda x: x.at[jnp.array([2, 0, 2])].subtract(x[:1] * 2), X)
     check(

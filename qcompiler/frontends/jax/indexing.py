@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from qcompiler.frontends.common.loops import combine
 from qcompiler.frontends.jax.fold import entries_of, scalar_of
 from qcompiler.frontends.jax.folds import flow_of, reduction_of
 from qcompiler.frontends.jax.graph import Node, Value
@@ -272,8 +273,8 @@ def _scatter(s: Scope, node: Node) -> Result:
     sizes: list[Dim] = [window.get(a, 1) for a in range(operand.rank)]
     axes = [a for a in range(operand.rank) if a in starts or sizes[a] != operand.shape[a]]
     picked = Picked(axes, [sizes[a] for a in axes], [a for a in range(operand.rank) if a not in axes], starts, batch)
-    if not axes:
-        raise node.unsupported("a scatter without an index; use jnp.where, or the value itself")
+    if not axes and batch:
+        raise node.unsupported("several updates of the whole array; use the value itself")
     lead = [i for i in range(updates.rank) if i not in numbers["update_window_dims"]]
     at = dict(zip(kept, sorted(numbers["update_window_dims"]), strict=True))
     given = s.value(updates)
@@ -281,7 +282,18 @@ def _scatter(s: Scope, node: Node) -> Result:
         given = s.pointwise([given], lambda m, e: m.neg(e), compute=opmath(updates.dtype), result=updates.dtype)
         reduce = "add"
     src = s.transpose(given, [*lead, *(at[a] for a in (*axes, *picked.rest) if a in at)])
+    if not axes:  # x.at[...].add(y)
+        return _whole(s, s.value(operand), s.reshape(src, operand.shape), reduce)
     return _written(s, s.value(operand), src, picked, reduce)
+
+
+def _whole(s: Scope, x: V, update: V, reduce: str) -> V:
+    """A scatter that updates each element once."""
+    dtype = tensor_dtype(x.type)
+    if reduce == "none":
+        return s.cast(update, dtype)
+    kind = cast("build.Reduction", reduce)
+    return s.pointwise([x, update], lambda m, a, b: combine(m, kind, b, a), compute=opmath(dtype), result=dtype)
 
 
 def _reduce_of(node: Node) -> str:
