@@ -23,7 +23,7 @@ from qcompiler.frontends.common.loops import combine
 from qcompiler.frontends.jax.fold import entries_of, scalar_of
 from qcompiler.frontends.jax.folds import flow_of, reduction_of
 from qcompiler.frontends.jax.graph import Node, Value
-from qcompiler.frontends.jax.pointwise import is_wide_unsigned
+from qcompiler.frontends.jax.pointwise import in_order
 from qcompiler.frontends.jax.scope import Result, Scalars, Scope, V, lowers, opmath
 from qcompiler.frontends.jax.weight_views import is_row_gather
 from qcompiler.ir import build, qc
@@ -277,18 +277,19 @@ def _scatter(s: Scope, node: Node) -> Result:
         raise node.unsupported("several updates of the whole array; use the value itself")
     lead = [i for i in range(updates.rank) if i not in numbers["update_window_dims"]]
     at = dict(zip(kept, sorted(numbers["update_window_dims"]), strict=True))
-    given = s.value(updates)
+    extreme = reduce in ("max", "min")
+    given = in_order(s, s.value(updates), operand) if extreme else s.value(updates)
+    x = in_order(s, s.value(operand), operand) if extreme else s.value(operand)
     if reduce == "sub":
         given = s.pointwise([given], lambda m, e: m.neg(e), compute=opmath(updates.dtype), result=updates.dtype)
         reduce = "add"
     src = s.transpose(given, [*lead, *(at[a] for a in (*axes, *picked.rest) if a in at)])
-    if not axes:  # x.at[...].add(y)
-        return _whole(s, s.value(operand), s.reshape(src, operand.shape), reduce)
-    return _written(s, s.value(operand), src, picked, reduce)
+    out = _written(s, x, src, picked, reduce) if axes else _whole(s, x, s.reshape(src, operand.shape), reduce)
+    return in_order(s, out, operand) if extreme else out
 
 
 def _whole(s: Scope, x: V, update: V, reduce: str) -> V:
-    """A scatter that updates each element once."""
+    """A scatter that updates each element once: x.at[...].add(y)."""
     dtype = tensor_dtype(x.type)
     if reduce == "none":
         return s.cast(update, dtype)
@@ -309,8 +310,6 @@ def _reduce_of(node: Node) -> str:
             "a scatter that applies another function than set, add, subtract, multiply, max and min; read the places "
             "with x[i], compute, and write them back with x.at[i].set"
         )
-    if kind in ("max", "min") and is_wide_unsigned(node.operands[0]):
-        raise node.unsupported(f"x.at[i].{kind} of unsigned integers; convert to int32 or int64 first")
     return kind
 
 

@@ -36,7 +36,7 @@ class _Traced:
     weight: int | None = None
 
 
-def in_arithmetic(run: Run, arithmetic: Mapping[int, Arithmetic], traced_types: Mapping[int, str]) -> Run:
+def in_arithmetic(run: Run, arithmetic: Mapping[int, Arithmetic], traced_types: Mapping[int, str] | None = None) -> Run:
     """`run(leaves, args, kwargs)` with linears in another arithmetic, by the numbers of their leaves; jittable.
 
     `traced_types` are NumPy's names of the types that the function sees of leaves that are given in wider ones.
@@ -46,7 +46,7 @@ def in_arithmetic(run: Run, arithmetic: Mapping[int, Arithmetic], traced_types: 
         def function(leaves: list[Any], given: Any) -> Any:
             return run(leaves, *given)
 
-        return Evaluation(arithmetic, traced_types).call(function, list(leaves), (args, kwargs))
+        return Evaluation(arithmetic, traced_types or {}).call(function, list(leaves), (args, kwargs))
 
     return computed
 
@@ -108,6 +108,8 @@ class Evaluation:
         found = eqn.primitive.bind(*(each.value for each in operands), **eqn.primitive.get_bind_params(params))
         results = found if eqn.primitive.multiple_results else [found]
         weight = operands[0].weight if operands and name in _VIEWS else None
+        if name == "gather" and len(params["dimension_numbers"].offset_dims) < results[0].ndim:
+            weight = None  # rows of a table, one for each index: x of the products behind it
         return [_Traced(result, weight) for result in results]
 
     # --- control flow ---
