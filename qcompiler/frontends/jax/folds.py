@@ -95,6 +95,13 @@ def _extreme(direction: str) -> list[Flow]:
     return [("select", None, wins, 0, 2), ("select", None, ("or", None, wins, ties), 1, 3)]
 
 
+def _extreme_of_torch_mlir(direction: str) -> list[Flow]:
+    """The same as torch-mlir writes it, by GE and LE; it passes over NaN in some orders of the elements."""
+    wins = ("compare", direction, 0, 2)
+    place = ("select", None, ("compare", "EQ", 0, 2), ("minimum", None, 1, 3), ("select", None, wins, 1, 3))
+    return [("select", None, wins, 0, 2), place]
+
+
 def kind_of(node: Node, value: Value) -> Reduction:
     """The fold of the node's region. UnsupportedOperatorError for another one."""
     kind = reduction_of(node.regions[0])
@@ -143,8 +150,9 @@ def _arg_extreme(s: Scope, node: Node) -> Result:
     axes, flow, owner = node.attrs["dimensions"], flow_of(node.regions[0]), places.owner
     counted = owner is not None and owner.op in ("stablehlo.iota", "stablehlo.dynamic_iota")
     along = counted and owner is not None and [owner.attrs["iota_dimension"]] == list(axes)
-    largest = flow == _extreme("GT")
-    if not along or not (largest or flow == _extreme("LT")) or places.floating:
+    largest = flow in (_extreme("GT"), _extreme_of_torch_mlir("GE"))
+    least = flow in (_extreme("LT"), _extreme_of_torch_mlir("LE"))
+    if not along or not (largest or least) or places.floating:
         raise node.unsupported(
             "a reduction of two tensors at once that is neither argmax nor argmin over one axis; use jnp.argmax or "
             "jnp.argmin, or a lax.reduce for each tensor"
@@ -188,7 +196,8 @@ def _reduce_window(s: Scope, node: Node) -> Result:
         return s.full(0, node.result.shape, node.result.dtype)
     fold = "logaddexp" if is_logaddexp(node.regions[0]) else kind_of(node, value)
     neutral = _is_neutral(init, fold)
-    padded = any(size > 0 for pair in padding_of(node, value.rank) for size in pair)
+    sides = itertools.chain(*padding_of(node, value.rank))
+    padded = any(not isinstance(size, int) or size > 0 for size in sides)  # a negative one cuts
     if not neutral and (fold == "logaddexp" or (fold not in _IDEMPOTENT and padded)):
         raise node.unsupported(
             "padded windows with another start than the fold's neutral element, which the padding has, too, in "
