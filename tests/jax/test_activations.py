@@ -37,7 +37,13 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llm_int8, nf4": ("nf4", {"activations": "llm_int8:2.0"}),
 }
 CHOSEN = [("mlp", recipe) for recipe in RECIPES]
-CHOSEN += [("one row", "int8"), ("one row", "llm_int8"), ("decode", "llm_int8"), ("llama", "exact"), ("mixture", "int8")]
+CHOSEN += [
+    ("one row", "int8"),
+    ("one row", "llm_int8"),
+    ("decode", "llm_int8"),
+    ("llama", "exact"),
+    ("mixture", "int8"),
+]
 CASES = [pytest.param(*case, marks=[] if case == ("mlp", "int8") else [pytest.mark.slow]) for case in CHOSEN]
 
 
