@@ -156,7 +156,7 @@ def extremes(x: Any) -> Any:
     return [y.astype(jnp.int32) for y in found]
 
 
-@pytest.mark.parametrize("kind", ["uint16", "uint32"])
+@pytest.mark.parametrize("kind", ["uint32", pytest.param("uint16", marks=pytest.mark.slow)])
 def test_extremes_of_unsigned_integers(kind: str, check: Any) -> None:
     """The IR holds them as signed ones: half of these have the sign bit set."""
     bits = np.random.default_rng(0).integers(-(2**31), 2**31, (3, 5)).astype(np.int32)

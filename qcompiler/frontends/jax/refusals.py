@@ -73,6 +73,11 @@ def refused(error: Exception, function: Any) -> QCompilerError:
     if target := _UNSTABLE.search(str(error)):
         source = user_line(str(error))[1]
         return custom_call(target[1], f" ({source})" if source else "")
+    if "host_callbacks" in str(error):  # what keeps the program of qc.jax_callable alive
+        return UnsupportedOperatorError(
+            f"the function '{name}' calls a compiled program, which StableHLO does not hold: compile the function that "
+            "the program was made from"
+        )
     if "symbolic dimension" in str(error) or "InconclusiveDimension" in type(error).__name__:
         return NarrowedDimError(
             f"the function '{name}' needs to know a symbolic size{where}: {first}. Give the size as a number, add a "
