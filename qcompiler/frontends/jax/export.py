@@ -96,9 +96,8 @@ class _Call:
             leaves[position] = array
         args, kwargs = jax.tree_util.tree_unflatten(self.rest_tree, leaves)
         first = self._first_with(weights)
-        return watched(
-            lambda: self.function(*first, *args, **kwargs), (first, args, kwargs), [*weights, *inputs]
-        )  # fmt: skip
+        arguments, arrays = (first, args, kwargs), [*weights, *inputs]
+        return watched(lambda: self.function(*first, *args, **kwargs), arguments, arrays)
 
     @property
     def argument_names(self) -> list[str]:
