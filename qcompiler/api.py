@@ -338,6 +338,12 @@ def check_call(model: Any, args: Any, kwargs: Any) -> None:
             f"'{name}' is a function, and no example arguments were given: write qcompile({name}, (params, x)), with "
             "its weights first"
         )
+    if is_plain_function(model):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise ExportError(
+            f"'{name}' is a function, which is compiled through JAX, and its example arguments have tensors of torch: "
+            "pass arrays of JAX or NumPy (tensor.numpy()). For PyTorch, give an nn.Module"
+        )
     import torch
 
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):

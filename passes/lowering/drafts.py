@@ -98,6 +98,12 @@ def vector_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
     return vector
 
 
+def unit_vector_of(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
+    """The vector with its elements side by side; one number for all of them is copied."""
+    vector = vector_of(value, op, memory)
+    return vector if vector.strides[-1] == 1 or vector.shape[-1] == 1 else memory.contiguous_copy(vector, op)
+
+
 def unit_last(value: SSAValue, op: Operation, memory: ValueMemory) -> View:
     """The value with unit stride along its last dim, copied if needed."""
     view = memory.view(value)

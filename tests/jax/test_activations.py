@@ -30,13 +30,20 @@ MODELS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
 }
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "int8": ("int8", {"activations": "int8"}),
+    "exact": ("int8", {"activations": "int8", "compute": "exact"}),
     "compute": ("int4", {"compute": "int8"}),
     "nf4": ("nf4", {"activations": "int8"}),
     "llm_int8": ("int8", {"activations": "llm_int8:2.0"}),
     "llm_int8, nf4": ("nf4", {"activations": "llm_int8:2.0"}),
 }
 CHOSEN = [("mlp", recipe) for recipe in RECIPES]
-CHOSEN += [("one row", "int8"), ("one row", "llm_int8"), ("decode", "llm_int8"), ("llama", "int8"), ("mixture", "int8")]
+CHOSEN += [
+    ("one row", "int8"),
+    ("one row", "llm_int8"),
+    ("decode", "llm_int8"),
+    ("llama", "exact"),
+    ("mixture", "int8"),
+]
 CASES = [pytest.param(*case, marks=[] if case == ("mlp", "int8") else [pytest.mark.slow]) for case in CHOSEN]
 
 
@@ -45,6 +52,7 @@ def recipe_of(name: str) -> qc.QuantConfig:
     return qc.QuantConfig(format_, promise_bits=None, **options)
 
 
+# attention of other recipes rounds to bf16, and its oracle does not (docs/quantisation.md)
 @pytest.mark.parametrize(("model", "recipe"), CASES)
 def test_a_program_has_the_codes_of_its_oracle(model: str, recipe: str, relative: Callable[[Any, Any], float]) -> None:
     function, made, args = MODELS[model]
@@ -92,6 +100,16 @@ def test_layouts_batches_and_vectors_of_products(check: Callable[..., Any]) -> N
     for name in ("int8", "llm_int8"):
         recipe = qc.QuantConfig("int8", promise_bits=None, **RECIPES[name][1])
         check(products, p, x, quant=recipe)
+
+
+def test_rows_of_a_tied_table_are_no_weight_of_the_next_product(check: Callable[..., Any]) -> None:
+    p = {"table": ROWS[:30], "w": ROWS[:32].T.copy(), "stack": ROWS[:32].reshape(2, 16, 64)}
+
+    def tied(p: Any, ids: Any) -> Any:
+        x = p["table"][ids]
+        return x @ p["w"], x @ p["table"].T, x @ jnp.take(p["stack"], 1, axis=0).T
+
+    check(tied, p, np.array([[3, 7]], np.int32), quant=recipe_of("int8"))
 
 
 @pytest.mark.slow

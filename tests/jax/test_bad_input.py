@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import checkify
+from jax.experimental import checkify, pallas
 
 import qcompiler as qc
 from qcompiler.errors import (
@@ -98,6 +98,14 @@ def complexes(p: Any, x: Any) -> Any:
     return jnp.abs(jnp.fft.fft(x))
 
 
+def calls_a_library(p: Any, x: Any) -> Any:
+    return jax.ffi.ffi_call("nobody", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def has_a_kernel(p: Any, x: Any) -> Any:
+    return pallas.pallas_call(lambda x, y: None, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
 def returns_a_set(p: Any, x: Any) -> Any:
     return {"a", "b"}
 
@@ -121,6 +129,8 @@ CASES: list[tuple[Callable[..., Any], type[QCompilerError], str]] = [
     (loops_long, UnsupportedOperatorError, r"more than 512 trips.*test_bad_input\.py:\d+"),
     (solves, UnsupportedOperatorError, r"test_bad_input\.py:\d+"),
     (complexes, UnsupportedOperatorError, r"complex<f32>|stablehlo\.fft"),
+    (calls_a_library, UnsupportedOperatorError, r"custom call 'nobody' has no lowering \(.*: return jax\.ffi"),
+    (has_a_kernel, UnsupportedOperatorError, r"kernel of Pallas \(.*: return pallas\..*interpret=True"),
     (returns_a_set, ArgumentStructureError, r"'returns_a_set' returns a set, which"),
     (returns_a_text, ArgumentStructureError, r"returns a str at \['y'\]\[1\]"),
     (returns_a_key, ArgumentStructureError, r"returns a typed key.*key_data"),
@@ -143,6 +153,14 @@ def test_wrong_arguments_name_the_function() -> None:
 def test_sixty_four_bits_are_not_cut_in_silence() -> None:
     with pytest.raises(ArgumentError, match=r"'x' is float64.*jax_enable_x64"):
         qc.qcompile(lambda p, x: x @ p["w"], (P, X.astype(np.float64)))
+
+
+@pytest.mark.slow
+def test_a_function_takes_no_tensors_of_torch() -> None:
+    import torch
+
+    with pytest.raises(ExportError, match=r"'prints' is a function.*tensors of torch.*tensor\.numpy\(\)"):
+        qc.qcompile(prints, (P, torch.ones(3, 4)))
 
 
 def test_keys_of_random_numbers_are_made_inside(check: Any) -> None:

@@ -30,6 +30,7 @@ from qcompiler.errors import (
     ArgumentStructureError,
     DeviceUnavailableError,
     MissingDependencyError,
+    UnsupportedOperatorError,
 )
 from qcompiler.plan.dims import dim
 from qcompiler.plan.operands import ITEMSIZE
@@ -68,6 +69,11 @@ def test_errors_are_measured_on_arrays_of_jax_too(program: qc.Program) -> None:
         program.errors(x, model=3)
     with pytest.raises(qc.QCompilerError, match="argument 'x' has dtype f64"):
         program.errors(np.zeros((3, 16)), model=model)
+
+
+def test_a_function_that_calls_a_program_is_refused(f: Any) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"calls a compiled program.*that the program was made from"):
+        qc.qcompile(lambda w, x: f(x) @ w.T, (W, ROWS[:3]))
 
 
 def test_a_jitted_call_has_the_bits_of_a_call(program: qc.Program, f: Any) -> None:

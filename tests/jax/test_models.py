@@ -122,3 +122,21 @@ def test_rms_norms_and_layer_norms_become_one_op() -> None:
         context = QCContext.default(weights=result.weights, target=compile_target(("cpu",), None))
         run_stages(result.module, context, dumps, {})
         assert wanted in dumps.text("raise-idioms")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 3])
+def test_norms_whose_gain_is_one_number_in_bf16(rows: int, relative: Callable[[Any, Any], float]) -> None:
+    """Constants of 64 equal numbers are stored as one, which the kernels of norms and linears do not read."""
+
+    def normed(p: Any, x: Any) -> Any:
+        h, gain = x.astype(jnp.float32), jnp.full(64, 1.5, jnp.bfloat16).astype(jnp.float32)
+        h = (h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-6) * gain).astype(jnp.bfloat16)
+        return h, h @ p["w"] + jnp.broadcast_to(p["bias"], 64)
+
+    draw = np.random.default_rng(0)
+    params = {"w": jnp.asarray(draw.standard_normal((64, 64)) / 8, jnp.bfloat16), "bias": jnp.ones(1, jnp.bfloat16)}
+    x = jnp.asarray(draw.standard_normal((rows, 64)), jnp.bfloat16)
+    program = qc.qcompile(normed, (params, x))
+    for ours, theirs in zip(program(x), jax.jit(lambda x: normed(params, x))(x), strict=True):
+        assert relative(ours, theirs) < 2**-8  # one rounding to bf16, which fusion may leave out

@@ -187,6 +187,7 @@ INDEXING: dict[str, Callable[[Any, Any, Any], Any]] = {
     "update": lambda w, i, n: (lax.dynamic_update_slice(w, w[:1, :2] * 2, (n[0, 0], i[0], 0, 0)),
                                lax.dynamic_update_slice_in_dim(w, w[:, :1] + 1, i[0], 1)),
     "set": lambda w, i, n: (w.at[1].set(2.0), w.at[:, i].set(0.5), w.at[0, 1, 2].set(9.0), w.at[..., 1].set(3.0)),
+    "whole": lambda w, i, n: (w.at[...].set(2.0), w.at[...].add(n[0, 0]), w.at[...].max(0.5), n.at[()].multiply(n)),
     "set by two": lambda w, i, n: (w.at[n[0], n[1]].set(1.0), w.at[:, i[:2], i[:2]].set(4.0)),
     "add": lambda w, i, n: (w.at[:, i].add(1.0), w.at[n].add(2.0), w.at[n[0], :, i[:2]].add(w[0, :, :2].swapaxes(0, 1)
                                                                                               )),

@@ -23,6 +23,7 @@ R = np.random.default_rng(2)
 X = R.standard_normal((3, models.H)).astype(np.float32)
 SHARED = "it is read as several matrices with common elements (two orientations, two types or overlapping slices)"
 ANY_SIZE = qc.QuantConfig("nf4", promise_bits=None)
+IDS = np.array([[1, 2, 3]], np.int32)
 W = models.weights(w=(models.H, models.H))["w"]
 
 
@@ -182,6 +183,30 @@ def test_a_weight_that_is_rounded_and_widened_keeps_its_rounding(check: Any) -> 
     w = {"w": R.standard_normal((32, 32)).astype(np.float32)}
     check(lambda p, x: x @ p["w"].astype(jnp.bfloat16).astype(jnp.float32), w, X[:, :32], quant=ANY_SIZE)
     check(lambda p, x: x @ p["w"].astype(jnp.bfloat16).astype(jnp.float32), w, X[:, :32])
+
+
+def test_sixteen_bits_that_are_widened_decode_to_fp32(check: Any) -> None:
+    """The oracle does not round what the program does not: bf16 would be 1e-3 off."""
+    w = {"w": jnp.asarray(R.standard_normal((32, 32)), jnp.bfloat16)}
+    check(lambda p, x: x @ p["w"].astype(jnp.float32), w, X[:, :32], quant=ANY_SIZE)
+
+
+def layers_of_sixteen_bits(p: Any, ids: Any) -> Any:
+    """The types of the weights decide the function's arithmetic."""
+    h = p["embed"].astype(p["stack"].dtype).astype(jnp.float32)[ids]
+    h = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w.astype(h.dtype)), None), h, p["stack"])[0]
+    return jax.lax.conv(h.swapaxes(1, 2), p["kernel"].astype(jnp.float32), (1,), "SAME")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activations", [None, "int8"])
+def test_widened_weights_of_every_kind(check: Any, activations: Any) -> None:
+    sizes = {"embed": (50, 32), "stack": (2, 32, 32), "kernel": (8, 32, 3)}
+    params = {name: jnp.asarray(R.standard_normal(size), jnp.bfloat16) / 8 for name, size in sizes.items()}
+    params["embed"] = params["embed"].astype(jnp.float16)
+    quant = qc.QuantConfig("int8", promise_bits=None, activations=activations)
+    # an int8 code of an activation may differ by one where its value is at a boundary
+    check(layers_of_sixteen_bits, params, IDS, quant=quant, tolerance=1e-5 if activations is None else 1e-3)
 
 
 def test_two_arrays_with_one_path_are_refused() -> None:

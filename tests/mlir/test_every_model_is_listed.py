@@ -38,6 +38,7 @@ RUN = {
     "frontends/test_models.py": "test_more_models.py",
     "jax/test_libraries.py": "test_jax_models.py",
     "support/jax_models.py": "test_jax_models.py",
+    "support/rewritten_models.py": "test_more_models.py",
 }
 """The file of this folder that loads a file's models and runs them; `NOT_RUN` has exceptions."""
 
@@ -67,6 +68,7 @@ NOT_RUN = {
     "frontends/test_recurrent.py": "models/test_recurrent.py has every kind of layer in one model",
     "frontends/test_torch_ops.py": "qc.quantize has no lowering (docs/mlir.md)",
     "files/test_folder_to_gguf.py": SAME,
+    "files/test_program_export.py": SAME,
     "files/test_torchao_folder.py": "settings of torchao, and no model",
     "jax/test_callable.py": SINGLE,
     "lm/test_adapters.py": SAME,

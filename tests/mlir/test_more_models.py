@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rewritten_models
 import torch
 import upstream_cases
 from by_path import load
@@ -105,6 +106,14 @@ def test_a_llama_written_by_hand() -> None:
     dims = {"ids": {0: ("b", 1, 4), 1: ("s", 1, 41)}}
     calls = [(torch.randint(0, 97, size),) for size in ((3, 7), (1, 1), (2, 13))]
     agree(causal.Llama().eval(), calls, quant="nf4", dynamic_shapes=dims)
+
+
+@pytest.mark.parametrize(("form", "tied"), [("written", True), ("aten", False), ("offset", False), ("layer", True)])
+def test_decoders_of_the_rewrites(form: str, tied: bool) -> None:
+    """Each form of norm that rewrites of the float graph look for."""
+    calls = [(ids,) for ids in (rewritten_models.ids(1)[0], torch.tensor([[7]]))]
+    model = rewritten_models.Decoder(form, tied=tied, bias=form == "layer")
+    agree(model, calls, example=rewritten_models.EXAMPLE, quant=recipe("nf4"), dynamic_shapes=rewritten_models.SHAPES)
 
 
 @pytest.mark.parametrize("guided", [False, True])

@@ -62,6 +62,32 @@ def test_a_text_means_what_torch_means(name: str, dialect: str, batch: int) -> N
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_torchs_encoder_of_one_token(tokens: int, dialect: str) -> None:
+    """Loops of one iteration lose their index: the argmax of a softmax's maximum then yields the constant 0."""
+    torch.manual_seed(0)
+    module = torch.nn.TransformerEncoderLayer(64, 4, 96, batch_first=True).eval()
+    x = torch.randn(1, tokens, 64)
+    with torch.no_grad():
+        wanted = module(x).numpy()
+    assert close(answers(imported(text(module, x, dialect)), [x.numpy()])[0], wanted)
+
+
+class Extremes(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.argmax(-1), x.argmin(0), *x.max(-1), *x.min(1, keepdim=True)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_torchs_extremes_and_their_places(dialect: str) -> None:
+    """The first of equal elements."""
+    x = torch.tensor([[1.0, 3.0, 3.0, -2.0, -2.0], [3.0, 1.0, 0.0, -2.0, 5.0]])
+    found = answers(imported(text(Extremes(), x, dialect)), [x.numpy()])
+    for ours, theirs in zip(found, Extremes()(x), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), theirs.numpy())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_text_with_any_batch_means_what_torch_means(name: str, dialect: str) -> None:
     module = model(name)

@@ -20,7 +20,7 @@ from qcompiler.kernels.select import Case, LinearQuery, choose_linear
 from qcompiler.passes.devices.engine_report import engine_weight, report_engines
 from qcompiler.passes.devices.extents import check_counted
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, unit_last, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, matrix_of, unit_last, unit_vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
 from qcompiler.passes.lowering.scalar_body import program_of
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
@@ -107,7 +107,7 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
     else:
         x = out_draft.add("x", "r", unit_last(windows.x, op, memory))
     w = out_draft.add("w", "r", weight if weight.layout else unit_last(op.w, op, memory))
-    bias = out_draft.add("bias", "r", vector_of(op.bias, op, memory)) if op.bias is not None else None
+    bias = out_draft.add("bias", "r", unit_vector_of(op.bias, op, memory)) if op.bias is not None else None
     extras = []
     for index, extra in enumerate(op.extras):
         view = memory.view(extra)
@@ -118,7 +118,7 @@ def draft(op: qc.LinearOp, memory: ValueMemory) -> Draft:
         extras.append(out_draft.add(f"extra{index}", "r", matrix))
     affine = []
     for name, value in zip((name for norm in op.norms for name in _norm(norm).names), op.affine, strict=True):
-        view = (matrix_of if name in (RESIDUAL, STATISTICS) else vector_of)(value, op, memory)
+        view = (matrix_of if name in (RESIDUAL, STATISTICS) else unit_vector_of)(value, op, memory)
         affine.append(out_draft.add(name, "r", view))
     for value in op.beside:
         rows = views.as_matrix(memory.result(value, shape_of(value.type)))

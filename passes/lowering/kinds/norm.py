@@ -9,7 +9,7 @@ from qcompiler.ir import qc
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor
 from qcompiler.passes.lowering import views
-from qcompiler.passes.lowering.drafts import Draft, ValueMemory, rows_of, vector_of
+from qcompiler.passes.lowering.drafts import Draft, ValueMemory, rows_of, unit_vector_of
 from qcompiler.passes.lowering.rule import Lowering, Operands, named
 from qcompiler.plan.dims import contiguous_strides
 from qcompiler.plan.kinds.norm import NormKernel
@@ -24,10 +24,10 @@ def draft(op: qc.LayerNormOp | qc.RmsNormOp, memory: ValueMemory) -> Draft:
         )
     result = Draft("layer_norm" if isinstance(op, qc.LayerNormOp) else "rms_norm", path_of(op))
     x = result.add("x", "r", rows_of(op.x, op, memory))
-    weight = result.add("weight", "r", vector_of(op.weight, op, memory)) if op.weight is not None else None
+    weight = result.add("weight", "r", unit_vector_of(op.weight, op, memory)) if op.weight is not None else None
     bias = None
     if isinstance(op, qc.LayerNormOp) and op.bias is not None:
-        bias = result.add("bias", "r", vector_of(op.bias, op, memory))
+        bias = result.add("bias", "r", unit_vector_of(op.bias, op, memory))
     residual = None
     if op.residual is not None:
         residual = result.add("residual", "r", _as_rows(op.residual, result.views[0], op, memory))

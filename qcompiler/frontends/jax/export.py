@@ -29,6 +29,8 @@ from qcompiler.frontends.jax.graph import Graph, Value
 from qcompiler.frontends.jax.oracle import in_arithmetic
 from qcompiler.frontends.jax.reader import Reader, functions_of
 from qcompiler.frontends.jax.refusals import check_effects, check_results, refused
+from qcompiler.frontends.jax.side_effects import Replaced, line_of, watched
+from qcompiler.frontends.jax.side_effects import check as check_replaced
 from qcompiler.frontends.jax.trees import (
     Tree,
     flattened,
@@ -76,20 +78,26 @@ class _Call:
 
     def of(self, weights: Sequence[Any], args: Any, kwargs: Any) -> Any:
         """The function's result with these arrays in the first argument."""
+        return self.function(*self._first_with(weights), *args, **kwargs)
+
+    def _first_with(self, weights: Sequence[Any]) -> list[Any]:
+        """The first argument, if there is one that holds weights."""
         if not self.has_weights:
-            return self.function(*args, **kwargs)
+            return []
         leaves = list(self.first)
         for position, array in zip(self.weights.values(), weights, strict=True):
             leaves[position] = array
-        return self.function(jax.tree_util.tree_unflatten(self.first_tree, leaves), *args, **kwargs)
+        return [jax.tree_util.tree_unflatten(self.first_tree, leaves)]
 
-    def flat(self, weights: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        """The same for the arrays of the other arguments."""
+    def flat(self, weights: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, list[Replaced]]:
+        """The same for the arrays of the other arguments; and which arrays the function replaced in its arguments."""
         leaves = list(self.rest)
         for position, array in zip(self.inputs, inputs, strict=True):
             leaves[position] = array
         args, kwargs = jax.tree_util.tree_unflatten(self.rest_tree, leaves)
-        return self.of(weights, args, kwargs)
+        first = self._first_with(weights)
+        arguments, arrays = (first, args, kwargs), [*weights, *inputs]
+        return watched(lambda: self.function(*first, *args, **kwargs), arguments, arrays)
 
     @property
     def argument_names(self) -> list[str]:
@@ -153,9 +161,10 @@ def export_function(
     names = [call.input_names[i] for i in call.inputs]
     structs, limits = symbolic.apply(structs, names, dynamic_shapes)
     results: list[Any] = []
+    effects: list[Replaced] = []
 
     def traced(leaves: list[Any], given: list[Any]) -> list[Any]:
-        result = call.flat(leaves, given)
+        result, effects[:] = call.flat(leaves, given)
         named, tree = jax.tree_util.tree_flatten_with_path(result)
         check_results(((jax.tree_util.keystr(path), leaf) for path, leaf in named), function)
         results[:] = [tree]
@@ -171,6 +180,7 @@ def export_function(
     ranges = symbolic.ranges_of([struct.shape for struct in structs], limits)
     graph = Graph(ranges=ranges)
     _read(exported, graph, list(call.weights), names, composites)
+    check_replaced(effects, graph, lambda number: line_of(lambda *a: call.flat(*a)[1], (weights, structs), number))
     given = [
         donation.Leaf(i, call.argument_of[position], struct)
         for i, (position, struct) in enumerate(zip(call.inputs, structs, strict=True))

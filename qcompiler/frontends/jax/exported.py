@@ -32,8 +32,9 @@ class Exported:
     `leaves` are the arrays of weights, in the order of `graph.leaves`; `values(leaf, name)` are the values of one.
     `inputs` and `outputs` are trees of `plan.Signature`.  `run(leaves, args, kwargs)` is the function itself with other
     leaves, each made by `leaf_of(array)`.  `in_arithmetic` makes it a function whose linears compute in another way, by
-    the number of their leaf; None if there is no such oracle.  `states` are the first values of arguments that became
-    states.
+    the number of their leaf; its second argument names the types of leaves that are given in a wider type than the
+    function has them in.  None if there is no such oracle: then `run` takes such leaves, too.  `states` are the first
+    values of arguments that became states.
     """
 
     graph: Graph
@@ -45,5 +46,5 @@ class Exported:
     run: Run
     values: Callable[[Any, str], Array]
     leaf_of: Callable[[Array], Any]
-    in_arithmetic: Callable[[Mapping[int, Arithmetic]], Run] | None = None
+    in_arithmetic: Callable[[Mapping[int, Arithmetic], Mapping[int, str]], Run] | None = None
     states: dict[str, Array] = field(default_factory=dict)

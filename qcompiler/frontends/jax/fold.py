@@ -40,9 +40,14 @@ def folds(*names: str) -> Callable[[Fold], Fold]:
 
 
 def fold(node: Node, ranges: Mapping[str, Range]) -> Known | None:
-    """The value of the node's only result, if it can be computed now: an integer, a truth value, or one whole float."""
+    """The value of the node's only result, if it can be computed now: an integer, a truth value, one whole float, or
+    a tensor without elements, for which there are no products."""
+    if len(node.results) != 1 or node.result.type not in NUMPY:
+        return None
+    if 0 in node.result.shape and all(isinstance(size, int) for size in node.result.shape):
+        return np.zeros(node.result.shape, NUMPY[node.result.type])  # type: ignore[arg-type]
     rule = _FOLDS.get(node.op)
-    if rule is None or len(node.results) != 1 or node.result.type not in NUMPY:
+    if rule is None:
         return None
     if any(value.floating for value in (*node.operands, node.result)):
         return _of_whole_number(node, rule)

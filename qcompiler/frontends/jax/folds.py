@@ -19,7 +19,7 @@ from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 
 from qcompiler.frontends.common.scalars import cast
 from qcompiler.frontends.jax.graph import Body, Node, Value
-from qcompiler.frontends.jax.pointwise import is_wide_unsigned
+from qcompiler.frontends.jax.pointwise import in_order
 from qcompiler.frontends.jax.scope import (
     FLOATS,
     Result,
@@ -95,13 +95,18 @@ def _extreme(direction: str) -> list[Flow]:
     return [("select", None, wins, 0, 2), ("select", None, ("or", None, wins, ties), 1, 3)]
 
 
+def _extreme_of_torch_mlir(direction: str) -> list[Flow]:
+    """The same as torch-mlir writes it, by GE and LE; it passes over NaN in some orders of the elements."""
+    wins = ("compare", direction, 0, 2)
+    place = ("select", None, ("compare", "EQ", 0, 2), ("minimum", None, 1, 3), ("select", None, wins, 1, 3))
+    return [("select", None, wins, 0, 2), place]
+
+
 def kind_of(node: Node, value: Value) -> Reduction:
-    """The fold of the node's region. UnsupportedOperatorError for another one, or for one that needs unsigned order."""
+    """The fold of the node's region. UnsupportedOperatorError for another one."""
     kind = reduction_of(node.regions[0])
     if kind is None:
         raise node.unsupported("a reduction by another function than add, mul, max, min, and, or")
-    if is_wide_unsigned(value) and kind in ("max", "min"):
-        raise node.unsupported("the maximum or minimum of unsigned integers; convert to int32 or int64")
     if value.dtype == "i1":
         return {"max": "or", "add": "or", "min": "and", "mul": "and"}.get(kind, kind)  # type: ignore[return-value]
     return kind
@@ -116,8 +121,17 @@ def _reduce(s: Scope, node: Node) -> Result:
     value, init = node.operands
     kind = kind_of(node, value)
     compute = opmath(value.dtype)
-    out = s.reduce(s.value(value), tuple(node.attrs["dimensions"]), kind, compute=compute)
-    return s.cast(_with_init(s, node, out, init, kind, compute), node.result.dtype)
+    out = s.reduce(_ordered(s, value, kind), tuple(node.attrs["dimensions"]), kind, compute=compute)
+    out = s.cast(_with_init(s, node, out, init, kind, compute), node.result.dtype)
+    return in_order(s, out, value) if kind in _EXTREMES else out
+
+
+_EXTREMES = ("max", "min")
+
+
+def _ordered(s: Scope, value: Value, kind: str) -> V:
+    """The tensor as a fold reads it; `in_order` gives results of an extreme back."""
+    return in_order(s, s.value(value), value) if kind in _EXTREMES else s.value(value)
 
 
 def _with_init(s: Scope, node: Node, out: V, init: Value, kind: Reduction, compute: DType) -> V:
@@ -126,7 +140,7 @@ def _with_init(s: Scope, node: Node, out: V, init: Value, kind: Reduction, compu
     known = splat(init)
     if known == neutral or (init.dtype == "i1" and known is not None and int(known) == neutral):
         return out
-    inputs = [out, s.value(init)]
+    inputs = [out, _ordered(s, init, kind)]
     return s.pointwise(inputs, lambda m, a, b: combine(m, kind, a, b), compute=compute, result=compute)
 
 
@@ -136,16 +150,15 @@ def _arg_extreme(s: Scope, node: Node) -> Result:
     axes, flow, owner = node.attrs["dimensions"], flow_of(node.regions[0]), places.owner
     counted = owner is not None and owner.op in ("stablehlo.iota", "stablehlo.dynamic_iota")
     along = counted and owner is not None and [owner.attrs["iota_dimension"]] == list(axes)
-    largest = flow == _extreme("GT")
-    if not along or not (largest or flow == _extreme("LT")) or places.floating:
+    largest = flow in (_extreme("GT"), _extreme_of_torch_mlir("GE"))
+    least = flow in (_extreme("LT"), _extreme_of_torch_mlir("LE"))
+    if not along or not (largest or least) or places.floating:
         raise node.unsupported(
             "a reduction of two tensors at once that is neither argmax nor argmin over one axis; use jnp.argmax or "
             "jnp.argmin, or a lax.reduce for each tensor"
         )
-    if is_wide_unsigned(value):
-        raise node.unsupported("argmax or argmin of unsigned integers; convert to int32 or int64")
     x = s.value(value)
-    index = argmax(s, x, axes[0], largest=largest)
+    index = argmax(s, in_order(s, x, value), axes[0], largest=largest)
     extreme = s.along(x, s.reshape(index, _with_axis(shape_of(index.type), axes[0])), axes[0])
     first = s.reshape(extreme, node.results[0].shape)
     return first, s.cast(index, node.results[1].dtype)
@@ -183,17 +196,22 @@ def _reduce_window(s: Scope, node: Node) -> Result:
         return s.full(0, node.result.shape, node.result.dtype)
     fold = "logaddexp" if is_logaddexp(node.regions[0]) else kind_of(node, value)
     neutral = _is_neutral(init, fold)
-    if not neutral and (fold not in _IDEMPOTENT or value.unsigned):
+    sides = itertools.chain(*padding_of(node, value.rank))
+    padded = any(not isinstance(size, int) or size > 0 for size in sides)  # a negative one cuts
+    if not neutral and (fold == "logaddexp" or (fold not in _IDEMPOTENT and padded)):
         raise node.unsupported(
-            "windows with another start than the fold's neutral element: "
-            "start with that, and fold the start into the result"
+            "padded windows with another start than the fold's neutral element, which the padding has, too, in "
+            "StableHLO, and not in XLA: start with the neutral element, and fold the start into the result"
         )
     running = _running(s, node, value, fold) if neutral else None
     if running is not None:
         return running
     kind, compute = kind_of(node, value), opmath(value.dtype)
-    out = _windows(s, node, s.value(value), kind, compute)
-    return s.cast(out if neutral else _with_init(s, node, out, init, kind, compute), node.result.dtype)
+    x = _ordered(s, value, kind)
+    x = s.cast(x, compute) if value.dtype == "ui8" else x  # its extremes are none of a signed byte's
+    out = _windows(s, node, x, kind, compute)
+    out = s.cast(out if neutral else _with_init(s, node, out, init, kind, compute), node.result.dtype)
+    return in_order(s, out, value) if kind in _EXTREMES else out
 
 
 _IDEMPOTENT = ("max", "min", "or", "and")
@@ -207,6 +225,8 @@ def _is_neutral(init: Value, kind: str) -> bool:
     if init.known is None or init.known.size != 1 or init.known.dtype == object:
         return False
     neutral = -math.inf if kind == "logaddexp" else build.reduction_identity(kind, init.dtype)  # type: ignore[arg-type]
+    if kind in _EXTREMES and init.unsigned:
+        neutral = 0 if kind == "max" else 255 if init.dtype == "ui8" else -1  # wider ones as signed numbers
     return number(signed(init.known).reshape(-1)[0]) == neutral
 
 
@@ -225,10 +245,11 @@ def _running(s: Scope, node: Node, value: Value, kind: str) -> V | None:
     if not plain or not others or size != value.shape[axis] or sides[axis] not in ((0, rest), (rest, 0)):
         return None
     backwards = sides[axis][1] != 0
-    x = s.cast(s.value(value), opmath(value.dtype))
+    x = s.cast(_ordered(s, value, kind), opmath(value.dtype))
     x = reversed_along(s, x, axis) if backwards else x
     out = s.insert(qc.CumsumOp(x, x.type, axis=axis, reduce=kind))
-    return s.cast(reversed_along(s, out, axis) if backwards else out, node.result.dtype)
+    out = s.cast(reversed_along(s, out, axis) if backwards else out, node.result.dtype)
+    return in_order(s, out, value) if kind in _EXTREMES else out
 
 
 def _windows(s: Scope, node: Node, x: V, kind: Reduction, compute: DType) -> V:

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from qcompiler.frontends.common.loops import combine
 from qcompiler.frontends.jax.fold import entries_of, scalar_of
 from qcompiler.frontends.jax.folds import flow_of, reduction_of
 from qcompiler.frontends.jax.graph import Node, Value
-from qcompiler.frontends.jax.pointwise import is_wide_unsigned
+from qcompiler.frontends.jax.pointwise import in_order
 from qcompiler.frontends.jax.scope import Result, Scalars, Scope, V, lowers, opmath
 from qcompiler.frontends.jax.weight_views import is_row_gather
 from qcompiler.ir import build, qc
@@ -272,16 +273,28 @@ def _scatter(s: Scope, node: Node) -> Result:
     sizes: list[Dim] = [window.get(a, 1) for a in range(operand.rank)]
     axes = [a for a in range(operand.rank) if a in starts or sizes[a] != operand.shape[a]]
     picked = Picked(axes, [sizes[a] for a in axes], [a for a in range(operand.rank) if a not in axes], starts, batch)
-    if not axes:
-        raise node.unsupported("a scatter without an index; use jnp.where, or the value itself")
+    if not axes and batch:
+        raise node.unsupported("several updates of the whole array; use the value itself")
     lead = [i for i in range(updates.rank) if i not in numbers["update_window_dims"]]
     at = dict(zip(kept, sorted(numbers["update_window_dims"]), strict=True))
-    given = s.value(updates)
+    extreme = reduce in ("max", "min")
+    given = in_order(s, s.value(updates), operand) if extreme else s.value(updates)
+    x = in_order(s, s.value(operand), operand) if extreme else s.value(operand)
     if reduce == "sub":
         given = s.pointwise([given], lambda m, e: m.neg(e), compute=opmath(updates.dtype), result=updates.dtype)
         reduce = "add"
     src = s.transpose(given, [*lead, *(at[a] for a in (*axes, *picked.rest) if a in at)])
-    return _written(s, s.value(operand), src, picked, reduce)
+    out = _written(s, x, src, picked, reduce) if axes else _whole(s, x, s.reshape(src, operand.shape), reduce)
+    return in_order(s, out, operand) if extreme else out
+
+
+def _whole(s: Scope, x: V, update: V, reduce: str) -> V:
+    """A scatter that updates each element once: x.at[...].add(y)."""
+    dtype = tensor_dtype(x.type)
+    if reduce == "none":
+        return s.cast(update, dtype)
+    kind = cast("build.Reduction", reduce)
+    return s.pointwise([x, update], lambda m, a, b: combine(m, kind, b, a), compute=opmath(dtype), result=dtype)
 
 
 def _reduce_of(node: Node) -> str:
@@ -297,8 +310,6 @@ def _reduce_of(node: Node) -> str:
             "a scatter that applies another function than set, add, subtract, multiply, max and min; read the places "
             "with x[i], compute, and write them back with x.at[i].set"
         )
-    if kind in ("max", "min") and is_wide_unsigned(node.operands[0]):
-        raise node.unsupported(f"x.at[i].{kind} of unsigned integers; convert to int32 or int64 first")
     return kind
 
 

@@ -1,5 +1,8 @@
 """The accuracy oracle of recipes that change how linears compute: the function in JAX, its products replaced.
 
+It is also the oracle of a weight in 16 bits that the function widens before it reads it, `w.astype(jnp.float32)`:
+the program decodes to that type at once, and so the leaf is given in it.
+
 The function is traced again, and its jaxpr is evaluated equation by equation.  What is a view of a weight (a slice, a
 transpose, a layer of a scan) stays known as that weight, and a `dot_general` that reads one rounds its other operand
 as the program does: to int8 codes and back, or to bf16.  This shares no code with the graph that the compiler reads.
@@ -20,7 +23,7 @@ from qcompiler.config import Activations
 from qcompiler.errors import FrontendError
 from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
 from qcompiler.frontends.jax.exported import Arithmetic, Run
-from qcompiler.frontends.jax.trees import is_array
+from qcompiler.frontends.jax.trees import is_array, struct
 
 CODE = 127.0
 
@@ -33,14 +36,17 @@ class _Traced:
     weight: int | None = None
 
 
-def in_arithmetic(run: Run, arithmetic: Mapping[int, Arithmetic]) -> Run:
-    """`run(leaves, args, kwargs)` with linears in another arithmetic, by the numbers of their leaves; jittable."""
+def in_arithmetic(run: Run, arithmetic: Mapping[int, Arithmetic], traced_types: Mapping[int, str] | None = None) -> Run:
+    """`run(leaves, args, kwargs)` with linears in another arithmetic, by the numbers of their leaves; jittable.
+
+    `traced_types` are NumPy's names of the types that the function sees of leaves that are given in wider ones.
+    """
 
     def computed(leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         def function(leaves: list[Any], given: Any) -> Any:
             return run(leaves, *given)
 
-        return Evaluation(arithmetic).call(function, list(leaves), (args, kwargs))
+        return Evaluation(arithmetic, traced_types or {}).call(function, list(leaves), (args, kwargs))
 
     return computed
 
@@ -50,6 +56,7 @@ class Evaluation:
     """Evaluates jaxprs; `arithmetic` is by the numbers of leaves, `met` collects those whose products were replaced."""
 
     arithmetic: Mapping[int, Arithmetic]
+    traced_types: Mapping[int, str] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
 
     def call(self, function: Callable[[list[Any], Any], Any], leaves: list[Any], given: Any) -> Any:
@@ -68,7 +75,8 @@ class Evaluation:
             return function(leaves, jax.tree_util.tree_unflatten(tree, whole))
 
         arrays = [flat[i] for i in places]
-        closed, shape = jax.make_jaxpr(traced, return_shape=True)(leaves, arrays)
+        seen = [struct(x.shape, self.traced_types.get(number, x.dtype)) for number, x in enumerate(leaves)]
+        closed, shape = jax.make_jaxpr(traced, return_shape=True)(seen, arrays)
         values = [_Traced(leaf, number) for number, leaf in enumerate(leaves)]
         found = self.jaxpr(closed.jaxpr, closed.consts, [*values, *map(_Traced, arrays)])
         if missing := set(self.arithmetic) - self.met:
@@ -100,6 +108,8 @@ class Evaluation:
         found = eqn.primitive.bind(*(each.value for each in operands), **eqn.primitive.get_bind_params(params))
         results = found if eqn.primitive.multiple_results else [found]
         weight = operands[0].weight if operands and name in _VIEWS else None
+        if name == "gather" and len(params["dimension_numbers"].offset_dims) < results[0].ndim:
+            weight = None  # rows of a table, one for each index: x of the products behind it
         return [_Traced(result, weight) for result in results]
 
     # --- control flow ---

@@ -6,9 +6,9 @@ A sort of several tensors orders them by the tensors that its comparison reads, 
 from __future__ import annotations
 
 from qcompiler.frontends.jax.graph import Body, Node, Value
-from qcompiler.frontends.jax.pointwise import is_wide_unsigned
+from qcompiler.frontends.jax.pointwise import in_order
 from qcompiler.frontends.jax.scope import Result, Scope, V, lowers
-from qcompiler.ir import build, qc, types
+from qcompiler.ir import qc, types
 from qcompiler.ir.types import shape_of
 
 
@@ -21,7 +21,7 @@ def _sort(s: Scope, node: Node) -> Result:
     values = [s.value(v) for v in node.operands]
     index: V | None = None
     for key in reversed(keys):
-        column = _ordered(s, node.operands[key])
+        column = in_order(s, s.value(node.operands[key]), node.operands[key])
         column = column if index is None else s.along(column, index, axis)
         order = _order(s, column, axis, descending)
         if len(keys) == len(values) == 1 and column is values[key]:
@@ -30,15 +30,6 @@ def _sort(s: Scope, node: Node) -> Result:
     assert index is not None
     found = tuple(s.along(value, index, axis) for value in values)
     return found[0] if len(found) == 1 else found
-
-
-def _ordered(s: Scope, value: Value) -> V:
-    """The key; an unsigned one with its sign bit flipped, which orders signed integers as unsigned ones."""
-    x, dtype = s.value(value), value.dtype
-    if not is_wide_unsigned(value):
-        return x
-    lowest = build.reduction_identity("max", dtype)
-    return s.pointwise([x], lambda m, e: m.bitwise("xor", e, m.const(lowest)), compute=dtype, result=dtype)
 
 
 def _order(s: Scope, x: V, axis: int, descending: bool) -> tuple[V, V]:
@@ -92,10 +83,10 @@ def _top_k(s: Scope, node: Node) -> Result:
     0.0 and -0.0 are a tie here; XLA's total order puts 0.0 before -0.0.
     """
     value, k = node.operands[0], int(node.attrs["composite_attributes"]["k"])
-    x, axis = s.value(value), value.rank - 1
-    if is_wide_unsigned(value) or k == 0:
-        raise node.unsupported("the k largest of unsigned integers, or k = 0")
+    x, axis = in_order(s, s.value(value), value), value.rank - 1
+    if k == 0:
+        raise node.unsupported("the k largest for k = 0")
     out = (*value.shape[:-1], k)
     op = qc.TopkOp(x, [types.tensor(out, value.dtype), types.tensor(out, "i64")], k=k, axis=axis)
     made = s.builder.insert(op)
-    return made.results[0], s.cast(made.results[1], node.results[1].dtype)
+    return in_order(s, made.results[0], value), s.cast(made.results[1], node.results[1].dtype)

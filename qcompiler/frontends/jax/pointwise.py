@@ -128,6 +128,18 @@ def is_wide_unsigned(value: Value) -> bool:
     return value.unsigned and value.dtype != "ui8"
 
 
+def in_order(s: Scope, x: V, value: Value) -> V:
+    """x, for which signed order is the order of the elements of `value`: the sign bit of unsigned ones is flipped.
+
+    A second call gives x back.
+    """
+    dtype = tensor_dtype(x.type)
+    if not is_wide_unsigned(value):
+        return x
+    lowest = -(1 << (BITS[value.dtype] - 1))
+    return s.pointwise([x], lambda m, e: m.bitwise("xor", e, m.const(lowest)), compute=dtype, result=dtype)
+
+
 def widened(m: Scalars, element: V, dtype: DType) -> V:
     """The i64 value of an unsigned element of fewer bits, held as a signed one."""
     wide = Scalars(m.builder, "i64")
@@ -322,13 +334,12 @@ def _branch(s: Scope, node: Node) -> Result:
 @lowers("stablehlo.clamp")
 def _clamp(s: Scope, node: Node) -> Result:
     low, x, high = node.operands
-    if is_wide_unsigned(x):
-        raise node.unsupported("a clamp of unsigned integers; use jnp.maximum and jnp.minimum")
-    inputs = [s.operand(v) for v in (x, low, high)]
-    return s.pointwise(
+    inputs = [in_order(s, s.value(v), v) if is_wide_unsigned(v) else s.operand(v) for v in (x, low, high)]
+    out = s.pointwise(
         inputs, lambda m, v, a, b: m.minimum(m.maximum(v, a), b), compute=opmath(x.dtype), result=x.dtype,
         shape=x.shape,
     )  # fmt: skip
+    return in_order(s, out, x)
 
 
 # --- conversions -----------------------------------------------------------------------------------------------------
@@ -362,4 +373,4 @@ def _float_to_unsigned(s: Scope, x: V, result: Value) -> V:
     return s.pointwise([x], body, compute=opmath(tensor_dtype(x.type)), result=result.dtype)
 
 
-__all__ = ["BITS", "FLOATS", "comparison", "is_wide_unsigned", "widened"]
+__all__ = ["BITS", "FLOATS", "comparison", "in_order", "is_wide_unsigned", "widened"]

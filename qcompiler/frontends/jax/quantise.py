@@ -85,25 +85,27 @@ class Quantized:
         accuracy oracle."""
         if not self.valued:
             raise WeightsError(NO_VALUES)
-        leaves = [self.exported.leaf_of(array) for array in self._decoded()]
-        run = self._computed()
+        wide = self._widened()
+        leaves = [self.exported.leaf_of(array) for array in self._decoded(wide)]
+        run = self._computed(wide)
 
         def oracle(*args: Any, **kwargs: Any) -> Any:
             return run(leaves, args, kwargs)
 
         return oracle
 
-    def _computed(self) -> Run:
+    def _computed(self, wide: Sequence[Value]) -> Run:
         """The function in the arithmetic of the recipe. FrontendError if there is no such oracle."""
-        arithmetic = self._arithmetic()
-        if not arithmetic:
-            return self.exported.run
-        if self.exported.in_arithmetic is None:
+        arithmetic, make = self._arithmetic(), self.exported.in_arithmetic
+        if make is None and arithmetic:
             raise FrontendError(
                 "the oracle of StableHLO and linalg computes in the arithmetic of the text, and this recipe's linears "
                 "in another one (`activations`, `compute`): leave it out to compare, or read the torch dialect"
             )
-        return self.exported.in_arithmetic(arithmetic)
+        if make is None or not (arithmetic or wide):
+            return self.exported.run
+        number = {leaf: i for i, leaf in enumerate(self.exported.graph.leaves)}
+        return make(arithmetic, {number[leaf]: _DTYPES[leaf.type] for leaf in wide})
 
     def _arithmetic(self) -> dict[int, Arithmetic]:
         """The arithmetic of each leaf that linears read, by its number, where it is not the function's own.
@@ -125,10 +127,20 @@ class Quantized:
         plain = Arithmetic(None, bf16=False)
         return {leaf: made for leaf, made in found.items() if made != plain}
 
-    def _decoded(self) -> list[Array]:
-        """The arrays of the first argument, each matrix replaced by what its codes decode to."""
+    def _widened(self) -> list[Value]:
+        """Leaves of 16 bits that the function widens to fp32 wherever it reads them: the program decodes to fp32."""
+        types: dict[Value, set[str]] = {}
+        for matrix in self.uses.matrices.values():
+            types.setdefault(matrix.leaf, set()).add(matrix.dtype)
+        return [leaf for leaf, found in types.items() if leaf.type in ("bf16", "f16") and found == {"f32"}]
+
+    def _decoded(self, wide: Sequence[Value]) -> list[Array]:
+        """The arrays of the first argument, each matrix replaced by what its codes decode to.
+
+        Those of `wide` are in fp32.
+        """
         arrays = {
-            value: np.array(self.exported.values(leaf, value.name))
+            value: np.array(self.exported.values(leaf, value.name), np.float32 if value in wide else None)
             for value, leaf in zip(self.exported.graph.leaves, self.exported.leaves, strict=True)
         }
         for matrix in self.uses.matrices.values():
@@ -147,6 +159,10 @@ class Quantized:
             for node, use in self.uses.uses.items()
         ]
         return "\n".join([*rows, "", self.ledger.table()]) + "\n"
+
+
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+"""NumPy's and JAX's names."""
 
 
 @dataclass
@@ -301,7 +317,7 @@ class _Quantiser:
         return uses.elsewhere.get(leaf, "not the weight of a linear, a convolution or an embedding")
 
     def _row(self, weight: _Weight) -> None:
-        dtype = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}.get(weight.dtype, weight.dtype)
+        dtype = _DTYPES.get(weight.dtype, weight.dtype)
         before = int(np.prod(weight.shape)) * NUMPY_DTYPES[weight.leaf.dtype].itemsize
         unused = weight.why == "not used by the function"
         after = 0 if unused else weight.nbytes

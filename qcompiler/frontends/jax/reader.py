@@ -189,6 +189,14 @@ def calls_back(name: str, where: str) -> UnsupportedOperatorError:
     )
 
 
+def custom_call(target: str, where: str) -> UnsupportedOperatorError:
+    """The error for a call into a library; `where` is its place, in brackets."""
+    return UnsupportedOperatorError(
+        f"the custom call '{target}' has no lowering{where}: it runs a library of jaxlib's or one of your own. Compute "
+        "this part outside of the compiled function and pass the result in"
+    )
+
+
 def _custom_call(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:
     target = op.attributes["call_target_name"].value
     if target == "stablehlo.dynamic_reduce_window" and len(operands) == 7:
@@ -199,10 +207,7 @@ def _custom_call(reader: Reader, op: Any, operands: list[Value], values: Values)
         return operands
     if "callback" in target:
         raise calls_back(target, reader.where(op))
-    raise UnsupportedOperatorError(
-        f"the custom call '{target}' has no lowering{reader.where(op)}: it runs a library of jaxlib's. Compute this "
-        "part outside of the compiled function and pass the result in"
-    )
+    raise custom_call(target, reader.where(op))
 
 
 def _dynamic_windows(reader: Reader, op: Any, operands: list[Value], values: Values) -> list[Value]:

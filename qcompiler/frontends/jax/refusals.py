@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,9 +17,10 @@ from qcompiler.errors import (
     ExportError,
     NarrowedDimError,
     QCompilerError,
+    UnsupportedOperatorError,
 )
 from qcompiler.frontends.jax.graph import user_line
-from qcompiler.frontends.jax.reader import calls_back
+from qcompiler.frontends.jax.reader import calls_back, custom_call
 
 _JAX = str(Path(jax.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -54,6 +56,10 @@ _REASONS: list[tuple[type[BaseException], type[QCompilerError], str]] = [
 ]  # fmt: skip
 
 
+_UNSTABLE = re.compile(r"no compatibility guarantees.*?stablehlo\.custom_call @\"?([^\s\"(]+)", re.DOTALL)
+"""jax.export's own error for a custom call that it does not know: the text has the op with its location."""
+
+
 def refused(error: Exception, function: Any) -> QCompilerError:
     """The error to raise for one that came out of the trace of `function`."""
     if isinstance(error, QCompilerError):
@@ -64,6 +70,14 @@ def refused(error: Exception, function: Any) -> QCompilerError:
         if isinstance(error, kind):
             return made(f"the function '{name}' cannot be jitted{where}: {why}")
     first = str(error).strip().partition("\n")[0]
+    if target := _UNSTABLE.search(str(error)):
+        source = user_line(str(error))[1]
+        return custom_call(target[1], f" ({source})" if source else "")
+    if "host_callbacks" in str(error):  # what keeps the program of qc.jax_callable alive
+        return UnsupportedOperatorError(
+            f"the function '{name}' calls a compiled program, which StableHLO does not hold: compile the function that "
+            "the program was made from"
+        )
     if "symbolic dimension" in str(error) or "InconclusiveDimension" in type(error).__name__:
         return NarrowedDimError(
             f"the function '{name}' needs to know a symbolic size{where}: {first}. Give the size as a number, add a "
@@ -89,14 +103,20 @@ def check_results(named: Iterable[tuple[str, Any]], function: Any) -> None:
 
 
 def check_effects(jaxpr: Any) -> None:
-    """UnsupportedOperatorError for a call into Python, and for a check that is left, with the line."""
+    """UnsupportedOperatorError for a call into Python and for a kernel of Pallas, ExportError for a check that is left,
+    with the line."""
     for eqn in _equations(jaxpr):
         name = eqn.primitive.name
         if "callback" in name or name == "debug_print":
-            raise calls_back(name, _place(eqn))
+            raise calls_back(name, place(eqn))
+        if name == "pallas_call" and not eqn.params.get("interpret"):
+            raise UnsupportedOperatorError(
+                f"the function has a kernel of Pallas{place(eqn)}, which XLA compiles for its own devices: write it "
+                "with jax.numpy, or pass interpret=True to pallas_call, which makes it operators of StableHLO"
+            )
         if name == "check":
             raise ExportError(
-                f"the function has a checkify.check{_place(eqn)}: wrap it in checkify.checkify, or take the check out"
+                f"the function has a checkify.check{place(eqn)}: wrap it in checkify.checkify, or take the check out"
             )
 
 
@@ -110,7 +130,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
                     yield from _equations(inner)
 
 
-def _place(eqn: Any) -> str:
+def place(eqn: Any) -> str:
+    """` (/path/model.py:12: y = …)` of an equation, empty where no line of the user's made it."""
     frames = getattr(eqn.source_info.traceback, "frames", ())
     source = user_line(" ".join(f'"{frame.file_name}":{frame.line_num}' for frame in frames))[1]
     return f" ({source})" if source else ""

@@ -32,9 +32,14 @@ def is_key(leaf: Any) -> bool:
 def leaf_paths(tree: object) -> list[tuple[tuple[Any, ...], Any]]:
     """The leaves with their paths. The value of a variable of Flax NNX has the path of the variable."""
     found, _ = flattened(tree)
-    variables = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]
-    inner = {path for path, leaf in variables if _is_variable(leaf)}
+    inner = variable_paths(tree)
     return [(path[:-1] if path[:-1] in inner else path, leaf) for path, leaf in found]
+
+
+def variable_paths(tree: object) -> set[tuple[Any, ...]]:
+    """The paths of variables of Flax NNX; their values are one key further."""
+    nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]
+    return {path for path, leaf in nodes if _is_variable(leaf)}
 
 
 def flattened(tree: object) -> tuple[list[tuple[Any, Any]], Any]:

@@ -169,6 +169,10 @@ class _Loops:
         order.insert(axis, len(rest))
         return self.r.transpose(rows, order, self.op)
 
+    def counts(self, place: int, loop: int) -> bool:
+        """Whether a place is the loop's index. That of a single iteration may be written as the constant 0."""
+        return self._dim_at(place) == loop or (self.shape[loop] == 1 and self._known_at(place) == 0)
+
     def _dim_at(self, place: int) -> int | None:
         """The loop whose index a place is: also select(n == 1, 0, index) for a loop of n iterations."""
         op = self.body.op_at(place)
@@ -570,7 +574,7 @@ def _argmax_axis(
     if len(yields) != 2 or mine != 2 or len(axes) != 1 or op is None or op.op != "arith.select":
         return None
     compared = body.op_at(op.operands[0])
-    if compared is None or op.operands[2] != mine or loops._dim_at(op.operands[1]) != axes[0]:
+    if compared is None or op.operands[2] != mine or not loops.counts(op.operands[1], axes[0]):
         return None
     strict = {"ogt": True, "sgt": True, "olt": False, "slt": False}
     if compared.operands != (0, 1) or compared.number not in strict or body.element(0) == "i1":
