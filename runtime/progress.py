@@ -59,7 +59,8 @@ def is_quiet() -> bool:
 class Step:
     """A stage of a compile at its beginning: number `number` of `of`, `seconds` after the compile began.
 
-    `left` is the estimated number of seconds until the stage ends, where there is an estimate.
+    `left` is the estimated number of seconds until the stage ends, where there is an estimate, and `rate` is what the
+    estimate rests on, in words.
     """
 
     stage: str
@@ -67,10 +68,12 @@ class Step:
     of: int
     seconds: float
     left: float | None = None
+    rate: str = ""
 
     def __str__(self) -> str:
         place = f"stage {self.number} of {self.of}, " if self.of > 1 else ""
-        left = f", about {human_seconds(self.left)} left" if self.left is not None else ""
+        rate = f" at {self.rate}" if self.rate else ""
+        left = f", about {human_seconds(self.left)} left{rate}" if self.left is not None else ""
         return f"{self.stage} ({place}{self.seconds:.0f} s{left})"
 
 
@@ -86,14 +89,15 @@ def stage(name: str) -> None:
 
 
 @contextmanager
-def expecting(what: str, seconds: float | None) -> Iterator[None]:
+def expecting(what: str, seconds: float | None, rate: str = "") -> Iterator[None]:
     """While it is entered, the current stage shows the time left: it is expected to take so many seconds more.
 
-    Without a current stage, `what` is one of its own.  None for work that cannot be estimated.
+    `rate` is what that rests on, such as "40 kB/s".  Without a current stage, `what` is one of its own.  None for
+    work that cannot be estimated.
     """
     current = _CURRENT.get()
     if current is not None:
-        current.expect(seconds)
+        current.expect(seconds, rate)
         try:
             yield
         finally:
@@ -101,7 +105,7 @@ def expecting(what: str, seconds: float | None) -> Iterator[None]:
         return
     with Stages(1) as alone:
         alone.begin(what)
-        alone.expect(seconds)
+        alone.expect(seconds, rate)
         yield
 
 
@@ -115,6 +119,7 @@ class Stages:
         self._done = threading.Event()
         self._bar: TaskID | None = None
         self._until: float | None = None
+        self._rate = ""
 
     def __enter__(self) -> Stages:
         self._speaker = threading.Thread(target=self._speak, name="qcompiler-progress", daemon=True)
@@ -143,16 +148,17 @@ class Stages:
         if self._progress is not None:
             self._progress(self.step)
 
-    def expect(self, seconds: float | None) -> None:
-        """The present stage is expected to take so many seconds more; None if that is not known."""
+    def expect(self, seconds: float | None, rate: str = "") -> None:
+        """The present stage is expected to take so many seconds more, by a rate; None if that is not known."""
         self._until = None if seconds is None else time.monotonic() + seconds
+        self._rate = rate
 
     @property
     def step(self) -> Step:
         now, until = time.monotonic(), self._until
         # What takes longer than expected has no time left that could be told.
         left = until - now if until is not None and until > now else None
-        return Step(self._name, self._number, self._total, now - self._began, left)
+        return Step(self._name, self._number, self._total, now - self._began, left, self._rate)
 
     def _speak(self) -> None:
         """Waits for two seconds, then speaks until the work is done."""
@@ -243,7 +249,7 @@ class Progress:
 
 
 class Counted(Progress):
-    """Counts things of equal work, such as tokens; text tells how many are done, and the time left."""
+    """Counts things of equal work, such as tokens; text tells how many are done, the rate, and the time left."""
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         super().__init__(what, total)
@@ -251,7 +257,9 @@ class Counted(Progress):
 
     @property
     def _far(self) -> str:
-        return f"{self._done} of {self._total} {self._unit}{self._left}"
+        taken = time.monotonic() - self._began
+        rate = f", {self._done / taken:.3g}/s" if self._done and taken > 0 else ""
+        return f"{self._done} of {self._total} {self._unit}{rate}{self._left}"
 
 
 class Runs(Counted):

@@ -96,7 +96,7 @@ def test_runs_of_unequal_work_tell_the_time_that_is_left(monkeypatch: pytest.Mon
     runs.step(10)
     assert runs._far == "2 of 3 runs, 30 s left", "40 of 100 in 20 s"
     tokens.reach(10)
-    assert tokens._far == "10 of 4000 tokens, 2 h 13 min left"
+    assert tokens._far == "10 of 4000 tokens, 0.5/s, 2 h 13 min left"
 
 
 def test_short_and_quiet_work_says_nothing(screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_compiler_has_the_time_left_that_its_last_rate_gives(tmp_path: Path, m
         with compiling("compile 2 kernels", "x" * 3000, tmp_path / "native", ("g++ 12", "-O3")):
             now[0] += 8
             assert stages.step.left == pytest.approx(22)
-            assert str(stages.step) == "compile-kernels (stage 1 of 32, 18 s, about 22 s left)"
+            assert str(stages.step) == "compile-kernels (stage 1 of 32, 18 s, about 22 s left at 100 B/s)"
             now[0] += 23
             assert stages.step.left is None  # longer than expected: no number would be true
         assert stages.step.left is None
