@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qcompiler.errors import ArgumentStructureError, CorruptFileError
+from qcompiler.units import counted
 
 Node = Mapping[str, Any]
 Flatten = Callable[[Any, list[Any]], None]
@@ -171,12 +172,12 @@ class _Arguments:
         if name is None:
             return self._wrong_count(got)
         return (
-            f"the argument '{name}' is missing (the program takes {len(self.steps)} arguments, by keyword "
+            f"the argument '{name}' is missing (the program takes {counted(len(self.steps), 'argument')}, by keyword "
             f"{_names(self.by_name)})"
         )
 
     def _wrong_count(self, got: int) -> str:
-        return f"the program takes {len(self.positions)} positional arguments, the call has {got}"
+        return f"the program takes {counted(len(self.positions), 'positional argument')}, the call has {got}"
 
     def _unexpected(self, kwargs: Mapping[str, Any]) -> str:
         extra = sorted(set(kwargs) - set(self.by_name))
@@ -238,9 +239,11 @@ def _sequence_flattener(node: Node, where: str) -> Flatten:
 
     def sequence(value: Any, found: list[Any]) -> None:
         if not isinstance(value, tuple | list):
-            raise ArgumentStructureError(f"'{where}' must be a {kind} of {len(steps)} items, not {_short(value)}")
+            raise ArgumentStructureError(
+                f"'{where}' must be a {kind} of {counted(len(steps), 'item')}, not {_short(value)}"
+            )
         if len(value) != len(steps):
-            raise ArgumentStructureError(f"'{where}' must have {len(steps)} items, not {len(value)}")
+            raise ArgumentStructureError(f"'{where}' must have {counted(len(steps), 'item')}, not {len(value)}")
         for step, item in zip(steps, value, strict=True):
             step(item, found)
 
