@@ -347,13 +347,15 @@ def _run(options: argparse.Namespace) -> None:
 
     from qcompiler.input_files import by_structure, read_inputs
     from qcompiler.runtime.files import replacing
+    from qcompiler.runtime.tree import result_names
 
     check_writable(options.output)
     args, kwargs = read_inputs(options.inputs)
     run = _load(options)
     given, named = by_structure(run.plan, run.signature, args, kwargs)
     result = run(*given, **named)
-    leaves = dict(_leaves(result, "result"))
+    tensors = run.flatten_outputs(result)
+    leaves = {name: tensors[number] for name, number in result_names(run.signature.outputs)}
     if options.output is not None:
         with replacing(options.output) as file:  # given a name, numpy would append .npz to it
             np.savez(file, **leaves)
@@ -362,14 +364,6 @@ def _run(options: argparse.Namespace) -> None:
         values = np.asarray(value, dtype=np.float64)
         spread = f"mean {values.mean():.6g}, std {values.std():.6g}" if values.size else "empty"
         print(f"{name}: {value.dtype} {list(value.shape)}, {spread}")
-
-
-def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [leaf for key, item in value.items() for leaf in _leaves(item, str(key))]
-    if isinstance(value, list | tuple):
-        return [leaf for index, item in enumerate(value) for leaf in _leaves(item, f"{name}.{index}")]
-    return [] if value is None else [(name, value)]
 
 
 def _bench(options: argparse.Namespace) -> None:

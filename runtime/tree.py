@@ -188,6 +188,37 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
 
 
+def result_names(outputs: Node) -> list[tuple[str, int]]:
+    """A name for each tensor of the results, with its number in the plan.
+
+    `result`; `result.0` of a tuple, `hidden` of a dict or a class, `cache.0` of what lies deeper.  A tensor that is
+    returned twice has two names, and no two names are equal, although keys may have points in them.
+    """
+    named: dict[str, int] = {}
+    for plain, number in _named_leaves(outputs, ""):
+        name = plain
+        while name in named:
+            name += "_"
+        named[name] = number
+    return list(named.items())
+
+
+def names_in_order(outputs: Node, count: int) -> list[str]:
+    """The first name of each of `count` results, in the plan's order."""
+    named = {number: name for name, number in reversed(result_names(outputs))}
+    return [named[number] for number in range(count)]
+
+
+def _named_leaves(node: Node, name: str) -> Iterator[tuple[str, int]]:
+    if node["kind"] == "leaf":
+        yield name or "result", node["index"]
+    items = node.get("items", [])
+    keys = node.get("keys", range(len(items)))
+    prefix = f"{name}." if name else "" if "keys" in node else "result."
+    for key, item in zip(keys, items, strict=True):
+        yield from _named_leaves(item, f"{prefix}{key}")
+
+
 def output_flattener(outputs: Node, count: int) -> Callable[[Any], list[Any]]:
     """A function from a tree of `out=` arrays to a list in the plan's order."""
     step = _flattener(outputs, "out")

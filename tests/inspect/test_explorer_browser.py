@@ -34,7 +34,8 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.fail(f"the explorer's tests need {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("explorer") / "web"
     shutil.copytree(WEB, folder, ignore=shutil.ignore_patterns("node_modules"))
-    shutil.copy(HERE / "explorer_browser.mjs", folder)
+    for script in (HERE / "explorer_browser.mjs", HERE.parents[1] / "benchmarks" / "explorer_page.mjs"):
+        shutil.copy(script, folder)
     node(folder, "npm", "ci", "--no-audit", "--no-fund")
     return folder
 
