@@ -151,7 +151,8 @@ def _served(low: int, high: int, covered: int, last: int | None) -> str:
     """Why a candidate that could run has no M left: `covered` is the largest M that has a kernel."""
     if last is not None and last < low:
         return f"it serves M <= {last}, M is at least {low}"
-    return f"M in [{low}, {min(covered, high)}] is already served"
+    top = min(covered, high)
+    return f"M = {low} is already served" if top == low else f"M in [{low}, {top}] is already served"
 
 
 def choose_linear(query: LinearQuery) -> KernelChoice:

@@ -56,6 +56,9 @@ await look("stages");
 await searchFor(page, "op:qc.linear");
 await look("search");
 seen.found = await text("[data-testid=total]");
+await searchFor(page, "op:qc.linear path:0.up");
+seen.both = await text("[data-testid=total]");
+await searchFor(page, "op:qc.linear");
 await page.locator("section", { hasText: "fuse-epilogues" }).first().locator(".line").first().click();
 await page.waitForSelector(".row.selected");
 seen.selected = await text(".row.selected .text");
@@ -70,6 +73,8 @@ await page.keyboard.press("Escape");
 seen.closed = (await page.locator(".panel").count()) === 0;
 await page.keyboard.press("d");
 await page.waitForSelector(".column:nth-child(2) .row");
+await page.waitForTimeout(200);
+seen.inSight = await page.locator(".column:nth-child(2) .row.cursor .text").innerText();
 seen.changes = await text(".changes");
 for (let i = 0; i < 80 && !(await page.evaluate(() => document.activeElement?.matches(".column:nth-child(2) .code"))); i += 1)
   await page.keyboard.press("Tab");

@@ -1,6 +1,6 @@
 // The memory plan as lifetimes over offsets, and the timeline of the streams of each device.
 
-import { useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { colourOf } from "./colours";
 import { EntryChoice } from "./graph";
 import { type Arena, bytesText, type Entry, originText, sizesText, type Step, timeText } from "./model";
@@ -51,8 +51,8 @@ function Lifetimes(props: { arena: Arena; entry: Entry | undefined }) {
           })}
         </svg>
         <span class="axis">step 0</span><span class="axis end">step {steps - 1} of {arena.entry}</span>
-        <Legend names={kindsOf(arena.buffers.filter((buffer) => buffer.first >= 0).map((buffer) => writer(buffer.name)?.template || "other"))} />
       </div>
+      <Legend names={kindsOf(arena.buffers.filter((buffer) => buffer.first >= 0).map((buffer) => writer(buffer.name)?.template || "other"))} />
     </section>
   );
 }
@@ -87,7 +87,16 @@ function Lanes(props: { device: string; entry: Entry; works: Step[]; scale: numb
   const { entry, works, scale } = props;
   const app = useApp();
   const streams = Object.keys(entry.streams).filter((stream) => entry.streams[stream] === props.device);
-  const width = 1180 * scale;
+  const [room, setRoom] = useState(1100);
+  const box = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const element = box.current;
+    if (element === null) return undefined;
+    const observer = new ResizeObserver(() => setRoom(Math.max(200, element.clientWidth)));
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
+  const width = room * scale;
   const x = (us: number) => (us / Math.max(entry.span, 1e-9)) * width;
   const row = new Map(streams.map((stream, i) => [stream, i]));
   const at = new Map(works.map((step) => [step.number, step]));
@@ -96,8 +105,8 @@ function Lanes(props: { device: string; entry: Entry; works: Step[]; scale: numb
       <h2>{props.device}</h2>
       <div class="lanes">
         <div class="names">{streams.map((stream) => <span key={stream} style={{ height: `${LANE}px` }}>{stream}</span>)}</div>
-        <div class="scroll plain" tabIndex={0} role="region" aria-label={`timeline of ${props.device}`}>
-          <svg width={width} height={LANE * streams.length + 16}>
+        <div class="scroll plain" tabIndex={0} role="region" ref={box} aria-label={`timeline of ${props.device}`}>
+          <svg class="times" width={width} height={LANE * streams.length + 16}>
             {[0, 0.25, 0.5, 0.75, 1].map((share) => <text key={share} class="small" x={share * width} text-anchor={share === 0 ? "start" : share === 1 ? "end" : "middle"} y={LANE * streams.length + 12}>{timeText(entry.span * share)}</text>)}
             {works.filter((step) => row.has(step.stream)).map((step) => {
               const [left, right] = [x(step.begin!), x(step.end!)];
