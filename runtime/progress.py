@@ -71,10 +71,15 @@ class Step:
     rate: str = ""
 
     def __str__(self) -> str:
+        return f"{self.stage} ({self.where})"
+
+    @property
+    def where(self) -> str:
+        """`stage 3 of 31, 12 s, about 5 s left at 40 kB/s`."""
         place = f"stage {self.number} of {self.of}, " if self.of > 1 else ""
         rate = f" at {self.rate}" if self.rate else ""
         left = f", about {human_seconds(self.left)} left{rate}" if self.left is not None else ""
-        return f"{self.stage} ({place}{self.seconds:.0f} s{left})"
+        return f"{place}{self.seconds:.0f} s{left}"
 
 
 OnStep = Callable[[Step], None]
@@ -144,7 +149,7 @@ class Stages:
         """The next stage begins."""
         self._name, self._number, self._until = name, self._number + 1, None
         if self._bar is not None:
-            BARS.update(self._bar, self._number - 1, str(self.step), name)
+            BARS.update(self._bar, self._number - 1, self.step.where, name)
         if self._progress is not None:
             self._progress(self.step)
 
@@ -170,9 +175,9 @@ class Stages:
                 note(str(self.step))
             return
         self._bar = BARS.add(self._name, self._total)
-        BARS.update(self._bar, self._number - 1, str(self.step), self._name)
+        BARS.update(self._bar, self._number - 1, self.step.where, self._name)
         while not self._done.wait(1.0):
-            BARS.update(self._bar, self._number - 1, str(self.step), self._name)
+            BARS.update(self._bar, self._number - 1, self.step.where, self._name)
         BARS.remove(self._bar)
 
 
@@ -314,10 +319,10 @@ class _Bars:
 
 def _display() -> Bars:
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"))
     return Bars(*columns, console=Console(stderr=True), transient=True)
 
 
