@@ -229,10 +229,11 @@ class Progress:
 
     @property
     def _left(self) -> str:
-        """The time that the rest takes at the mean rate up to now."""
-        taken = time.monotonic() - self._began
-        left = taken * (self._total - self._done) / self._done if self._done else 0.0
-        return f", {human_seconds(left)} left" if self._done else ""
+        """The time that the rest takes at the mean rate up to now; nothing before the first and behind the last."""
+        if not 0 < self._done < self._total:
+            return ""
+        left = (time.monotonic() - self._began) * (self._total - self._done) / self._done
+        return f", {human_seconds(left)} left"
 
     def _reached(self, done: int) -> None:
         self._done = done
