@@ -19,7 +19,8 @@ export async function browser({ width, height, colorScheme = "light" }) {
 
 /** Types a query into the page's search, and waits until all stages were searched. */
 export async function searchFor(page, query) {
-  await page.keyboard.press("/");
+  await page.keyboard.press("Escape"); // in the field, "/" is a character
+  await page.keyboard.press("/"); // selects the last query
   await page.keyboard.type(query);
   await page.waitForFunction(() => {
     const total = document.querySelector("[data-testid=total]")?.textContent ?? "reading";

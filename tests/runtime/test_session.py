@@ -168,7 +168,7 @@ def test_wrong_argument_is_named(run: LoadedProgram, argument: Any, error: type[
 
 
 def test_wrong_structure_is_named(small: Any, run: LoadedProgram) -> None:
-    with pytest.raises(ArgumentStructureError, match="takes 1 positional arguments, the call has 2"):
+    with pytest.raises(ArgumentStructureError, match="takes 1 positional argument, the call has 2"):
         run(small.x(2), small.x(2))
     with pytest.raises(ArgumentStructureError, match="unexpected keyword arguments: 'mask'"):
         run(small.x(2), mask=None)

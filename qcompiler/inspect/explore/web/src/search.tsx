@@ -47,11 +47,12 @@ export function Search() {
   const app = useApp();
   const { model, state } = app;
   const [found, setFound] = useState<Found[]>([]);
-  const [at, setAt] = useState(0);
+  const [read, setRead] = useState({ query: "", stages: 0 });
   useEffect(() => {
     let live = true;
     const run = async () => {
       setFound([]);
+      setRead({ query: state.query, stages: 0 });
       const matches = matcher(state.query);
       const all: Found[] = [];
       for (const [position, stage] of model.stages.entries()) {
@@ -64,7 +65,7 @@ export function Search() {
           if (one.lines.length < PER_STAGE) one.lines.push({ line: number, text: line.text.trim() });
         });
         if (one.total > 0) all.push(one);
-        setAt(position + 1);
+        setRead({ query: state.query, stages: position + 1 });
         setFound([...all]);
         await pause();
       }
@@ -76,6 +77,7 @@ export function Search() {
   if (query === "") return <div class="page"><p>Type in the field above (key <kbd>/</kbd>). Words are found in every stage; <code>op:linear</code>, <code>path:layers.3</code> and <code>shape:16x512</code> look at ops, module paths and shapes. Several together ask for lines that have all of them.</p></div>;
   const kernels = model.kernels.filter((each) => each.name.toLowerCase().includes(query));
   const rows = model.ledger.filter((row) => row.parameters.some((each) => each.toLowerCase().includes(query)));
+  const at = read.query === state.query ? read.stages : 0;
   const total = found.reduce((sum, each) => sum + each.total, 0);
   return (
     <div class="page" aria-live="polite">
