@@ -91,9 +91,5 @@ def _report(entries: list[FuncOp], context: QCContext) -> None:
             ops = [op for op in function.body.block.ops if op.attributes.get(DEVICE) == StringAttr(device)]
             what = f"{function.sym_name.data}: {counted(len(ops), 'op')} on {device}"
             arriving = sum(op.target.data == device for op in crossing)
-            context.report.add(
-                AssignDevicesPass.name,
-                "",
-                what,
-                f"{counted(arriving, 'value is', 'values are')} copied there in each call",
-            )
+            why = f"{counted(arriving, 'value is', 'values are')} copied there in each call"
+            context.report.add(AssignDevicesPass.name, "", what, why)

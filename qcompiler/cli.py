@@ -238,12 +238,9 @@ def _add_convert(commands: Any) -> None:
 def _add_loading(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default=None, help="cpu, cuda:0 or sim:0; default: what the program was made for")
     command.add_argument(
-        "--num-threads",
-        type=_count,
-        default=None,
-        metavar="N",
+        "--num-threads", type=_count, default=None, metavar="N",
         help="threads on the CPU; default: QC_NUM_THREADS, else the processors that this process may use",
-    )
+    )  # fmt: skip
     command.add_argument(
         "--trust-native",
         default=None,

@@ -313,9 +313,8 @@ def _weight_line(group: dict[str, Any]) -> str:
 
 
 def _kernel_lines(templates: dict[str, dict[str, int]]) -> list[str]:
-    return [f"{t['kernels']} {name}, launched by {counted(t['steps'], 'step')}" for name, t in templates.items()] or [
-        "none"
-    ]
+    lines = [f"{t['kernels']} {name}, launched by {counted(t['steps'], 'step')}" for name, t in templates.items()]
+    return lines or ["none"]
 
 
 def kernels_text(kernels: Sequence[Mapping[str, Any]]) -> str:

@@ -117,11 +117,10 @@ def sharing_text(plan: Plan) -> str:
     launches = sum(isinstance(step, Launch | Select) for entry in entries for step in entry.steps)
     shared = [count for count in uses.values() if count > 1]
     text = f"{counted(launches, 'launch', 'launches')} of {counted(len(plan.kernels), 'kernel')}"
-    return (
-        text
-        if not shared
-        else f"{text}, of which {len(shared)} {'serves' if len(shared) == 1 else 'serve'} {sum(shared)} places"
-    )
+    if not shared:
+        return text
+    serve = "serves" if len(shared) == 1 else "serve"
+    return f"{text}, of which {len(shared)} {serve} {sum(shared)} places"
 
 
 def idioms_text(choices: Iterable[Choice]) -> str:
@@ -167,9 +166,8 @@ def _steps(steps: Sequence[object]) -> dict[str, int]:
 def steps_text(counts: Mapping[str, int]) -> str:
     """Numbers of steps by their kind in words, `1 copy, 12 launches`."""
     plurals = {"launch": "launches", "copy": "copies"}
-    return (
-        ", ".join(counted(count, kind, plurals.get(kind, "")) for kind, count in sorted(counts.items())) or "no steps"
-    )
+    texts = [counted(count, kind, plurals.get(kind, "")) for kind, count in sorted(counts.items())]
+    return ", ".join(texts) or "no steps"
 
 
 def step_kind(step: object) -> str:

@@ -105,19 +105,13 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tokens", type=int, help="how many to generate at most")
-    for name, kind, text in (
-        (
-            "temperature",
-            float,
-            "draw tokens; below 1 likely ones more often, above 1 less (default: the likeliest token)",
-        ),
-        ("top-k", int, "draw only from the K likeliest tokens"),
-        ("top-p", float, "draw only from the fewest tokens that have this probability together"),
-        ("min-p", float, "draw only from tokens with this share of the likeliest one's probability, or more"),
+    for name, kind, place, text in (
+        ("--temperature", float, "T", "draw tokens; above 1 unlikely ones more often (default: take the likeliest)"),
+        ("--top-k", int, "K", "draw only from the K likeliest tokens"),
+        ("--top-p", float, "P", "draw only from the fewest tokens that have this probability together"),
+        ("--min-p", float, "P", "draw only from tokens with this share of the likeliest one's probability, or more"),
     ):
-        command.add_argument(
-            f"--{name}", type=kind, metavar=name[-1].upper() if name != "temperature" else "T", help=text
-        )
+        command.add_argument(name, type=kind, metavar=place, help=text)
     command.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="R",
         help="above 1: tokens that were there before are less likely (default: 1)",

@@ -56,7 +56,7 @@ await look("stages");
 await searchFor(page, "op:qc.linear");
 await look("search");
 seen.found = await text("[data-testid=total]");
-await searchFor(page, "op:qc.linear path:0.up");
+await searchFor(page, "op:qc.linear path:up");
 seen.both = await text("[data-testid=total]");
 await searchFor(page, "op:qc.linear");
 await page.locator("section", { hasText: "fuse-epilogues" }).first().locator(".line").first().click();
