@@ -19,8 +19,8 @@ def human_bytes(count: int) -> str:
     return f"{size:.1f} {unit}"
 
 
-def counted(count: int, thing: str, things: str = "") -> str:
-    """`1 step`, `3 steps`; `things` is the plural where it is not `thing` with an s."""
+def counted(count: int | str, thing: str, things: str = "") -> str:
+    """`1 step`, `3 steps`, `b rows` of a size that has a name; `things` is the plural if it is not `thing` with an s."""
     return f"{count} {thing}" if count == 1 else f"{count} {things or thing + 's'}"
 
 
