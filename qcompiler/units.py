@@ -20,7 +20,7 @@ def human_bytes(count: int) -> str:
 
 
 def counted(count: int | str, thing: str, things: str = "") -> str:
-    """`1 step`, `3 steps`, `b rows` of a size that has a name; `things` is the plural if it is not `thing` with an s."""
+    """`1 step`, `3 steps`, `b rows` for a size with a name; `things` is the plural if it is not `thing` with an s."""
     return f"{count} {thing}" if count == 1 else f"{count} {things or thing + 's'}"
 
 
