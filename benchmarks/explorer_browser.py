@@ -24,6 +24,7 @@ def prepared(folder: Path) -> Path:
     """Installs the pinned packages of the explorer's sources, playwright-core among them, in a copy in `folder`."""
     web = folder / "web"
     shutil.copytree(WEB, web, ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copy(HERE / "explorer_page.mjs", web)
     _run(web, "npm", "ci", "--no-audit", "--no-fund")
     return web
 

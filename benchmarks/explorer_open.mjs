@@ -1,18 +1,8 @@
 // Opens an explorer page in headless Chromium and prints times in seconds as JSON: see explorer_size.py.
-import { mkdtempSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { chromium } from "playwright-core";
+import { browser, searchFor } from "./explorer_page.mjs";
 
 const [, , file] = process.argv;
-const context = await chromium.launchPersistentContext(mkdtempSync(join(tmpdir(), "qc-explorer-")), {
-  executablePath: process.env.QC_CHROMIUM ?? "/usr/bin/chromium", headless: true, timeout: 180_000,
-  viewport: { width: 1280, height: 800 },
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync"],
-});
-const page = context.pages()[0] ?? (await context.newPage());
-page.setDefaultTimeout(120_000);
+const { context, page } = await browser({ width: 1280, height: 800 });
 const seconds = async (act) => { const began = performance.now(); await act(); return (performance.now() - began) / 1000; };
 const drawn = () => page.evaluate(() => new Promise((done) => { requestAnimationFrame(() => requestAnimationFrame(() => done())); }));
 
@@ -32,13 +22,6 @@ seen.frame = await page.evaluate(() => new Promise((done) => {
   };
   requestAnimationFrame((now) => { last = now; frame(now); });
 }));
-await page.keyboard.press("/");
-seen.search = await seconds(async () => {
-  await page.keyboard.type("op:qc.linear");
-  await page.waitForFunction(() => {
-    const total = document.querySelector("[data-testid=total]")?.textContent ?? "reading";
-    return !total.includes("reading") && !total.startsWith("0 lines");
-  });
-});
+seen.search = await seconds(() => searchFor(page, "op:qc.linear"));
 await context.close();
 console.log(JSON.stringify(seen));

@@ -1,20 +1,12 @@
 // Takes the pictures of docs/tutorial.md from an explorer page in headless Chromium: see explorer_pictures.py.
 // Arguments: the page, the folder for the pictures.
-import { mkdtempSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { deflateSync } from "node:zlib";
-import { chromium } from "playwright-core";
+import { browser, searchFor } from "./explorer_page.mjs";
 
 const [, , file, folder] = process.argv;
-const context = await chromium.launchPersistentContext(mkdtempSync(join(tmpdir(), "qc-explorer-")), {
-  executablePath: process.env.QC_CHROMIUM ?? "/usr/bin/chromium", headless: true, timeout: 180_000, colorScheme: "light",
-  viewport: { width: 1100, height: 520 },
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync"],
-});
-const page = context.pages()[0] ?? (await context.newPage());
-page.setDefaultTimeout(60_000);
+const { context, page } = await browser({ width: 1100, height: 520 });
 
 /** The pixels of a picture in up to 64 colours, the most frequent ones: text and lines have few. */
 const indexed = (png) => page.evaluate(async (data) => {
@@ -59,18 +51,10 @@ const take = async (name) => {
   writeFileSync(join(folder, `explorer-${name}.png`), picture);
   taken[name] = picture.length;
 };
-const searchFor = async (query) => {
-  await page.keyboard.press("/");
-  await page.keyboard.type(query);
-  await page.waitForFunction(() => {
-    const total = document.querySelector("[data-testid=total]")?.textContent ?? "reading";
-    return !total.includes("reading") && !total.startsWith("0 lines");
-  });
-};
 
 await page.goto(`file://${file}`);
 await page.waitForSelector(".row");
-await searchFor("op:qc.linear");
+await searchFor(page, "op:qc.linear");
 await page.locator("section", { hasText: "fuse-epilogues" }).first().locator(".line").first().click();
 await page.waitForSelector(".row.selected");
 await page.keyboard.press("Escape");

@@ -60,7 +60,8 @@ def digest_of(program: Any) -> str:
     )  # fmt: skip
     facts = [
         *(bundled(name) for name in ("explorer.js", "explorer.css")),
-        (Path(__file__).parent / SCRIPT).read_text(), *_facts(collect(contents)),
+        *((Path(__file__).parent / name).read_text() for name in (SCRIPT, "explorer_page.mjs")),
+        *_facts(collect(contents)),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

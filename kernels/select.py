@@ -147,6 +147,14 @@ def engines(query: LinearQuery) -> list[tuple[str, str]]:
     return [(name, "; ".join(reasons)) for name, reasons in found.items()]
 
 
+def _served(low: int, high: int, covered: int, last: int | None) -> str:
+    """Why a candidate that could run has no M left: `covered` is the largest M that has a kernel."""
+    if last is not None and last < low:
+        return f"it serves M <= {last}, M is at least {low}"
+    top = min(covered, high)
+    return f"M = {low} is already served" if top == low else f"M in [{low}, {top}] is already served"
+
+
 def choose_linear(query: LinearQuery) -> KernelChoice:
     """The kernels that together cover the query's range of M. KernelSelectionError with every reason if none do.
 
@@ -163,7 +171,7 @@ def choose_linear(query: LinearQuery) -> KernelChoice:
         first, last = candidate.m
         reason = _refusal(candidate, query)
         if reason is None and (covered >= high or (last is not None and last <= covered)):
-            reason = f"M in [{low}, {min(covered, high)}] is already served"
+            reason = _served(low, high, covered, last)
         if reason is None and first > high:
             reason = f"it serves M >= {first}, M is at most {high}"
         if reason is not None:

@@ -28,6 +28,7 @@ from qcompiler.ir.module import INIT, functions, init_func, path_of
 from qcompiler.ir.qc import CopyOp, DimOp
 from qcompiler.passes.devices.placing import DEVICE, DeviceMap, Placements, Placing, device_of, spread_init
 from qcompiler.passes.devices.states_on_devices import state_devices
+from qcompiler.units import counted
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def _report(entries: list[FuncOp], context: QCContext) -> None:
         crossing = [op for op in function.body.block.ops if isinstance(op, CopyOp)]
         for device in context.devices:
             ops = [op for op in function.body.block.ops if op.attributes.get(DEVICE) == StringAttr(device)]
-            what = f"{function.sym_name.data}: {len(ops)} ops on {device}"
+            what = f"{function.sym_name.data}: {counted(len(ops), 'op')} on {device}"
             arriving = sum(op.target.data == device for op in crossing)
-            context.report.add(AssignDevicesPass.name, "", what, f"{arriving} values are copied there in each call")
+            why = f"{counted(arriving, 'value is', 'values are')} copied there in each call"
+            context.report.add(AssignDevicesPass.name, "", what, why)

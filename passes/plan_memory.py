@@ -31,6 +31,7 @@ from qcompiler.ir.rt import ArenaOp, BufferOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.schedule.lifetimes import Lifetimes, Use
 from qcompiler.plan.weights import file_offsets
+from qcompiler.units import counted
 
 STAGE = "plan-memory"
 
@@ -124,7 +125,7 @@ def _place_activations(arena: ArenaOp, buffers: Sequence[BufferOp], lifetimes: L
     size = max([o + s for o, s in zip(offsets, sizes, strict=True)], default=0)
     least = lifetimes.lower_bound({b.sym: _aligned(s) for b, s in zip(buffers, sizes, strict=True)})
     total = sum(map(_aligned, sizes))
-    what = f"{size} bytes for {len(buffers)} buffers"
+    what = f"{size} bytes for {counted(len(buffers), 'buffer')}"
     context.report.add(STAGE, arena.sym, what, f"without sharing {total}, at least {least} live at once")
 
 

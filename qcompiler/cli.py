@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141  # the reader of our stdout has closed it, as in `qc opt … | head`
     except OSError as error:  # a missing file, one without permission to read or write, or no room
         _drop_stdout()
-        _say(str(error))
+        _say(_of_file(error))
         return 1
     except Exception as error:  # a bug of ours, or in the model that was named: the traceback goes into a file
         _say(f"{type(error).__name__}: {error}; {_reported(error)}")
@@ -65,6 +65,14 @@ def _say(message: str) -> None:
     """One message on stderr."""
     if sys.stderr is not None:
         print(f"qc: {printable(message)}", file=sys.stderr)
+
+
+def _of_file(error: OSError) -> str:
+    """What the system said of a file: `model.qca: No such file or directory`."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    return f"{' -> '.join(names)}: {error.strerror}" if names else str(error)
 
 
 def _reported(error: Exception) -> str:
@@ -92,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_compile(commands)
     command = commands.add_parser("run", help="run a .qca file on .npy/.npz inputs")
-    command.add_argument("program", type=Path)
+    command.add_argument("program", type=Path, help="a .qca file")
     command.add_argument(
         "inputs", nargs="*", help="x.npy in order, or name=x.npy with the names that qc inspect prints, or a .npz"
     )
@@ -104,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_inspect(commands)
     command = commands.add_parser("opt", help="run passes over a file of IR")
-    command.add_argument("file", nargs="?", default="-")
+    command.add_argument("file", nargs="?", default="-", help="a text of IR, such as a dump; default '-', stdin")
     command.add_argument(
         "-p", "--passes", default="", help="passes, comma-separated, as in 'cse,assign-streams{compute-streams=2}'"
     )
@@ -129,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         "--target", action="append", default=[], metavar="ISA", help="also show the kernels for sm_90a, x86-64-v3, …"
     )
     command.add_argument("--no-measure", action="store_true", help="leave bandwidth and rates out")
-    command.add_argument("--json", action="store_true")
+    command.add_argument("--json", action="store_true", help="print it as JSON")
     command.set_defaults(run=_doctor)
     add_completion(commands)
     finish(parser)
@@ -140,7 +148,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_inspect(commands: Any) -> None:
     command = commands.add_parser("inspect", help="show what a .qca file holds, without running it")
     command.add_argument("program", type=Path, help="a .qca file; for texts of stages also a folder of --dump-ir")
-    command.add_argument("--json", action="store_true")
+    command.add_argument(
+        "--json", action="store_true", help="print the summary, or the part that is asked for, as JSON"
+    )
     part = command.add_mutually_exclusive_group()
     part.add_argument("--plan", action="store_true", help="print the plan as JSON")
     part.add_argument("--stage", "--ir", metavar="STAGE", help="print the text of a stage, by name or number")
@@ -186,7 +196,7 @@ def _add_reduce(commands: Any) -> None:
 
 def _add_bench(commands: Any) -> None:
     command = commands.add_parser("bench", help="time a .qca file on random inputs")
-    command.add_argument("program", type=Path)
+    command.add_argument("program", type=Path, help="a .qca file")
     command.add_argument("--entry", help="the entry point to time; default: the one for these sizes")
     command.add_argument(
         "--dim", action="append", default=[], type=_dim, metavar="NAME=VALUE", help="a value for a dimension"
@@ -202,7 +212,7 @@ def _add_bench(commands: Any) -> None:
     command.add_argument("--prompt", type=_count, metavar="N", help="a language model: read so many tokens (512)")
     command.add_argument("--generate", type=_count, metavar="N", help="a language model: tokens after them (128)")
     command.add_argument("--batch", type=_count, metavar="N", help="a language model: so many sequences (1)")
-    command.add_argument("--json", action="store_true")
+    command.add_argument("--json", action="store_true", help="print the figures as JSON, in seconds")
     _add_loading(command)
     command.set_defaults(run=_bench)
 
@@ -227,13 +237,19 @@ def _add_convert(commands: Any) -> None:
 
 def _add_loading(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default=None, help="cpu, cuda:0 or sim:0; default: what the program was made for")
-    command.add_argument("--num-threads", type=_count, default=None)
+    command.add_argument(
+        "--num-threads", type=_count, default=None, metavar="N",
+        help="threads on the CPU; default: QC_NUM_THREADS, else the processors that this process may use",
+    )  # fmt: skip
     command.add_argument(
         "--trust-native",
         default=None,
         help="'yes', or sha256:… (several with commas), to run native code from the file",
     )
-    command.add_argument("--verify", choices=("auto", "full"), default="auto")
+    command.add_argument(
+        "--verify", choices=("auto", "full"), default="auto",
+        help="check the weights' digests: auto (default), unless this file was checked before; full, always",
+    )  # fmt: skip
     command.add_argument("--trust-operators", metavar="NAMES", help="names of torch operators that may run, too")
 
 
@@ -328,13 +344,15 @@ def _run(options: argparse.Namespace) -> None:
 
     from qcompiler.input_files import by_structure, read_inputs
     from qcompiler.runtime.files import replacing
+    from qcompiler.runtime.tree import result_names
 
     check_writable(options.output)
     args, kwargs = read_inputs(options.inputs)
     run = _load(options)
     given, named = by_structure(run.plan, run.signature, args, kwargs)
     result = run(*given, **named)
-    leaves = dict(_leaves(result, "result"))
+    tensors = run.flatten_outputs(result)
+    leaves = {name: tensors[number] for name, number in result_names(run.signature.outputs)}
     if options.output is not None:
         with replacing(options.output) as file:  # given a name, numpy would append .npz to it
             np.savez(file, **leaves)
@@ -343,14 +361,6 @@ def _run(options: argparse.Namespace) -> None:
         values = np.asarray(value, dtype=np.float64)
         spread = f"mean {values.mean():.6g}, std {values.std():.6g}" if values.size else "empty"
         print(f"{name}: {value.dtype} {list(value.shape)}, {spread}")
-
-
-def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [leaf for key, item in value.items() for leaf in _leaves(item, str(key))]
-    if isinstance(value, list | tuple):
-        return [leaf for index, item in enumerate(value) for leaf in _leaves(item, f"{name}.{index}")]
-    return [] if value is None else [(name, value)]
 
 
 def _bench(options: argparse.Namespace) -> None:

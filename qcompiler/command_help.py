@@ -60,7 +60,7 @@ INSTALL = {
 def add_completion(commands: Any) -> None:
     """`qc completion SHELL`, which prints a script."""
     command = commands.add_parser("completion", help="print the script with which a shell completes qc")
-    command.add_argument("shell", choices=SHELLS)
+    command.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
     command.set_defaults(run=lambda options: print(completion(options.parser, options.shell)))
 
 
@@ -87,8 +87,12 @@ def _takes_a_path(action: argparse.Action) -> bool:
 
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return dict(_subparsers(parser).choices)
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> Any:
     (action,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    return dict(action.choices)
+    return action
 
 
 def finish(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +104,10 @@ def finish(parser: argparse.ArgumentParser) -> None:
             "line; 70 a bug, with a report; 130 Ctrl-C; 141 the reader of a pipe has gone.",
         ]
     )
+    said = {choice.dest: choice.help for choice in _subparsers(parser)._choices_actions}
     for name, command in _commands(parser).items():
+        text = said[name] or ""
+        command.description = f"{text[:1].upper()}{text[1:]}."
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         lines = ["examples:", *(f"  {each}" for each in EXAMPLES.get(name, ()))]
         if name == "completion":

@@ -44,18 +44,26 @@ def add_compile(commands: Any) -> None:
         help="a .mlir file: the name and range of a dimension that is ?, as in x:0=b,1,64",
     )  # fmt: skip
     command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile can continue")
-    command.add_argument("--layout", choices=("target", "canonical"), default="target")
+    command.add_argument(
+        "--layout", choices=("target", "canonical"), default="target",
+        help="how weights lie in the file: as the target's kernels read them (default), or portable",
+    )  # fmt: skip
     command.add_argument("--no-stages", action="store_true", help="leave the texts of the stages out of the file")
     command.add_argument(
         "--source-lines", action="store_true",
         help="put the model's source lines into the file for the explorer: paths and text of this machine",
     )  # fmt: skip
-    command.add_argument("--dump-ir", type=Path, default=None)
+    command.add_argument(
+        "--dump-ir", type=Path, default=None, metavar="FOLDER", help="write the text of every stage to this folder"
+    )
     command.add_argument("--mlir", type=Path, default=None, metavar="FILE", help="write it in upstream MLIR, too")
     command.add_argument(
         "--fallback", choices=("torch",), default=None, help="torch: run operators without a lowering in torch"
     )
-    command.add_argument("--verify-each", choices=("ir", "numerics"), default=None)
+    command.add_argument(
+        "--verify-each", choices=("ir", "numerics"), default=None,
+        help="after each pass: verify the IR; numerics: also run it and compare the answers",
+    )  # fmt: skip
     add_watching(command)
     command.set_defaults(run=_compile)
 

@@ -83,7 +83,8 @@ def _require_same(program: Program, header: Header, path: Path, where: str) -> N
     if what is not None:
         raise ArgumentError(
             f"{where} compiles to {what} than {path.name} has, so its errors would be those of another program. Give "
-            "the recipe with --quant, and see that weights and the version of qcompiler are the same; for a compile "
+            "the recipe with --quant, and see that weights and the version of qcompiler are the same (a function that "
+            "draws random weights calls torch.manual_seed first); for a compile "
             "with `calibrate`, `buckets` or a recipe in Python use Program.errors there"
         )
 

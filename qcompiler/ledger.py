@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from qcompiler.errors import PromiseError
-from qcompiler.units import human_bytes
+from qcompiler.units import counted, human_bytes
 
 PADDING_ALLOWANCE = 64 << 10
 """Bytes of layout padding in a whole model, up to which the promise is checked without padding."""
@@ -122,7 +122,7 @@ class Ledger:
         """One line: `recipe nf4: 103 tensors, 90.9 MB -> 27.0 MB, 6.480 bits per weight (promised 6.5)`."""
         sizes = f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"
         bits = f"{self.bits_per_weight():.3f} bits per weight ({self._promise()})"
-        return f"recipe {self.recipe}: {len(self.rows)} tensors, {sizes}, {bits}"
+        return f"recipe {self.recipe}: {counted(len(self.rows), 'tensor')}, {sizes}, {bits}"
 
     def _promise(self) -> str:
         promise = "no promise" if self.promise_bits is None else f"promised {self.promise_bits}"

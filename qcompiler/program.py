@@ -37,6 +37,7 @@ from qcompiler.runtime.profile import Profile
 from qcompiler.runtime.program_file import save_image
 from qcompiler.runtime.progress import note
 from qcompiler.runtime.timeline import Timeline, timeline
+from qcompiler.runtime.tree import names_in_order
 
 if TYPE_CHECKING:
     from qcompiler.frontends.common.imported import Imported
@@ -139,7 +140,8 @@ class Program:
 
         The program is compared with its oracle and, if `model` is given, with this float model: the module of torch,
         or the function of JAX with the program's arguments.  `print` the report, or give it to `explore(error=)`.
-        The program runs in a session of its own; each stage runs in the interpreter, which takes seconds for a small
+        The program runs in a session of its own, step by step; if it is for a GPU that is not here, on the simulated
+        one, which the report says.  Each stage runs in the interpreter, which takes seconds for a small
         model and minutes for a large one.
 
         ArgumentError for a model that is none, or has results of other shapes; WeightsError without values; the errors
@@ -147,9 +149,20 @@ class Program:
         """
         if self._again is None:
             raise QCompilerError("this program was not made by qcompile, which keeps what its errors are measured with")
-        check_arguments(self.run, args, kwargs)
-        compared = self._imported.compared(model, args, kwargs, self.run.flatten_outputs)
-        return measure(self.run, compared, Stages(self._again, self.ir("import"), self._states), args, kwargs)
+        run, note = self._run_or_simulated()
+        check_arguments(run, args, kwargs)
+        compared = self._imported.compared(model, args, kwargs, run.flatten_outputs)
+        report = measure(run, compared, Stages(self._again, self.ir("import"), self._states), args, kwargs)
+        return report.noted(note)
+
+    def _run_or_simulated(self) -> tuple[LoadedProgram, tuple[str, ...]]:
+        """The loaded program; on the simulated GPU, with a note, if it is for GPUs that are not here."""
+        self.image.require_values()
+        if self._loaded is not None or self._is_here() or any(not each.startswith("cuda") for each in self.devices):
+            return self.run, ()
+        gone = ", ".join(self.devices)
+        note = f"{gone} is not here: the program ran on the simulated GPU, which executes the same kernels"
+        return self.to("sim:0"), (note,)
 
     @functools.cached_property
     def _lines(self) -> Lines:
@@ -272,6 +285,7 @@ class Program:
             "program" if path is None else in_utf8(Path(path).stem), stages, [vars(each) for each in self._choices],
             json.loads(self.ledger.to_json()), times=times or {}, lines=self._lines,
             errors=None if error is None else error.errors, sass=sass,
+            results=names_in_order(self.image.signature.outputs, len(self.plan.entries[0].outputs)),
         ))  # fmt: skip
         if path is not None:
             page.save(path)

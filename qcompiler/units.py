@@ -19,6 +19,11 @@ def human_bytes(count: int) -> str:
     return f"{size:.1f} {unit}"
 
 
+def counted(count: int | str, thing: str, things: str = "") -> str:
+    """`1 step`, `3 steps`, `b rows` for a size with a name; `things` is the plural if it is not `thing` with an s."""
+    return f"{count} {thing}" if count == 1 else f"{count} {things or thing + 's'}"
+
+
 def human_seconds(seconds: float) -> str:
     """A duration as two figures at most: `48 s`, `12 min`, `3 h 20 min`."""
     if seconds < 100:

@@ -11,6 +11,7 @@ from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.equations import SizeEquation, plan_equations
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import EntryPoint, Plan, TensorSig
+from qcompiler.units import counted
 
 Shape = tuple[int, ...]
 
@@ -53,7 +54,7 @@ class EntryBinder:
         """ArgumentShapeError names the argument that does not fit."""
         for sig, shape in zip(self.entry.inputs, shapes, strict=True):
             if len(shape) != len(sig.shape):
-                raise self._error(sig, shape, f"{len(shape)} dimensions instead of {len(sig.shape)}")
+                raise self._error(sig, shape, f"{counted(len(shape), 'dimension')} instead of {len(sig.shape)}")
         symbols: dict[str, int] = {}
         for equation in self.equations:
             sig, shape = self.entry.inputs[equation.argument], shapes[equation.argument]

@@ -15,6 +15,7 @@ from pathlib import Path
 from qcompiler.runtime.cache import keep
 from qcompiler.runtime.code import read_record
 from qcompiler.runtime.progress import expecting
+from qcompiler.units import human_bytes
 
 SLOWEST, FASTEST = 1.0, 1e12
 """Bytes per second. A rate beyond these is of a damaged record."""
@@ -29,7 +30,8 @@ def compiling(what: str, source: str, folder: Path, compiler: Sequence[str]) -> 
     record = folder.parent / f"rate-{hashlib.sha256(json.dumps(list(compiler)).encode()).hexdigest()[:32]}.json"
     rate = _rate(record)
     began = time.monotonic()
-    with expecting(what, len(source) / rate if rate is not None else None):
+    expected, said = (len(source) / rate, f"{human_bytes(int(rate))}/s") if rate is not None else (None, "")
+    with expecting(what, expected, said):
         yield
     took = time.monotonic() - began
     if took > 0 and source:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, RuntimeFailure, SimulationError
 from qcompiler.plan.kernel import ITEMSIZE
@@ -22,12 +25,29 @@ from qcompiler.runtime.memory import kept_if_it_fails
 from qcompiler.runtime.profile_cpu import check_rounds
 from qcompiler.runtime.profile_device import time_calls
 from qcompiler.runtime.session import Session
+from qcompiler.runtime.step_results import Read, StepResult, copied, written_views
 from qcompiler.runtime.streams import Callers, Queue
 
 if TYPE_CHECKING:
     from qcompiler.runtime.graph import CapturedGraph
     from qcompiler.runtime.loaded import LoadedProgram
     from qcompiler.runtime.profile import Profile
+
+
+Issue = Callable[[Binding, Sequence[int], Sequence[int]], None]
+"""Submits the steps of a call, for the addresses of its arguments and results."""
+
+
+def _reader(home: Queue) -> Read:
+    """Reads the memory of a device to which nothing is being written."""
+
+    def read(address: int, nbytes: int) -> npt.NDArray[Any]:
+        found = np.empty(nbytes, np.uint8)
+        home.backend.download(home.stream, found.ctypes.data, address, nbytes)
+        home.backend.synchronize(home.stream)
+        return found
+
+    return read
 
 
 @dataclass
@@ -118,7 +138,25 @@ class DeviceSession(Session):
     def torch_time(self) -> TorchTime:
         return total_time(self.executors)
 
+    def step_results(
+        self, see: Callable[[StepResult], None], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Binding, Any]:
+        ticket = self.ticket()
+        with uninterrupted, self._lock:
+            self.begin(ticket)
+            bindings: list[Binding] = []
+
+            def issue(binding: Binding, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+                bindings.append(binding)
+                self._issue_seen(see, binding, inputs, outputs)
+
+            results = self._call(tuple(args), dict(kwargs), None, None, issue)
+            return bindings[0], results
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any) -> Any:
+        return self._call(args, kwargs, out, stream, self.issue)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stream: Any, issue: Issue) -> Any:
         callers, arguments = self.read(self.program.flatten_inputs(args, kwargs), stream)
         binding = self.bind(tuple(argument.shape for argument in arguments))
         call = self.judge(callers, arguments, binding, out)
@@ -136,7 +174,7 @@ class DeviceSession(Session):
             for number, argument in enumerate(arguments):
                 if argument.device is None:
                     self.upload(call, number, inputs[number])
-            self.issue(binding, inputs, outputs)
+            issue(binding, inputs, outputs)
             for number, target in enumerate(call.targets):
                 if target.device is None:
                     self.download(call, number, outputs[number])
@@ -244,6 +282,25 @@ class DeviceSession(Session):
         frame.set(inputs, outputs)
         self.queues.fork(executor.queues)
         executor.run(None, frame.arenas, binding)
+        self.queues.join(executor.queues)
+
+    def _issue_seen(
+        self, see: Callable[[StepResult], None], binding: Binding, inputs: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        """As `issue`; after each step waits for it, and shows what it wrote."""
+        executor, frame = self.executors[binding.entry], self.frames[binding.entry]
+        plan = self.program.plan
+        arena_of = {buffer.name: buffer.arena for buffer in plan.buffers}
+        frame.set(inputs, outputs)
+        self.queues.fork(executor.queues)
+        for each in executor.submissions(binding):
+            with executor.labelled(each.number):
+                each.issue(None, frame.arenas)
+            for view in written_views(plan, plan.entries[binding.entry].steps[each.number]):
+                self.queues.synchronize()
+                home = self.home_of(arena_of[view.buffer])
+                address = executor.address(view, binding, frame.arenas)
+                see(StepResult(each.number, view.buffer, copied(view, address, binding.symbols, _reader(home))))
         self.queues.join(executor.queues)
 
     def leave(self, call: Call) -> None:

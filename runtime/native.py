@@ -22,6 +22,7 @@ from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.memory import align_up
 from qcompiler.runtime.support import Context
+from qcompiler.units import counted
 
 QC_INDEX_OUT_OF_RANGE = 1
 """A kernel's values for the context's error code (kernels/cpu/abi.h)."""
@@ -48,7 +49,7 @@ def build_native(plan: Plan, isa: str) -> NativeLibrary:
     compiler = find_compiler()
     code = compile_code(
         source, isa, emitter_version=emitter_version("cpu"), extra_flags=sanitize.flags(),
-        announce=f"compiled {len(plan.kernels)} kernels for {isa}",
+        announce=f"compiled {counted(len(plan.kernels), 'kernel')} for {isa}",
     )  # fmt: skip
     remember(record, code, compiler=compiler.version)
     return NativeLibrary(isa, code.path, emitter_version("cpu"), compiler.version, code=code)

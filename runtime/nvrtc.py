@@ -36,6 +36,7 @@ from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.files import locked, write_private
 from qcompiler.runtime.image import NativeLibrary
 from qcompiler.runtime.progress import note, note_once
+from qcompiler.units import counted
 
 UNUSED = (177, 550)
 """NVRTC's numbers of "declared but never referenced" and "set but never used": a kernel uses only part of its headers.
@@ -155,7 +156,7 @@ def build_module(plan: Plan, arch: str) -> NativeLibrary:
     from qcompiler.kernels.cuda import emit
 
     source = emit.emit_program(plan, arch)
-    announce = f"compiled {len(plan.kernels)} kernels for {arch}"
+    announce = f"compiled {counted(len(plan.kernels), 'kernel')} for {arch}"
     cubin = compile_cubin(source, arch, emitter_version=emitter_version("cuda"), announce=announce)
     facts = {"cubin": cubin.path.name, "sha256": cubin.code.sha256, "compiler": cubin.compiler_version}
     keep(record, json.dumps(facts).encode())

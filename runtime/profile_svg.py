@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
-from qcompiler.units import printable
+from qcompiler.units import counted, printable
 
 if TYPE_CHECKING:
     from qcompiler.runtime.profile import Profile, StepProfile
@@ -63,9 +63,10 @@ def flame(found: Profile, by: Literal["module", "kernel"]) -> str:
     scale = WIDTH / root.us if root.us else 0.0
     drawn = list(_boxes(root, 0.0, 0, scale, root.us))
     thin = _count(root) - len(drawn)
-    heading = f"{found.entry} by {by}: {found.steps_us:.1f} us in {len(found.steps)} steps, measured on {found.device}"
+    steps = counted(len(found.steps), "step")
+    heading = f"{found.entry} by {by}: {found.steps_us:.1f} us in {steps}, measured on {found.device}"
     if thin:
-        heading += f"; {thin} boxes are too thin to draw"
+        heading += f"; {thin} {'box is' if thin == 1 else 'boxes are'} too thin to draw"
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{TOP + ROW * depth + 10}" '
         'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'

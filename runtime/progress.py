@@ -59,7 +59,8 @@ def is_quiet() -> bool:
 class Step:
     """A stage of a compile at its beginning: number `number` of `of`, `seconds` after the compile began.
 
-    `left` is the estimated number of seconds until the stage ends, where there is an estimate.
+    `left` is the estimated number of seconds until the stage ends, where there is an estimate, and `rate` is what the
+    estimate rests on, in words.
     """
 
     stage: str
@@ -67,11 +68,18 @@ class Step:
     of: int
     seconds: float
     left: float | None = None
+    rate: str = ""
 
     def __str__(self) -> str:
+        return f"{self.stage} ({self.where})"
+
+    @property
+    def where(self) -> str:
+        """`stage 3 of 31, 12 s, about 5 s left at 40 kB/s`."""
         place = f"stage {self.number} of {self.of}, " if self.of > 1 else ""
-        left = f", about {human_seconds(self.left)} left" if self.left is not None else ""
-        return f"{self.stage} ({place}{self.seconds:.0f} s{left})"
+        rate = f" at {self.rate}" if self.rate else ""
+        left = f", about {human_seconds(self.left)} left{rate}" if self.left is not None else ""
+        return f"{place}{self.seconds:.0f} s{left}"
 
 
 OnStep = Callable[[Step], None]
@@ -86,14 +94,15 @@ def stage(name: str) -> None:
 
 
 @contextmanager
-def expecting(what: str, seconds: float | None) -> Iterator[None]:
+def expecting(what: str, seconds: float | None, rate: str = "") -> Iterator[None]:
     """While it is entered, the current stage shows the time left: it is expected to take so many seconds more.
 
-    Without a current stage, `what` is one of its own.  None for work that cannot be estimated.
+    `rate` is what that rests on, such as "40 kB/s".  Without a current stage, `what` is one of its own.  None for
+    work that cannot be estimated.
     """
     current = _CURRENT.get()
     if current is not None:
-        current.expect(seconds)
+        current.expect(seconds, rate)
         try:
             yield
         finally:
@@ -101,7 +110,7 @@ def expecting(what: str, seconds: float | None) -> Iterator[None]:
         return
     with Stages(1) as alone:
         alone.begin(what)
-        alone.expect(seconds)
+        alone.expect(seconds, rate)
         yield
 
 
@@ -115,6 +124,7 @@ class Stages:
         self._done = threading.Event()
         self._bar: TaskID | None = None
         self._until: float | None = None
+        self._rate = ""
 
     def __enter__(self) -> Stages:
         self._speaker = threading.Thread(target=self._speak, name="qcompiler-progress", daemon=True)
@@ -139,20 +149,21 @@ class Stages:
         """The next stage begins."""
         self._name, self._number, self._until = name, self._number + 1, None
         if self._bar is not None:
-            BARS.update(self._bar, self._number - 1, str(self.step), name)
+            BARS.update(self._bar, self._number - 1, self.step.where, name)
         if self._progress is not None:
             self._progress(self.step)
 
-    def expect(self, seconds: float | None) -> None:
-        """The present stage is expected to take so many seconds more; None if that is not known."""
+    def expect(self, seconds: float | None, rate: str = "") -> None:
+        """The present stage is expected to take so many seconds more, by a rate; None if that is not known."""
         self._until = None if seconds is None else time.monotonic() + seconds
+        self._rate = rate
 
     @property
     def step(self) -> Step:
         now, until = time.monotonic(), self._until
         # What takes longer than expected has no time left that could be told.
         left = until - now if until is not None and until > now else None
-        return Step(self._name, self._number, self._total, now - self._began, left)
+        return Step(self._name, self._number, self._total, now - self._began, left, self._rate)
 
     def _speak(self) -> None:
         """Waits for two seconds, then speaks until the work is done."""
@@ -164,9 +175,9 @@ class Stages:
                 note(str(self.step))
             return
         self._bar = BARS.add(self._name, self._total)
-        BARS.update(self._bar, self._number - 1, str(self.step), self._name)
+        BARS.update(self._bar, self._number - 1, self.step.where, self._name)
         while not self._done.wait(1.0):
-            BARS.update(self._bar, self._number - 1, str(self.step), self._name)
+            BARS.update(self._bar, self._number - 1, self.step.where, self._name)
         BARS.remove(self._bar)
 
 
@@ -218,10 +229,11 @@ class Progress:
 
     @property
     def _left(self) -> str:
-        """The time that the rest takes at the mean rate up to now."""
-        taken = time.monotonic() - self._began
-        left = taken * (self._total - self._done) / self._done if self._done else 0.0
-        return f", {human_seconds(left)} left" if self._done else ""
+        """The time that the rest takes at the mean rate up to now; nothing before the first and behind the last."""
+        if not 0 < self._done < self._total:
+            return ""
+        left = (time.monotonic() - self._began) * (self._total - self._done) / self._done
+        return f", {human_seconds(left)} left"
 
     def _reached(self, done: int) -> None:
         self._done = done
@@ -243,7 +255,7 @@ class Progress:
 
 
 class Counted(Progress):
-    """Counts things of equal work, such as tokens; text tells how many are done, and the time left."""
+    """Counts things of equal work, such as tokens; text tells how many are done, the rate, and the time left."""
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         super().__init__(what, total)
@@ -251,7 +263,9 @@ class Counted(Progress):
 
     @property
     def _far(self) -> str:
-        return f"{self._done} of {self._total} {self._unit}{self._left}"
+        taken = time.monotonic() - self._began
+        rate = f", {self._done / taken:.3g}/s" if self._done and taken > 0 else ""
+        return f"{self._done} of {self._total} {self._unit}{rate}{self._left}"
 
 
 class Runs(Counted):
@@ -306,10 +320,10 @@ class _Bars:
 
 def _display() -> Bars:
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"))
     return Bars(*columns, console=Console(stderr=True), transient=True)
 
 

@@ -199,6 +199,15 @@ class Session(ABC):
     def capture(self, *args: Any, **kwargs: Any) -> CapturedGraph:
         """A graph of one call with arguments of these shapes; see `DeviceSession.capture`."""
 
+    @abstractmethod
+    def step_results(
+        self, see: Callable[[StepResult], None], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Binding, Any]:
+        """Runs one call step by step. `see` gets a copy of what each step wrote, before the next one runs.
+
+        Returns the binding of the call and its results. The states change as by a call.
+        """
+
     def bind(self, shapes: tuple[Shape, ...]) -> Binding:
         """The entry point and symbols for arguments of these shapes (remembered for the next call)."""
         binding = self._bindings.get(shapes)
@@ -336,10 +345,6 @@ class HostSession(Session):
     def step_results(
         self, see: Callable[[StepResult], None], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Binding, Any]:
-        """Runs one call step by step. `see` gets a copy of what each step wrote, before the next one runs.
-
-        Returns the binding of the call and its results. The states change as by a call.
-        """
         ticket = self.ticket()
         with self._lock:
             self.begin(ticket)

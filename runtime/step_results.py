@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,16 +45,25 @@ def written_views(plan: Plan, step: Step) -> tuple[View, ...]:
     return tuple(view for view in views if not is_packed(view))
 
 
-def copied(view: View, address: int, symbols: Mapping[str, int]) -> Array:
-    """The elements of a view in host memory, in the view's shape. `address` is that of its first element."""
+Read = Callable[[int, int], Array]
+"""(address, number of bytes) -> these bytes, as uint8."""
+
+
+def of_host(address: int, nbytes: int) -> Array:
+    """Bytes of host memory: a view, not a copy."""
+    memory = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(memoryview(memory).cast("B"), np.uint8)
+
+
+def copied(view: View, address: int, symbols: Mapping[str, int], read: Read = of_host) -> Array:
+    """A copy of the elements of a view, in the view's shape. `address` is that of its first element, for `read`."""
     shape, strides = _sizes(view.shape, symbols), _sizes(view.strides, symbols)
     if 0 in shape:
         return np.empty(shape, NUMPY_DTYPES[view.dtype])
     size = ITEMSIZE[view.dtype]
     reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
     low, high = sum(min(each, 0) for each in reach), sum(max(each, 0) for each in reach)
-    memory = (ctypes.c_char * ((high - low + 1) * size)).from_address(address + low * size)
-    flat: Array = np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(NUMPY_DTYPES[view.dtype])
+    flat: Array = read(address + low * size, (high - low + 1) * size).view(NUMPY_DTYPES[view.dtype])
     return np.lib.stride_tricks.as_strided(flat[-low:], shape, [stride * size for stride in strides]).copy()
 
 
@@ -62,4 +71,4 @@ def _sizes(sizes: Sequence[Dim], symbols: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(dim(each).evaluate(symbols) for each in sizes)
 
 
-__all__ = ["StepResult", "copied", "written_views"]
+__all__ = ["Read", "StepResult", "copied", "of_host", "written_views"]

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from qcompiler.errors import ArgumentError
+from qcompiler.units import counted
 
 if TYPE_CHECKING:
     from qcompiler.runtime.timeline import Slice, Timeline
@@ -36,11 +37,12 @@ def _title(shown: Timeline, width: int) -> list[str]:
     sizes = ", ".join(f"{name}={size}" for name, size in shown.symbols.items())
     path = [shown.slices[number] for number in shown.critical]
     busy = sum(each.end - each.begin for each in path)
+    steps, waits = counted(len(shown.slices), "step"), counted(shown.waits, "wait")
     times = "measured" if shown.measured else f"estimated for {shown.device}, not measured"
     lines = [
         f"{shown.entry}{f'({sizes})' if sizes else ''}: {shown.span:.1f} us; {times}",
-        f"one after the other {shown.serial:.1f} us; critical path: {len(path)} of {len(shown.slices)} steps, "
-        f"{busy:.1f} us, and {max(0.0, shown.span - busy):.1f} us of waiting for other streams; {shown.waits} waits",
+        f"one after the other {shown.serial:.1f} us; critical path: {len(path)} of {steps}, {busy:.1f} us, "
+        f"and {max(0.0, shown.span - busy):.1f} us of waiting for other streams; {waits}",
     ]
     return [line[:width] for line in lines]
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qcompiler.errors import ArgumentStructureError, CorruptFileError
+from qcompiler.units import counted
 
 Node = Mapping[str, Any]
 Flatten = Callable[[Any, list[Any]], None]
@@ -171,12 +172,12 @@ class _Arguments:
         if name is None:
             return self._wrong_count(got)
         return (
-            f"the argument '{name}' is missing (the program takes {len(self.steps)} arguments, by keyword "
+            f"the argument '{name}' is missing (the program takes {counted(len(self.steps), 'argument')}, by keyword "
             f"{_names(self.by_name)})"
         )
 
     def _wrong_count(self, got: int) -> str:
-        return f"the program takes {len(self.positions)} positional arguments, the call has {got}"
+        return f"the program takes {counted(len(self.positions), 'positional argument')}, the call has {got}"
 
     def _unexpected(self, kwargs: Mapping[str, Any]) -> str:
         extra = sorted(set(kwargs) - set(self.by_name))
@@ -185,6 +186,37 @@ class _Arguments:
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+def result_names(outputs: Node) -> list[tuple[str, int]]:
+    """A name for each tensor of the results, with its number in the plan.
+
+    `result`; `result.0` of a tuple, `hidden` of a dict or a class, `cache.0` of what lies deeper.  A tensor that is
+    returned twice has two names, and no two names are equal, although keys may have points in them.
+    """
+    named: dict[str, int] = {}
+    for plain, number in _named_leaves(outputs, ""):
+        name = plain
+        while name in named:
+            name += "_"
+        named[name] = number
+    return list(named.items())
+
+
+def names_in_order(outputs: Node, count: int) -> list[str]:
+    """The first name of each of `count` results, in the plan's order."""
+    named = {number: name for name, number in reversed(result_names(outputs))}
+    return [named[number] for number in range(count)]
+
+
+def _named_leaves(node: Node, name: str) -> Iterator[tuple[str, int]]:
+    if node["kind"] == "leaf":
+        yield name or "result", node["index"]
+    items = node.get("items", [])
+    keys = node.get("keys", range(len(items)))
+    prefix = f"{name}." if name else "" if "keys" in node else "result."
+    for key, item in zip(keys, items, strict=True):
+        yield from _named_leaves(item, f"{prefix}{key}")
 
 
 def output_flattener(outputs: Node, count: int) -> Callable[[Any], list[Any]]:
@@ -238,9 +270,11 @@ def _sequence_flattener(node: Node, where: str) -> Flatten:
 
     def sequence(value: Any, found: list[Any]) -> None:
         if not isinstance(value, tuple | list):
-            raise ArgumentStructureError(f"'{where}' must be a {kind} of {len(steps)} items, not {_short(value)}")
+            raise ArgumentStructureError(
+                f"'{where}' must be a {kind} of {counted(len(steps), 'item')}, not {_short(value)}"
+            )
         if len(value) != len(steps):
-            raise ArgumentStructureError(f"'{where}' must have {len(steps)} items, not {len(value)}")
+            raise ArgumentStructureError(f"'{where}' must have {counted(len(steps), 'item')}, not {len(value)}")
         for step, item in zip(steps, value, strict=True):
             step(item, found)
 

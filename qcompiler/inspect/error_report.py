@@ -226,6 +226,10 @@ class ErrorReport:
 
     errors: Errors
 
+    def noted(self, notes: Sequence[str]) -> ErrorReport:
+        """The same with more notes."""
+        return ErrorReport(msgspec.structs.replace(self.errors, notes=(*notes, *self.errors.notes)))
+
     def as_dict(self) -> dict[str, Any]:
         """JSON values; ratios in decibels, or "exact", "not finite" or null (`Db`)."""
         found: dict[str, Any] = msgspec.to_builtins(self.errors)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from qcompiler.errors import ArgumentError, CorruptFileError
-from qcompiler.inspect.report import step_kind
+from qcompiler.inspect.report import step_kind, steps_text
 from qcompiler.inspect.source_lines import LINES_FILE
 from qcompiler.inspect.torch_share import TorchShare, torch_shares
 from qcompiler.ledger import Ledger, LedgerRow
@@ -22,7 +22,7 @@ from qcompiler.runtime.plan_text import check_plan_text
 from qcompiler.runtime.program_file import Header, read_program
 from qcompiler.runtime.timeline import Timeline, timeline
 from qcompiler.runtime.tree import check_signature
-from qcompiler.units import human_bytes, printable
+from qcompiler.units import counted, human_bytes, printable
 
 SOURCE_STAGE = "emit-kernels"
 _SOURCE_FILES = {"cpu": "kernels/program.cpp", "cuda": "kernels/program.cu"}
@@ -80,7 +80,7 @@ def summary(path: str | Path) -> str:
         *_section("entries", map(_entry_line, facts["entries"])),
     ]
     if facts["init_steps"]:
-        lines.append(f"at load     {facts['init_steps']} steps, once")
+        lines.append(f"at load     {counted(facts['init_steps'], 'step')}, once")
     lines += _section("ledger", [_ledger_line(facts["ledger"])])
     lines += _section("weights", map(_weight_line, facts["weights"]))
     lines += _section("memory", [f"{kind} {human_bytes(size)}" for kind, size in facts["memory"].items()])
@@ -293,7 +293,7 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 
 def _entry_line(entry: dict[str, Any]) -> str:
     ranges = ", ".join(f"{name} in [{low}, {high}]" for name, (low, high) in entry["symbols"].items())
-    steps = ", ".join(f"{count} {kind}" for kind, count in sorted(entry["steps"].items())) or "no steps"
+    steps = steps_text(entry["steps"])
     return f"{entry['name']}({', '.join(sig['name'] for sig in entry['inputs'])}), {ranges or 'static shapes'}: {steps}"
 
 
@@ -302,10 +302,10 @@ def _ledger_line(totals: dict[str, Any] | None) -> str:
         return "none"
     promise = "no promise" if totals["promise_bits"] is None else f"promised {totals['promise_bits']}"
     before, after = human_bytes(totals["bytes_before"]), human_bytes(totals["bytes_after"])
-    promise += f"; {totals['later']} tensors in a later choice" if totals["later"] else ""
+    promise += f"; {counted(totals['later'], 'tensor')} in a later choice" if totals["later"] else ""
     promise += f"; {totals['padding']:,} bytes are padding" if totals["padding"] else ""
     bits = f"{totals['bits_per_weight']:.3f} bits per weight ({promise})"
-    return f"recipe {totals['recipe']}, {totals['tensors']} tensors, {before} -> {after}, {bits}"
+    return f"recipe {totals['recipe']}, {counted(totals['tensors'], 'tensor')}, {before} -> {after}, {bits}"
 
 
 def _weight_line(group: dict[str, Any]) -> str:
@@ -313,7 +313,8 @@ def _weight_line(group: dict[str, Any]) -> str:
 
 
 def _kernel_lines(templates: dict[str, dict[str, int]]) -> list[str]:
-    return [f"{t['kernels']} {name}, launched by {t['steps']} steps" for name, t in templates.items()] or ["none"]
+    lines = [f"{t['kernels']} {name}, launched by {counted(t['steps'], 'step')}" for name, t in templates.items()]
+    return lines or ["none"]
 
 
 def kernels_text(kernels: Sequence[Mapping[str, Any]]) -> str:

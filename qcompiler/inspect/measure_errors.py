@@ -25,8 +25,7 @@ from qcompiler.inspect.stage_answers import StagesAgain
 from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime import interop
 from qcompiler.runtime.loaded import LoadedProgram
-from qcompiler.runtime.session import HostSession
-from qcompiler.runtime.tree import arguments_of
+from qcompiler.runtime.tree import arguments_of, names_in_order
 
 Array = npt.NDArray[Any]
 
@@ -80,16 +79,17 @@ def measure(
     if model is not None:
         _check_results(model.results, oracle.results)
     names = program.binder.names
+    results = names_in_order(program.signature.outputs, len(program.plan.entries[0].outputs))
     inputs = _arrays(program, args, kwargs)
     args, kwargs = arguments_of(program.signature.inputs, inputs)  # arrays of NumPy in, arrays of NumPy out
-    run = _on_cpu(program, oracle, model, args, kwargs) if program.kind == "cpu" else _elsewhere(program, args, kwargs)
+    run = _step_by_step(program, oracle, model, args, kwargs)
     if model is None:
         run.notes.append("float model: it was not given; add model= in Python, --model on the command line")
     rows, why = _stages(stages, inputs, oracle, model)
     errors = Errors(
         inputs=tuple(f"{name}: {array.dtype}{list(array.shape)}" for name, array in zip(names, inputs, strict=True)),
         entry=run.entry,
-        results=result_rows(_result_names(program), run.results, oracle.results, model.results if model else ()),
+        results=result_rows(results, run.results, oracle.results, model.results if model else ()),
         layers=run.layers,
         stages=tuple(rows),
         notes=(*run.notes, *why),
@@ -141,34 +141,20 @@ def host_array(value: Any) -> Array:
     return np.asarray(value)
 
 
-def _result_names(program: LoadedProgram) -> list[str]:
-    return [sig.name for sig in program.plan.entries[0].outputs]
-
-
 def _flat(program: LoadedProgram, results: Any) -> tuple[Array, ...]:
     return tuple(host_array(leaf) for leaf in program.flatten_outputs(results))
 
 
-def _on_cpu(
+def _step_by_step(
     program: LoadedProgram, oracle: Graph, model: Graph | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> _Run:
-    """Step by step, looking at what each step writes."""
+    """One call, looking at what each step writes."""
     session = program.session(stepwise=True)
-    assert isinstance(session, HostSession)
     finder = Finder(oracle.nodes)
     binding, results = session.step_results(lambda each: finder.see(each.step, each.values), args, kwargs)
     entry = program.plan.entries[binding.entry].name
     floats, notes = _pairs(oracle, model)
     return _Run(entry, _flat(program, results), layer_rows(oracle.nodes, floats, finder, entry), notes)
-
-
-def _elsewhere(program: LoadedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Run:
-    """A whole call: only the memory of the CPU can be looked at between two steps."""
-    session = program.session()
-    results = session(*args, **kwargs)
-    shapes = tuple(tuple(np.shape(each)) for each in program.flatten_inputs(tuple(args), dict(kwargs)))
-    note = f"layers: a program on {program.device} is not looked at step by step; compile it for the CPU to see them"
-    return _Run(program.plan.entries[session.bind(shapes).entry].name, _flat(program, results), notes=[note])
 
 
 def _pairs(oracle: Graph, model: Graph | None) -> tuple[dict[str, Array], list[str]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qcompiler.inspect.checks import copied_bytes
 from qcompiler.inspect.torch_share import torch_shares
 from qcompiler.plan.plan import Launch, Plan, Select, TorchCall
-from qcompiler.units import human_bytes
+from qcompiler.units import counted, human_bytes
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,17 @@ class ProgramReport:
 
 def plan_text(plan: Plan) -> str:
     """Entry points, steps, kernels and memory of a plan in a few lines."""
-    lines = [f"Plan: {len(plan.kernels)} kernels, {len(plan.entries)} entry point(s)", f"  {sharing_text(plan)}"]
+    lines = [
+        f"Plan: {counted(len(plan.kernels), 'kernel')}, {counted(len(plan.entries), 'entry point')}",
+        f"  {sharing_text(plan)}",
+    ]
     for entry in plan.entries:
         ranges = ", ".join(f"{s.name} in [{s.min}, {s.max}]" for s in entry.symbols) or "static shapes"
-        steps = ", ".join(f"{count} {kind}" for kind, count in sorted(_steps(entry.steps).items()))
+        steps = steps_text(_steps(entry.steps))
         lines.append(f"  {entry.name}({ranges}): {steps}")
     lines += [f"  in torch, {share}" for share in torch_shares(plan)]
     if plan.init is not None:
-        lines.append(f"  init, once at load: {len(plan.init.steps)} steps")
+        lines.append(f"  init, once at load: {counted(len(plan.init.steps), 'step')}")
     sizes: Counter[str] = Counter()
     for arena in plan.arenas:
         sizes[arena.kind] += arena.nbytes
@@ -92,7 +95,7 @@ def _state_lines(plan: Plan) -> list[str]:
             more = f" and {len(counts) - 4} more" if len(counts) > 4 else ""
             lines.append(f"{entry} copies {human_bytes(sum(counts.values()))} of states in each call: {copied}{more}")
     count = sum(arena.kind == "state" for arena in plan.arenas)
-    return [f"{count} state(s), " + ("updated in place" if not lines else "not all updated in place"), *lines]
+    return [f"{counted(count, 'state')}, " + ("updated in place" if not lines else "not all updated in place"), *lines]
 
 
 def kernel_uses(plan: Plan) -> Counter[str]:
@@ -113,8 +116,11 @@ def sharing_text(plan: Plan) -> str:
     entries = (*plan.entries, *([plan.init] if plan.init is not None else []))
     launches = sum(isinstance(step, Launch | Select) for entry in entries for step in entry.steps)
     shared = [count for count in uses.values() if count > 1]
-    text = f"{launches} launches of {len(plan.kernels)} kernels"
-    return text if not shared else f"{text}, of which {len(shared)} serve {sum(shared)} places"
+    text = f"{counted(launches, 'launch', 'launches')} of {counted(len(plan.kernels), 'kernel')}"
+    if not shared:
+        return text
+    serve = "serves" if len(shared) == 1 else "serve"
+    return f"{text}, of which {len(shared)} {serve} {sum(shared)} places"
 
 
 def idioms_text(choices: Iterable[Choice]) -> str:
@@ -155,6 +161,13 @@ def choices_text(choices: Iterable[Choice]) -> str:
 
 def _steps(steps: Sequence[object]) -> dict[str, int]:
     return dict(Counter(step_kind(step) for step in steps))
+
+
+def steps_text(counts: Mapping[str, int]) -> str:
+    """Numbers of steps by their kind in words, `1 copy, 12 launches`."""
+    plurals = {"launch": "launches", "copy": "copies"}
+    texts = [counted(count, kind, plurals.get(kind, "")) for kind, count in sorted(counts.items())]
+    return ", ".join(texts) or "no steps"
 
 
 def step_kind(step: object) -> str:

@@ -25,7 +25,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object per answer")
     command.set_defaults(run=lambda options: _commands().chat(options))
 
-    command = commands.add_parser("eval", help="how well a text is predicted, and how far from a float model")
+    command = commands.add_parser("eval", help="measure how well a text is predicted, and how far from a float model")
     _add_model(command)
     command.add_argument("text", type=Path, help="a text file in UTF-8")
     command.add_argument("--limit", type=int, help="read only so many bytes")
@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument(
         "--llama-cpp", type=Path, metavar="FILE", help="a .gguf file: llama.cpp's figures for the same tokens"
     )
-    command.add_argument("--json", action="store_true")
+    command.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     command.set_defaults(run=lambda options: _commands().eval(options))
     _add_search(commands)
 
@@ -92,7 +92,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--kv-cache",
         default="auto",
         choices=("auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"),
-        help="for a folder or a .gguf file: auto, fp32, bf16, fp16, int8, fp8 or int4",
+        help="for a folder or a .gguf file: how the cache stores keys and values; default auto, by the model's type",
     )
     adapter = command.add_mutually_exclusive_group()
     adapter.add_argument(
@@ -105,10 +105,18 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tokens", type=int, help="how many to generate at most")
-    for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("min-p", float)):
-        command.add_argument(f"--{name}", type=kind)
-    command.add_argument("--repetition-penalty", type=float, default=1.0)
-    command.add_argument("--seed", type=int, default=0)
+    for name, kind, place, text in (
+        ("--temperature", float, "T", "draw tokens; above 1 unlikely ones more often (default: take the likeliest)"),
+        ("--top-k", int, "K", "draw only from the K likeliest tokens"),
+        ("--top-p", float, "P", "draw only from the fewest tokens that have this probability together"),
+        ("--min-p", float, "P", "draw only from tokens with this share of the likeliest one's probability, or more"),
+    ):
+        command.add_argument(name, type=kind, metavar=place, help=text)
+    command.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="R",
+        help="above 1: tokens that were there before are less likely (default: 1)",
+    )  # fmt: skip
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed draws the same tokens (0)")
 
 
 def _commands() -> Any:

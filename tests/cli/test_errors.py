@@ -15,6 +15,7 @@ import pytest
 import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.input_files import read_inputs
+from qcompiler.runtime.backends.registry import is_available
 
 
 def decibels(reference: npt.NDArray[np.float64], value: npt.NDArray[np.float64]) -> float:
@@ -124,3 +125,21 @@ def _texts(path: Path) -> list[str]:
 
     header, texts = read_program(path)
     return [json.dumps(header.ledger), json.dumps(header.report), *(texts[name] for name in texts)]
+
+
+@pytest.mark.slow
+def test_a_file_for_a_gpu_is_measured_layer_by_layer_on_the_simulated_one(
+    data: Path, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = workspace / "gpu.qca"
+    made = ["compile", "small_model:model", "-o", str(file), "--quant", "nf4", "--device", "cuda:0"]
+    assert main([*made, "--targets", "sm_80"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(file), "--error", str(data), "--model", "small_model:model", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["results"]] == ["y"]
+    (gelu,) = (row for row in found["layers"] if row["op"].startswith("gelu"))
+    assert gelu["step"] == 0 and gelu["oracle"] > 110
+    assert 5 < gelu["model"] < 60 and gelu["model"] == pytest.approx(gelu["quantised"], abs=1e-3)
+    if not is_available("cuda:0"):
+        assert any("cuda:0 is not here: the program ran on the simulated GPU" in each for each in found["notes"])

@@ -39,6 +39,17 @@ def test_every_command_has_examples_that_the_parser_takes(name: str, capsys: pyt
     assert ended.value.code == 0 and EXAMPLES[name][0] in capsys.readouterr().out
 
 
+def test_every_command_and_every_argument_says_what_it_is() -> None:
+    silent = [
+        f"{name} {'/'.join(action.option_strings) or action.dest}"
+        for name, command in COMMANDS.items()
+        for action in command._actions
+        if not action.help
+    ]
+    assert not silent
+    assert all(command.description for command in COMMANDS.values())
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_gets_a_script_that_it_reads(shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["completion", shell]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from qcompiler.errors import (
 )
 from qcompiler.frontends.torch.capture.export import export_model
 from qcompiler.frontends.torch.frontend import import_torch
+from qcompiler.runtime import progress
 
 B, S = ("b", 1, 64), ("s", 1, 64)
 
@@ -326,3 +328,32 @@ def test_symbols_keep_the_users_names_in_types() -> None:
     result = import_torch(nn.Flatten(0, 1), (_x(2, 4, 8),), {}, None, ({0: ("batch", 1, 4), 1: ("seq", 1, 8)},))
     assert result.outputs[0].shape == ("batch*seq", 8)
     assert result.symbols == {"batch": (1, 4), "seq": (1, 8)}
+
+
+class Repeated(nn.Module):
+    """Holds a list of modules, and calls one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.layers
+        return first(second(first(x)))
+
+
+def test_an_export_tells_how_far_it_is_and_leaves_no_hook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("QC_QUIET", raising=False)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    export_model(Repeated(), (torch.randn(3, 8),), {}, ({0: ("b", 1, 16)},))
+    said = capsys.readouterr().err
+    assert "qcompiler: tracing the model: 1 of 3 modules, " in said
+    assert re.search(r"tracing the model: 2 of 3 modules, [\d.e+]+/s, \d+ s left\n", said)
+    assert re.search(r"tracing the model: 3 of 3 modules, [\d.e+]+/s\n", said)
+    assert "tracing the model: 4 of" not in said
+    assert "qcompiler: comparing the graph with the model: 2 of 2 runs, " in said
+    with pytest.raises(ExportError):
+        export_model(nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 9)), (torch.randn(3, 8),))
+    assert not nn.modules.module._global_forward_hooks

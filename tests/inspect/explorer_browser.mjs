@@ -1,19 +1,10 @@
 // Opens explorer pages in headless Chromium and reports what it saw as JSON: see test_explorer_browser.py.
 // Arguments: the page, the folder for the screenshots, the width, "light" or "dark".
-import { mkdtempSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { chromium } from "playwright-core";
+import { browser, searchFor } from "./explorer_page.mjs";
 
 const [, , file, shots, width, colorScheme] = process.argv;
-const context = await chromium.launchPersistentContext(mkdtempSync(join(tmpdir(), "qc-explorer-")), {
-  executablePath: process.env.QC_CHROMIUM ?? "/usr/bin/chromium", headless: true, timeout: 180_000, colorScheme,
-  viewport: { width: Number(width), height: 800 },
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync"],
-});
-const page = context.pages()[0] ?? (await context.newPage());
-page.setDefaultTimeout(60_000);
+const { context, page } = await browser({ width: Number(width), height: 800, colorScheme });
 const seen = { console: [], requests: [], contrast: [], overflow: [] };
 page.on("console", (message) => seen.console.push(`${message.type()}: ${message.text()}`));
 page.on("pageerror", (error) => seen.console.push(`error: ${error.message}`));
@@ -52,14 +43,6 @@ const look = async (name) => {
   if (await page.evaluate(() => document.documentElement.scrollWidth > window.innerWidth)) seen.overflow.push(name);
 };
 const text = (selector) => page.locator(selector).first().innerText();
-const searchFor = async (query) => {
-  await page.keyboard.press("/");
-  await page.keyboard.type(query);
-  await page.waitForFunction(() => {
-    const total = document.querySelector("[data-testid=total]")?.textContent ?? "reading";
-    return !total.includes("reading") && !total.startsWith("0 lines");
-  });
-};
 
 const started = Date.now();
 await page.goto(`file://${file}`);
@@ -70,9 +53,12 @@ seen.grey = await page.locator(".list .stage.same").allInnerTexts();
 await look("stages");
 
 // From a value to its kernel, by the mouse.
-await searchFor("op:qc.linear");
+await searchFor(page, "op:qc.linear");
 await look("search");
 seen.found = await text("[data-testid=total]");
+await searchFor(page, "op:qc.linear path:up");
+seen.both = await text("[data-testid=total]");
+await searchFor(page, "op:qc.linear");
 await page.locator("section", { hasText: "fuse-epilogues" }).first().locator(".line").first().click();
 await page.waitForSelector(".row.selected");
 seen.selected = await text(".row.selected .text");
@@ -87,6 +73,8 @@ await page.keyboard.press("Escape");
 seen.closed = (await page.locator(".panel").count()) === 0;
 await page.keyboard.press("d");
 await page.waitForSelector(".column:nth-child(2) .row");
+await page.waitForTimeout(200);
+seen.inSight = await page.locator(".column:nth-child(2) .row.cursor .text").innerText();
 seen.changes = await text(".changes");
 for (let i = 0; i < 80 && !(await page.evaluate(() => document.activeElement?.matches(".column:nth-child(2) .code"))); i += 1)
   await page.keyboard.press("Tab");

@@ -34,7 +34,8 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.fail(f"the explorer's tests need {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("explorer") / "web"
     shutil.copytree(WEB, folder, ignore=shutil.ignore_patterns("node_modules"))
-    shutil.copy(HERE / "explorer_browser.mjs", folder)
+    for script in (HERE / "explorer_browser.mjs", HERE.parents[1] / "benchmarks" / "explorer_page.mjs"):
+        shutil.copy(script, folder)
     node(folder, "npm", "ci", "--no-audit", "--no-fund")
     return folder
 
@@ -100,10 +101,14 @@ def test_a_person_can_read_a_program(
     assert len(list(tmp_path.glob("*.png"))) == 13
     assert seen["stages"] == stages and any("lower-conv2d" in text for text in seen["grey"])
     assert "qc.linear" in seen["selected"] and " lines in " in seen["found"]
+    # Four linears of eight, in each of the stages on tensors: `op:` and `path:` ask for lines that have both.
+    whole, part = (int(seen[name].split()[0].replace(",", "")) for name in ("found", "both"))
+    assert 80 <= part < whole / 2
     for part in ("qc.linear", "type", "tensor<", "module", "0.up", "used", "ended in", "kernel ", "source, C++",
                  "parameters", "nf4", "in each stage", "raise-idioms",
                  "test_explorer_browser.py:", "in forward: return x + self.down(", "linear.default"):  # fmt: skip
         assert part in seen["panel"], part
+    assert seen["inSight"] == seen["selected"], "a comparison begins at the op that was looked at"
     assert seen["closed"] and seen["changes"].startswith("+")
     assert seen["reached"] == "code" and any(mark in seen["difference"] for mark in ("added", "moved", "removed"))
     assert seen["folded"][1] < seen["folded"][0]

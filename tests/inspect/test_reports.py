@@ -69,9 +69,9 @@ def test_equal_decisions_are_counted_and_keep_their_reason() -> None:
 def test_a_report_shows_plan_memory_and_choices(image: ProgramImage) -> None:
     report = ProgramReport("title", "ledger", image.plan, [Choice("s", "p", "what", "why")])
     text = str(report)
-    assert text.startswith("title\n\nledger\n\nPlan: 2 kernels, 1 entry point(s)")
+    assert text.startswith("title\n\nledger\n\nPlan: 2 kernels, 1 entry point")
     assert "main(b in [1, 64]): 1 launch" in text
-    assert "init, once at load: 1 steps" in text
+    assert "init, once at load: 1 step" in text
     assert report.as_dict()["arenas"]["y"] == {"kind": "output", "bytes": 1024}
     assert report.as_dict()["choices"] == [{"stage": "s", "path": "p", "what": "what", "why": "why"}]
 

@@ -76,6 +76,13 @@ def test_a_function_that_calls_a_program_is_refused(f: Any) -> None:
         qc.qcompile(lambda w, x: f(x) @ w.T, (W, ROWS[:3]))
 
 
+def test_a_module_path_has_the_lines_of_the_function(program: qc.Program) -> None:
+    lines = program._imported.lines
+    (((product, ops),), ((tanh, others),)) = lines.values()
+    assert product == tanh and product.startswith(f"{__file__}:") and product.endswith(": return jnp.tanh(x @ w)")
+    assert ops == ("stablehlo.dot_general",) and others == ("stablehlo.tanh",)
+
+
 def test_a_jitted_call_has_the_bits_of_a_call(program: qc.Program, f: Any) -> None:
     jitted = jax.jit(lambda x: (f(x) * 2, f(x=x[:1])))
     for rows in (1, 3, 6):
@@ -203,7 +210,7 @@ def test_a_derivative_through_it_is_an_error_and_beside_it_is_none(program: qc.P
 MISFITS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda f: f(jnp.ones((3, 15))), ArgumentShapeError, r"'x' has shape \(3, 15\), expected \(b, 16\)"),
     (lambda f: f(jnp.ones((33, 16))), ArgumentShapeError, r"dimension 0 \(b\) is 33, and b must lie in 1…32"),
-    (lambda f: f(jnp.ones(16)), ArgumentShapeError, r"1 dimensions instead of 2"),
+    (lambda f: f(jnp.ones(16)), ArgumentShapeError, r"1 dimension instead of 2"),
     (lambda f: f(jnp.ones((3, 16), jnp.int32)), ArgumentDtypeError, r"'x' has dtype i32, the program takes f32"),
     (lambda f: f(np.ones((3, 16))), ArgumentDtypeError, r"'x' has dtype f64, the program takes f32"),
     (lambda f: f(jax.random.key(0)), ArgumentDtypeError, r"'x' has dtype key<fry>"),

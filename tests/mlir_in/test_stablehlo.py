@@ -83,6 +83,9 @@ def test_constants_are_weights_by_the_names_of_their_resources() -> None:
     assert formats(result) == {"up": "nf4", "down": "nf4"}
     x = R.standard_normal((3, 8)).astype(np.float32)
     assert np.abs(answers(read(MLP, DYNAMIC), [x])[0] - reference(x)).max() < 1e-5
+    numbers = [n for n, line in enumerate(MLP.splitlines(), 1) if "stablehlo.dot" in line]
+    named = [line for path in ("up", "down") for line, _ in result.lines[path]]
+    assert [line.rpartition(":")[2] for line in named] == [str(n) for n in numbers], "lines of the text itself"
 
 
 def test_a_constant_that_is_read_twice_is_one_weight_and_numbers_are_none() -> None:

@@ -153,7 +153,7 @@ def test_outs_that_share_memory_are_refused(small: Any, run: LoadedProgram) -> N
         (np.zeros((2, 63), np.float32), ArgumentShapeError, r"'x' has shape \(2, 63\), expected \(b, 64\)"),
         (np.zeros((301, 64), np.float32), ArgumentShapeError, r"b must lie in 2…300"),
         (np.zeros((0, 64), np.float32), ArgumentShapeError, r"b must lie in 1…1"),
-        (np.zeros(64, np.float32), ArgumentShapeError, "1 dimensions instead of 2"),
+        (np.zeros(64, np.float32), ArgumentShapeError, "1 dimension instead of 2"),
         (np.zeros((2, 64)), ArgumentDtypeError, "'x' has dtype f64, the program takes f32"),
         (np.zeros((2, 64), ml_dtypes.bfloat16), ArgumentDtypeError, "'x' has dtype bf16"),
         (np.zeros((2, 64), np.complex64), ArgumentDtypeError, "'x' has dtype complex64"),
@@ -168,7 +168,7 @@ def test_wrong_argument_is_named(run: LoadedProgram, argument: Any, error: type[
 
 
 def test_wrong_structure_is_named(small: Any, run: LoadedProgram) -> None:
-    with pytest.raises(ArgumentStructureError, match="takes 1 positional arguments, the call has 2"):
+    with pytest.raises(ArgumentStructureError, match="takes 1 positional argument, the call has 2"):
         run(small.x(2), small.x(2))
     with pytest.raises(ArgumentStructureError, match="unexpected keyword arguments: 'mask'"):
         run(small.x(2), mask=None)

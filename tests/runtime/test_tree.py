@@ -45,6 +45,22 @@ def test_arguments_of_is_the_inverse_of_flatten() -> None:
     assert tree.input_flattener(NESTED)(args, kwargs) == ["a", "b", "c", "d"]
 
 
+def test_every_tensor_of_the_results_has_a_name_of_its_own() -> None:
+    leaf = [{"kind": "leaf", "index": number} for number in range(4)]
+    pair = {"kind": "tuple", "items": leaf[:2]}
+    assert tree.result_names(leaf[0]) == [("result", 0)]
+    assert tree.result_names(pair) == [("result.0", 0), ("result.1", 1)]
+    named = {"kind": "dict", "keys": ["a", "a.0", "same"], "items": [pair, leaf[2], leaf[2]]}
+    assert tree.result_names(named) == [("a.0", 0), ("a.1", 1), ("a.0_", 2), ("same", 2)]
+    nested = {
+        "kind": "dict",
+        "keys": ["x", "y"],
+        "items": [named, {"kind": "dict", "keys": ["same"], "items": leaf[3:]}],
+    }
+    assert [name for name, _ in tree.result_names(nested)] == ["x.a.0", "x.a.1", "x.a.0_", "x.same", "y.same"]
+    assert tree.result_names({"kind": "list", "items": [{"kind": "none"}, leaf[1]]}) == [("result.1", 1)]
+
+
 def test_trailing_arguments_without_tensors_may_be_left_out() -> None:
     assert tree.input_flattener(NESTED)(("b", ["a", None]), {"past": {"k": "d"}, "mask": "c"}) == ["a", "b", "c", "d"]
 

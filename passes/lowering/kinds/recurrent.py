@@ -14,6 +14,7 @@ from qcompiler.passes.lowering.drafts import Draft, ValueMemory, unit_last
 from qcompiler.passes.lowering.rule import Lowering, Operands, Ranges, is_stored, named
 from qcompiler.passes.pack_weights import WANTED_LAYOUT
 from qcompiler.plan.kinds.recurrent import RecurrentKernel
+from qcompiler.units import counted
 
 
 def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
@@ -23,7 +24,8 @@ def select(op: qc.RecurrentOp, ranges: Ranges, context: QCContext) -> None:
         refs = [each.format.ref if isinstance(each, QTensorType) else None for each in stored]
         op.attributes[WANTED_LAYOUT] = StringAttr(weight_layout(context.target.kind, *refs))
     steps, batch, _ = shape_of(op.x.type)
-    what = f"recurrent: {op.kind.data}, {steps} steps of {batch} rows in one kernel, which reads the weight once a step"
+    size = f"{counted(steps, 'step')} of {counted(batch, 'row')}"
+    what = f"recurrent: {op.kind.data}, {size} in one kernel, which reads the weight once a step"
     context.report.add("select-kernels", path_of(op), what, "")
 
 

@@ -54,6 +54,7 @@ class JaxImport:
     torch_calls: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
@@ -66,11 +67,6 @@ class JaxImport:
     @property
     def decisions(self) -> tuple[tuple[str, str, str], ...]:
         return self.quantized.decisions
-
-    @property
-    def lines(self) -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
-        """None are kept."""
-        return {}
 
     def compared(
         self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], flatten: Callable[[Any], Sequence[Any]]
@@ -130,6 +126,8 @@ class _Importer:
         self.block = Block()
         self.scope = Scope(self.block, self.graph.ranges, self.weights)
         self.decoded: dict[tuple[int, DType], SSAValue] = {}
+        self.lines: dict[str, dict[str, list[str]]] = {}
+        """By module path: the lines of the function, each with the operators that it became."""
 
     def run(self) -> JaxImport:
         kept = [argument for argument in self.graph.arguments if argument not in self.graph.states]
@@ -163,7 +161,9 @@ class _Importer:
         exported = self.quantized.exported
         return JaxImport(
             ModuleOp([main]), self.weights, Signature(inputs=exported.inputs, outputs=exported.outputs),
-            dict(self.graph.ranges), self.quantized, exported.states,
+            dict(self.graph.ranges), self.quantized, exported.states, lines={
+                path: tuple((line, tuple(ops)) for line, ops in found.items()) for path, found in self.lines.items()
+            },
         )  # fmt: skip
 
     def _state(self, argument: Value) -> None:
@@ -189,6 +189,10 @@ class _Importer:
 
     def _node(self, node: Node, use: Use | None) -> None:
         path = self._path(use) if use is not None else node.line
+        if node.source:
+            ops = self.lines.setdefault(path, {}).setdefault(node.source, [])
+            if node.op not in ops:
+                ops.append(node.op)
         scope = self.scope.at(path)
         try:
             made = self._weighted(scope, node, use) if use is not None else self._built(scope, node)

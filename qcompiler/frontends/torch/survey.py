@@ -33,6 +33,7 @@ from qcompiler.ir.types import tensor_dtype
 from qcompiler.kernels.select import FLOATS, templates
 from qcompiler.passes.lowering.kinds import FLOAT_ONLY, TEMPLATES
 from qcompiler.plan.torch_regions import TorchOp, TorchRegion
+from qcompiler.units import counted
 
 PLACES = 8
 """Maximum number of places listed in a finding; for the rest there is a count."""
@@ -66,7 +67,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         uses = sum(self.operators.values())
-        lines = [f"{uses} operators of {len(self.operators)} kinds, for {self.device}"]
+        lines = [f"{counted(uses, 'operator')} of {counted(len(self.operators), 'kind')}, for {self.device}"]
         failing = {finding.operator for finding in self.findings}
         lowered = [f"{name} ({count})" for name, count in self.operators.items() if name not in failing]
         if lowered:
@@ -76,7 +77,7 @@ class Diagnosis:
             lines += [f"    at {place}" for place in finding.places]
             more = finding.count - len(finding.places)
             lines += [f"    and {more} more"] if finding.places and more > 0 else []
-        lines.append("everything lowers" if self.ok else f"{len(self.findings)} problems")
+        lines.append("everything lowers" if self.ok else counted(len(self.findings), "problem"))
         return "\n".join(lines)
 
 

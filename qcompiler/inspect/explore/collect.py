@@ -39,7 +39,8 @@ from qcompiler.plan.plan import Plan
 from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime.plan_bodies import check_bodies
 from qcompiler.runtime.plan_text import check_plan_text
-from qcompiler.runtime.program_file import read_program
+from qcompiler.runtime.program_file import Header, read_program
+from qcompiler.runtime.tree import check_signature, names_in_order
 
 _NO_SASS = (
     "The machine code (SASS) of the CUDA kernels, and their registers: prog.explore(sass=True) and "
@@ -49,10 +50,14 @@ _NO_ERRORS = (
     "Errors of layers and stages: prog.explore(error=prog.errors(x, model=model)) and "
     "qc inspect --html OUT --error x.npz --model package.module:function measure them."
 )
-_NO_LINES = "The model's source lines: only the frontend of torch keeps them."
+_NO_LINES = "The model's source lines: the model was read from a text that names none."
 _NO_LINES_IN_FILE = (
     "The model's source lines: the file was saved without them, since they name paths of a machine "
     "(prog.save(source_lines=True), qc compile --source-lines)."
+)
+_NO_STAGES = (
+    "The IR of the stages: the file was saved without it (qc compile without --no-stages, prog.save(stages=True) and "
+    "lm.save(stages=True) put it in)."
 )
 _FROM_FILE = (
     "The torch graphs of the stages export and insert-qdq: a file does not hold them.",
@@ -81,6 +86,8 @@ class Contents:
     errors: Errors | None = None
     sass: bool = False
     """Whether CUDA kernels are compiled and disassembled."""
+    results: Sequence[str] = ()
+    """The names of the results in the plan's order; those of the plan without."""
 
 
 def collect(contents: Contents) -> Collected:
@@ -92,7 +99,7 @@ def collect(contents: Contents) -> Collected:
     texts = Texts()
     stages = stage_records(contents.stages, texts)
     kernels = _kernels(contents, texts)
-    entries = entry_records(plan, contents.isa, contents.times)
+    entries = entry_records(plan, contents.isa, contents.times, contents.results)
     rows, totals = _ledger(contents)
     model = Model(
         version=MODEL_VERSION,
@@ -145,12 +152,20 @@ def contents_of_file(
     verify_plan(header.plan)
     check_bodies(header.plan)
     stages = _stage_texts(texts)
-    absent = _FROM_FILE if stages else (*_FROM_FILE, "The IR of the stages: the file was saved without it.")
+    absent = _FROM_FILE if stages else (*_FROM_FILE, _NO_STAGES)
     return Contents(
         header.plan, header.target.kind, header.target.isa, "file", in_utf8(path.name), stages,
         header.report if header.report is not None else [], header.ledger, header.qcompiler, absent, times or {},
-        read_lines(texts, str(path)), errors, sass,
+        read_lines(texts, str(path)), errors, sass, _results(header),
     )  # fmt: skip
+
+
+def _results(header: Header) -> Sequence[str]:
+    if not header.plan.entries:
+        return ()
+    first, signature = header.plan.entries[0], header.signature
+    check_signature(signature.inputs, signature.outputs, len(first.inputs), len(first.outputs))
+    return names_in_order(signature.outputs, len(first.outputs))
 
 
 def in_utf8(name: str) -> str:

@@ -11,6 +11,7 @@ from qcompiler.plan.plan import Plan
 from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.nvrtc import Cubin, compile_cubin, kernel_symbol
 from qcompiler.runtime.sass import listings
+from qcompiler.units import counted
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def machine_code(plan: Plan, arch: str) -> Mapping[int, MachineCode]:
     """
     arch_number(arch)  # a file names it, and it becomes a part of a file's name: only a known one may
     source = emit.emit_program(plan, arch)
-    announce = f"compiled {len(plan.kernels)} kernels for {arch}"
+    announce = f"compiled {counted(len(plan.kernels), 'kernel')} for {arch}"
     cubin = compile_cubin(source, arch, emitter_version=emitter_version("cuda"), announce=announce)
     found = listings(cubin.path)
     return {

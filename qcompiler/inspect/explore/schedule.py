@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from qcompiler.errors import ArgumentError
 from qcompiler.inspect.explore.model import Arena, Buffer, Entry, Step
 from qcompiler.inspect.report import step_kind
@@ -19,9 +21,10 @@ Times = Mapping[str, float]
 """Measured seconds by the id of the step: `Profile.seconds()`. A plain mapping names neither device nor sizes."""
 
 
-def entry_records(plan: Plan, isa: str, times: Times) -> tuple[Entry, ...]:
+def entry_records(plan: Plan, isa: str, times: Times, results: Sequence[str] = ()) -> tuple[Entry, ...]:
     """Every entry point, `init` last, at the sizes that were measured, else at its largest ones.
 
+    `results` are names for the results of all entry points but `init`; those of the plan without.
     ArgumentError for times of steps that there are not.
     """
     known = PlanIndex.of(plan)
@@ -37,8 +40,15 @@ def entry_records(plan: Plan, isa: str, times: Times) -> tuple[Entry, ...]:
     unknown = Setting("a device that was not named", {})
     return tuple(
         _entry(plan, known, isa, point, measured.get(point.name, {}), settings.get(point.name, unknown))
-        for point in points
+        for point in (_named(each, results) for each in points)
     )
+
+
+def _named(point: EntryPoint, results: Sequence[str]) -> EntryPoint:
+    if len(results) != len(point.outputs):
+        return point
+    named = (msgspec.structs.replace(sig, name=name) for sig, name in zip(point.outputs, results, strict=True))
+    return msgspec.structs.replace(point, outputs=tuple(named))
 
 
 def _entry(

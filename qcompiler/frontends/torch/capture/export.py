@@ -33,6 +33,7 @@ from qcompiler.frontends.torch.aten.table import BUILDERS
 from qcompiler.frontends.torch.capture import attributes, consecutive_calls, dynamic, expert_weights, narrowing, pooling
 from qcompiler.frontends.torch.capture.decompose import KeepOps, decompose
 from qcompiler.frontends.torch.capture.dynamic import TraceInputs
+from qcompiler.frontends.torch.capture.export_progress import counting_modules
 from qcompiler.frontends.torch.capture.real_parts import use_real_parts
 from qcompiler.frontends.torch.capture.remembered import Remembered
 from qcompiler.frontends.torch.capture.settled_conditions import settled_conditions
@@ -129,6 +130,7 @@ def _export_module(
             recurrent.whole_layers(),
             settled_conditions(),
             in_order,
+            counting_modules(model),
         ):
             warnings.simplefilter("ignore")
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)

@@ -26,6 +26,7 @@ from qcompiler.frontends.torch.common import empty_weights
 from qcompiler.frontends.torch.common.origins import line_of_frame
 from qcompiler.frontends.torch.common.symbols import Symbols
 from qcompiler.plan.dims import Range, dim
+from qcompiler.runtime.progress import Counted
 
 
 def check_ranges(
@@ -92,24 +93,32 @@ def probe(
     if empty_weights.has_empty_parameters(model):
         return tuple(_probe_shapes(model, results, symbols, each, why) for each in probes)
     graph = eager_graph.runnable(program)
-    for each in probes:
-        with torch.no_grad(), attributes.unchanged(model):
-            expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
-        try:
-            with torch.no_grad(), attributes.unchanged(graph):
-                found = _leaves(graph(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
-        except (RuntimeError, AssertionError, IndexError) as error:
-            raise NarrowedDimError(
-                f"the traced graph does not run at {_text(each.sizes)}: {error}" + why(list(each.sizes))
-            ) from error
-        stated = [_stated_shape(leaf, symbols, each.bindings) for leaf in results]
-        fits = all(s is None or s == tuple(e.shape) for s, e in zip(stated, expected, strict=False))
-        if not fits or len(expected) != len(found) or not all(map(_close, expected, found)):
-            raise NarrowedDimError(
-                f"at {_text(each.sizes)} the model takes another path than the one that was traced: its results differ "
-                "from the graph's" + why(list(each.sizes))
-            )
+    with Counted("comparing the graph with the model", 2 * len(probes), "runs") as progress:
+        for each in probes:
+            with torch.no_grad(), attributes.unchanged(model):
+                expected = _leaves(model(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
+            progress.step(1)
+            found = _run_graph(graph, each, why)
+            progress.step(1)
+            stated = [_stated_shape(leaf, symbols, each.bindings) for leaf in results]
+            fits = all(s is None or s == tuple(e.shape) for s, e in zip(stated, expected, strict=False))
+            if not fits or len(expected) != len(found) or not all(map(_close, expected, found)):
+                raise NarrowedDimError(
+                    f"at {_text(each.sizes)} the model takes another path than the one that was traced: its results "
+                    "differ from the graph's" + why(list(each.sizes))
+                )
     return ()
+
+
+def _run_graph(graph: nn.Module, each: Probe, why: Why) -> list[Any]:
+    """The leaves of the graph's results on a probe. NarrowedDimError if it does not run there."""
+    try:
+        with torch.no_grad(), attributes.unchanged(graph):
+            return _leaves(graph(*copy.deepcopy(each.args), **copy.deepcopy(each.kwargs)))
+    except (RuntimeError, AssertionError, IndexError) as error:
+        raise NarrowedDimError(
+            f"the traced graph does not run at {_text(each.sizes)}: {error}" + why(list(each.sizes))
+        ) from error
 
 
 def _probe_shapes(model: nn.Module, results: Sequence[Any], symbols: Symbols, each: Probe, why: Why) -> Note:

@@ -1,10 +1,11 @@
 // The memory plan as lifetimes over offsets, and the timeline of the streams of each device.
 
-import { useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { colourOf } from "./colours";
 import { EntryChoice } from "./graph";
 import { type Arena, bytesText, type Entry, originText, sizesText, type Step, timeText } from "./model";
 import { useApp } from "./state";
+import { Legend } from "./tables";
 
 export function Memory() {
   const { model } = useApp();
@@ -51,9 +52,13 @@ function Lifetimes(props: { arena: Arena; entry: Entry | undefined }) {
         </svg>
         <span class="axis">step 0</span><span class="axis end">step {steps - 1} of {arena.entry}</span>
       </div>
+      <Legend names={kindsOf(arena.buffers.filter((buffer) => buffer.first >= 0).map((buffer) => writer(buffer.name)?.template || "other"))} />
     </section>
   );
 }
+
+/** Each once, in the order in which they come first. */
+const kindsOf = (names: string[]) => [...new Set(names)];
 
 const LANE = 34;
 
@@ -69,9 +74,10 @@ export function Timeline() {
     <div class="page">
       <div class="tools">
         <EntryChoice />
-        <label>width <input type="range" min="1" max="40" step="0.5" value={scale} aria-label="width of the timeline" onInput={(event) => setScale(Number(event.currentTarget.value))} /></label>
+        <label>zoom <input type="range" min="1" max="40" step="0.5" value={scale} aria-label="zoom of the timeline" onInput={(event) => setScale(Number(event.currentTarget.value))} /></label>
       </div>
       <p><b>{timeText(entry.span)}</b> {sizes && `at ${sizes}, `}{originText(entry)}; one after the other {timeText(entry.serial)}{Object.keys(entry.streams).length > 1 && "; outlined: the critical path"}</p>
+      <p><Legend names={kindsOf(works.map((step) => step.template || step.kind))} /></p>
       {devices.map((device) => <Lanes key={device} device={device} entry={entry} works={works} scale={scale} />)}
     </div>
   );
@@ -81,7 +87,16 @@ function Lanes(props: { device: string; entry: Entry; works: Step[]; scale: numb
   const { entry, works, scale } = props;
   const app = useApp();
   const streams = Object.keys(entry.streams).filter((stream) => entry.streams[stream] === props.device);
-  const width = 1180 * scale;
+  const [room, setRoom] = useState(1100);
+  const box = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const element = box.current;
+    if (element === null) return undefined;
+    const observer = new ResizeObserver(() => setRoom(Math.max(200, element.clientWidth)));
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
+  const width = room * scale;
   const x = (us: number) => (us / Math.max(entry.span, 1e-9)) * width;
   const row = new Map(streams.map((stream, i) => [stream, i]));
   const at = new Map(works.map((step) => [step.number, step]));
@@ -90,9 +105,9 @@ function Lanes(props: { device: string; entry: Entry; works: Step[]; scale: numb
       <h2>{props.device}</h2>
       <div class="lanes">
         <div class="names">{streams.map((stream) => <span key={stream} style={{ height: `${LANE}px` }}>{stream}</span>)}</div>
-        <div class="scroll plain" tabIndex={0} role="region" aria-label={`timeline of ${props.device}`}>
-          <svg width={width} height={LANE * streams.length + 16}>
-            {[0, 0.25, 0.5, 0.75, 1].map((share) => <text key={share} class="small" x={Math.min(width - 60, share * width)} y={LANE * streams.length + 12}>{timeText(entry.span * share)}</text>)}
+        <div class="scroll plain" tabIndex={0} role="region" ref={box} aria-label={`timeline of ${props.device}`}>
+          <svg class="times" width={width} height={LANE * streams.length + 16}>
+            {[0, 0.25, 0.5, 0.75, 1].map((share) => <text key={share} class="small" x={share * width} text-anchor={share === 0 ? "start" : share === 1 ? "end" : "middle"} y={LANE * streams.length + 12}>{timeText(entry.span * share)}</text>)}
             {works.filter((step) => row.has(step.stream)).map((step) => {
               const [left, right] = [x(step.begin!), x(step.end!)];
               const label = step.place.split(".").at(-1) || step.template;

@@ -26,7 +26,7 @@ const KEYS: [string, string][] = [
 function start(model: Model): State {
   const last = model.stages.findLastIndex((stage) => stage.kind === "mlir" && "func.func" in stage.ops);
   return {
-    tab: model.stages.length > 0 ? "Stages" : "Kernels", columns: [Math.max(0, last)], column: 0, selection: null, target: null,
+    tab: model.stages.length > 0 ? "Stages" : "Kernels", columns: [Math.max(0, last)], column: 0, selection: null, last: null, target: null,
     query: "", theme: "", help: false, entry: model.entries[0]?.name ?? "",
   };
 }
@@ -34,7 +34,10 @@ function start(model: Model): State {
 function Explorer(props: { model: Model }) {
   const { model } = props;
   const [state, setState] = useState<State>(() => start(model));
-  const set = (change: Partial<State>) => setState((old) => ({ ...old, ...change }));
+  const set = (change: Partial<State>) => setState((old) => {
+    const last = change.selection?.kind === "value" ? change.selection : old.last;
+    return { ...old, ...change, last };
+  });
   const app: App = { model, state, set };
   const search = useRef<HTMLInputElement>(null);
   useEffect(() => { document.documentElement.dataset.theme = state.theme; }, [state.theme]);
@@ -93,9 +96,11 @@ function act(key: string, app: App, search: HTMLInputElement | null): boolean {
   else if (key === "t") set({ theme: other(state.theme) });
   else if (key === "[" && current > 0) show(current - 1);
   else if (key === "]" && current < model.stages.length - 1) show(current + 1);
-  else if (key === "d" && model.stages.length > 1)
-    set({ tab: "Stages", target: null, ...(state.columns.length > 1 ? { columns: [current], column: 0 } : { columns: [Math.max(0, current - 1), Math.max(1, current)], column: 1 }) });
-  else return false;
+  else if (key === "d" && model.stages.length > 1) {
+    const pair = [Math.max(0, current - 1), Math.max(1, current)];
+    const last = state.last?.stage === current ? { stage: current, line: state.last.line } : null; // stays in sight
+    set({ tab: "Stages", target: last, ...(state.columns.length > 1 ? { columns: [current], column: 0 } : { columns: pair, column: 1 }) });
+  } else return false;
   return true;
 }
 

@@ -9,30 +9,50 @@ const PER_STAGE = 50;
 
 interface Found { stage: number; total: number; lines: { line: number; text: string }[] }
 
-/** What a query asks of a line. */
-export function matcher(query: string): (line: Line) => boolean {
-  const found = /^(op|path|shape):(.*)$/.exec(query.trim());
-  const wanted = (found ? found[2]! : query).trim().toLowerCase();
-  if (found?.[1] === "op") return (line) => line.op.toLowerCase().includes(wanted);
-  if (found?.[1] === "path") return (line) => line.path.toLowerCase().includes(wanted);
-  if (found?.[1] === "shape") {
-    // `1x16x512` in MLIR, `[1, 16, 512]` in torch's graphs and in schedules
-    const sizes = wanted.split(/[x×,\s]+/).filter((each) => each !== "");
-    const forms = [`<${sizes.join("x")}x`, `[${sizes.join(", ")}]`];
-    return (line) => sizes.length > 0 && forms.some((form) => line.text.toLowerCase().includes(form));
-  }
+type Matcher = (line: Line) => boolean;
+
+/** What a query asks of a line: all of `op:`, `path:`, `shape:` and text that it has. */
+export function matcher(query: string): Matcher {
+  const all = query.trim().split(/(?:^|\s+)(?=(?:op|path|shape):)/).filter((part) => part !== "").flatMap(conditions);
+  return (line) => all.every((each) => each(line));
+}
+
+/** `op:linear up`: the op, and the text behind it. Sizes may be written with commas, `shape:16, 512`. */
+function conditions(part: string): Matcher[] {
+  const found = /^(?:(op|path):\s*(\S*)|(shape):\s*((?:[^\s,]+,\s*)*\S*))\s*(.*)$/.exec(part);
+  if (!found) return [text(part)];
+  const [, named, value, , sizes, rest] = found;
+  const own = named !== undefined ? field(named as "op" | "path", value!) : shape(sizes!);
+  return rest === "" ? [own] : [own, text(rest!)];
+}
+
+function text(words: string): Matcher {
+  const wanted = words.toLowerCase();
   return (line) => line.text.toLowerCase().includes(wanted);
+}
+
+function field(name: "op" | "path", words: string): Matcher {
+  const wanted = words.toLowerCase();
+  return (line) => line[name].toLowerCase().includes(wanted);
+}
+
+function shape(words: string): Matcher {
+  // `1x16x512` in MLIR, `[1, 16, 512]` in torch's graphs and in schedules
+  const sizes = words.toLowerCase().split(/[x×,\s]+/).filter((each) => each !== "");
+  const forms = [`<${sizes.join("x")}x`, `[${sizes.join(", ")}]`];
+  return (line) => sizes.length > 0 && forms.some((form) => line.text.toLowerCase().includes(form));
 }
 
 export function Search() {
   const app = useApp();
   const { model, state } = app;
   const [found, setFound] = useState<Found[]>([]);
-  const [at, setAt] = useState(0);
+  const [read, setRead] = useState({ query: "", stages: 0 });
   useEffect(() => {
     let live = true;
     const run = async () => {
       setFound([]);
+      setRead({ query: state.query, stages: 0 });
       const matches = matcher(state.query);
       const all: Found[] = [];
       for (const [position, stage] of model.stages.entries()) {
@@ -45,7 +65,7 @@ export function Search() {
           if (one.lines.length < PER_STAGE) one.lines.push({ line: number, text: line.text.trim() });
         });
         if (one.total > 0) all.push(one);
-        setAt(position + 1);
+        setRead({ query: state.query, stages: position + 1 });
         setFound([...all]);
         await pause();
       }
@@ -54,9 +74,10 @@ export function Search() {
     return () => { live = false; clearTimeout(timer); };
   }, [state.query]);
   const query = state.query.trim().toLowerCase();
-  if (query === "") return <div class="page"><p>Type in the field above (key <kbd>/</kbd>). Words are found in every stage; <code>op:linear</code>, <code>path:layers.3</code> and <code>shape:16x512</code> look at ops, module paths and shapes.</p></div>;
+  if (query === "") return <div class="page"><p>Type in the field above (key <kbd>/</kbd>). Words are found in every stage; <code>op:linear</code>, <code>path:layers.3</code> and <code>shape:16x512</code> look at ops, module paths and shapes. Several together ask for lines that have all of them.</p></div>;
   const kernels = model.kernels.filter((each) => each.name.toLowerCase().includes(query));
   const rows = model.ledger.filter((row) => row.parameters.some((each) => each.toLowerCase().includes(query)));
+  const at = read.query === state.query ? read.stages : 0;
   const total = found.reduce((sum, each) => sum + each.total, 0);
   return (
     <div class="page" aria-live="polite">

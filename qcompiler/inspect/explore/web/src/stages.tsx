@@ -11,7 +11,7 @@ const MOST = 4;
 
 export function Stages() {
   const { model, state, set } = useApp();
-  if (model.stages.length === 0) return <p class="empty">This file was saved without the texts of the stages. Kernels, ledger and the plan are on the other pages.</p>;
+  if (model.stages.length === 0) return <p class="empty">This file was saved without the texts of the stages: <code>qc compile</code> without <code>--no-stages</code> and <code>lm.save(path, stages=True)</code> put them in. Kernels, ledger and the plan are on the other pages.</p>;
   return (
     <div class="stages">
       <StageList />

@@ -20,6 +20,8 @@ export interface State {
   columns: number[];
   column: number;
   selection: Selection | null;
+  /** The value that was selected last, also after its details were closed. */
+  last: { stage: number; line: number } | null;
   /** A line to scroll to; a new object scrolls again. */
   target: { stage: number; line: number } | null;
   query: string;
