@@ -13,6 +13,7 @@ its states.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
     from qcompiler.lm.step import DecoderStep
 
 Kind = Literal["conv", "recurrent"]
+
+_current = threading.local()
+
+
+def current() -> DecoderStep | None:
+    """The step that this thread calls: transformers' functions have no other way to it."""
+    return getattr(_current, "step", None)
+
+
+def call(step: DecoderStep | None) -> None:
+    """Makes a step the one that this thread calls."""
+    _current.step = step
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,7 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):  # type: ignore[misc, no-un
         self.buffers: dict[tuple[Kind, int], torch.Tensor] = {
             (shape.kind, shape.index): getattr(step, shape.name) for shape in shapes
         }
+        self.attended_to: dict[int, torch.Tensor] = {}
         self.has_previous_state: dict[int, bool] = dict.fromkeys(range(self.number_of_states), True)
         self.conv_states: dict[int, torch.Tensor | None] = dict(self._before("conv"))
         self.recurrent_states: dict[int, torch.Tensor | None] = dict(self._before("recurrent"))
@@ -89,9 +103,30 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):  # type: ignore[misc, no-un
         return whole
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
-        """Writes the state after the call's last token, and returns it."""
-        self._write("recurrent", state_idx, recurrent_states)
+        """Writes the state after the call's last token, unless `attended` did; returns it."""
+        if recurrent_states is not self.attended_to.get(state_idx):
+            self._write("recurrent", state_idx, recurrent_states)
         return recurrent_states
+
+    def attended(
+        self,
+        index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        decay: torch.Tensor,
+        rate: torch.Tensor | None,
+        beta: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each token reads of a recurrence, and its last states. The operator writes them itself, in place."""
+        positions, counts, buffer = self.step.positions, self.step.counts, self.buffers["recurrent", index]
+        assert positions is not None and counts is not None
+        after, out = torch.ops.qc.linear_attention(
+            buffer, query, key, value, decay, positions[:, 0], counts, rate, beta
+        )
+        buffer.copy_(after)
+        self.attended_to[index] = last = self._slots(after)
+        return out, last
 
 
 def _over(flags: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from qcompiler.errors import ExportError
 from qcompiler.formats import cache_rows
 from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
-from qcompiler.lm import probe, rotation, states
+from qcompiler.lm import probe, recurrences, rotation, states
 from qcompiler.lm.record import mark_slots
 
 ATTENTION = "qcompiler"
@@ -36,10 +35,6 @@ ATTENTION = "qcompiler"
 
 CacheKind = torch.dtype | cache_rows.Kind | None
 """What a cache holds: numbers of a type, rows of a kind, or numbers of the model's own type (None)."""
-
-_current = threading.local()
-"""`step` is the one that this thread calls: transformers' mask functions have no other way to its positions."""
-
 
 class DecoderStep(nn.Module):
     """One call of a decoder with a cache for `batch` sequences of `length` tokens each.
@@ -78,6 +73,7 @@ class DecoderStep(nn.Module):
         self.wanted: torch.Tensor | None = None
         self.counts: torch.Tensor | None = None
         self.caches: list[Any] = []
+        self.asked: torch.Tensor | None = None
         self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
         self.kind = cache if isinstance(cache, str) else None
         found, self.vocabulary = probe.probe(model)
@@ -152,19 +148,19 @@ class DecoderStep(nn.Module):
     ) -> torch.Tensor:
         self.positions, self.rows, self.wanted = positions, rows.reshape(-1), wanted
         self.ring_rows = None if self.ring is None else self._in_ring(rows).reshape(-1)
-        _current.step = self
+        states.call(self)
         try:
             self.caches = self._cache_layers()
             more: dict[str, Any] = {"position_ids": positions} if self.told else {}
             if not self.states:
                 # Some models count tokens in this mask; what is seen follows from the positions alone.
                 more["attention_mask"] = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
-            more[self.cache_argument] = Cache(layers=self.caches)
+            more[self.cache_argument] = StepCache(self)
             logits: torch.Tensor = self.language_model(input_ids=ids, use_cache=True, **more).logits
         finally:
-            _current.step = None
+            states.call(None)
             self.positions = self.rows = self.wanted = self.ring_rows = self.counts = None
-            self.caches = []
+            self.caches, self.asked = [], None
         return logits
 
     def _cache_layers(self) -> list[Any]:
@@ -178,6 +174,15 @@ class DecoderStep(nn.Module):
             else:
                 layers.append(states.StatesOfSlots(self, number) if number in with_states else DummyLayer())
         return layers
+
+    def layer_of(self, state: torch.Tensor | None) -> tuple[states.StatesOfSlots, int] | None:
+        """The layer and the number of a state, as the model was given it."""
+        for layer in self.caches if state is not None else ():
+            if isinstance(layer, states.StatesOfSlots):
+                for index, given in (*layer.recurrent_states.items(), *layer.conv_states.items()):
+                    if given is state:
+                        return layer, index
+        return None
 
     def rows_of_head(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """A hook before the model's head: the head is computed for the wanted tokens alone."""
@@ -259,6 +264,18 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         return self.length
 
 
+class StepCache(Cache):
+    """The cache of one call, which notes what state of a recurrence the model asked for last."""
+
+    def __init__(self, step: DecoderStep) -> None:
+        super().__init__(layers=step.caches)  # type: ignore[no-untyped-call]
+        self.step = step
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        self.step.asked = super().get_recurrent_state(layer_idx, state_idx)  # type: ignore[no-untyped-call]
+        return self.step.asked
+
+
 class StatesAndCacheOfSlots(states.StatesOfSlots, CacheOfSlots):
     """A layer that has both: keys and values, and states."""
 
@@ -277,9 +294,9 @@ def mask_by_position(
     seen = probe.current()
     if seen is not None:
         return seen.mask(batch_size, q_length, kv_length, mask_function)
-    step = _current.step
+    step = states.current()
+    assert step is not None and step.positions is not None
     positions = step.positions
-    assert positions is not None
     sequences = torch.arange(batch_size)[:, None, None, None]
     head = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     queries, keys = positions[:, None, :, None], torch.arange(kv_length)[None, None, None, :]
@@ -305,7 +322,9 @@ def attention(
     if seen is not None:
         seen.attended(key, attention_mask, how.get("sliding_window"))
     else:
-        layer = next((each for each in _current.step.caches if getattr(each, "read", None) is key), None)
+        step = states.current()
+        assert step is not None
+        layer = next((each for each in step.caches if getattr(each, "read", None) is key), None)
     if layer is not None and layer.is_rotated:
         dim = query.shape[-1]
         query, scale = layer.rotate(query), (scale if scale is not None else dim**-0.5) / rotation.squared(dim)
@@ -336,8 +355,9 @@ def _ring_attention(
 ) -> torch.Tensor:
     """Attention to the keys of a layer that keeps a ring."""
     factor = float(scale if scale is not None else query.shape[-1] ** -0.5)
-    positions = _current.step.positions
-    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, positions, window, factor, softcap)
+    step = states.current()
+    assert step is not None
+    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, step.positions, window, factor, softcap)
     return made
 
 
@@ -361,7 +381,7 @@ def prepared(
     modes = [(module, module.training) for module in model.modules()]
     handle = None
     try:
-        with fixed_rotations(model, length):
+        with fixed_rotations(model, length), recurrences.replaced(model):
             model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
             step = DecoderStep(model, batch, rows, length, chunk, cache).eval()
             _check_batch(step, config)
