@@ -69,6 +69,9 @@ def compile_causal_lm(
     or a .gguf file.  Any decoder runs that takes a cache; no list of architectures decides.  `quant` is as for
     `qc.qcompile`; codes in a file are kept as they are.
 
+    Layers may keep other states than keys and values: windows of convolutions, states of recurrences (Mamba, gated delta
+    nets).  They belong to a conversation as its cache does.
+
     `max_seq_len` is the number of tokens, prompt included, that a sequence may have (default: the model's own, at most
     4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
     2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", "int8" or
@@ -134,8 +137,12 @@ def compile_causal_lm(
 
 
 def _cache_choices(step: DecoderStep, length: int, chunk: int) -> list[Choice]:
-    """The rows of each layer's cache, and whether its keys are rotated, with the reasons."""
-    choices = []
+    """The rows of each layer's cache, whether its keys are rotated, and its other states, with the reasons."""
+    why = "each token changes them: `truncate` reads the tokens that remain again"
+    choices = [
+        Choice("kv-cache", f"layer {each.layer}", f"a state of {list(each.shape)} for each sequence ({each.kind})", why)
+        for each in step.states
+    ]
     for layer in step.shapes:
         rows = step.rows_of(layer)
         what, why = f"{rows} rows for each sequence", step.reasons.get(layer, "")
