@@ -9,9 +9,9 @@
     qc.state_update @mean, %1
 
 A *chain* is the sequence of partial updates (index_update, scatter, linear_attention, insert_slice) between a state and
-its new value. Its ops write the state's memory. A new value that one op computes is also computed in the state's memory, if no later
-op reads the old value and the op itself reads it element by element or not at all. Any other new value is copied into
-the state at the end of the entry point.
+its new value. Its ops write the state's memory. A new value that one op computes is also computed in the state's
+memory, if no later op reads the old value and the op itself reads it element by element or not at all. Any other new
+value is copied into the state at the end of the entry point.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     interpreter = Interpreter(module, weights)                 # many calls: `@init` and decoded weights are kept
     outputs = interpreter.run([x], entry="main", states={"kv": kv})
 
-`interpreter_qc.py`, `interpreter_linear_attention.py`, `interpreter_linalg.py` and `interpreter_scalar.py` hold one rule
+`interpreter_qc.py`, `interpreter_linear_attention.py`, `interpreter_linalg.py`, `interpreter_scalar.py` hold one rule
 per op. Every result is checked against the type that the IR states.
 """
 

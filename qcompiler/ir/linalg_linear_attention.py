@@ -1,4 +1,4 @@
-"""Lowers `qc.linear_attention` to an `scf.for` over the tokens around linalg, as `qc.recurrent` (linalg_recurrent.py)."""
+"""Lowers `qc.linear_attention` to an `scf.for` over the tokens around linalg, as linalg_recurrent.py does."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def compile_causal_lm(
     or a .gguf file.  Any decoder runs that takes a cache; no list of architectures decides.  `quant` is as for
     `qc.qcompile`; codes in a file are kept as they are.
 
-    Layers may keep other states than keys and values: windows of convolutions, states of recurrences (Mamba, gated delta
-    nets).  They belong to a conversation as its cache does.
+    Layers may keep other states than keys and values: windows of convolutions, states of recurrences (Mamba, gated
+    delta nets).  They belong to a conversation as its cache does.
 
     `max_seq_len` is the number of tokens, prompt included, that a sequence may have (default: the model's own, at most
     4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
@@ -220,8 +220,8 @@ def sizes_of(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | N
 
 
 def example_inputs(batch: int, rows: int, chunk: int, counts: bool = False) -> dict[str, torch.Tensor]:
-    """Arguments to trace with: sizes above 1, and unlike each other where the ranges allow. `counts`: the step takes how
-    many tokens each sequence reads."""
+    """Arguments to trace with: sizes above 1, and unlike each other where the ranges allow. `counts`: the step takes
+    how many tokens each sequence reads."""
     b, s = (1, min(7, chunk)) if batch == 1 else (min(3, batch), min(7, chunk))
     positions = torch.arange(s).repeat(b, 1)
     more = {"counts": torch.full((b,), s, dtype=torch.int64)} if counts else {}

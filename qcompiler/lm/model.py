@@ -275,7 +275,7 @@ def checked(record: LanguageModel, run: LoadedProgram, path: object) -> Language
         marks = states.pop(MARKS, 0), states.pop(DRAWN, 0)
         fits = fits and marks == (8 * slots * record.vocabulary, 8 * slots)
     named = names == (
-        "ids", "positions", "rows", "wanted", *(["how"] if record.samples else []), *(["counts"] if record.counts else [])
+        "ids", "positions", "rows", "wanted", *["how"] * record.samples, *["counts"] * record.counts,
     )  # fmt: skip
     results = len(entry.outputs) == (2 if record.samples else 1)
     if not (fits and named and results and states and len(out) == 2 and str(out[1]) == str(record.vocabulary)):

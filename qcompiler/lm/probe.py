@@ -55,8 +55,8 @@ class LayerShape:
 
 @dataclass
 class Probe:
-    """What was seen of each layer of the cache. `states` are those beside keys and values, by name. `uses` are the calls of attention that read it: the window that
-    transformers handed over, and the rule of the mask."""
+    """What was seen of each layer of the cache. `states` are those beside keys and values, by name. `uses` are the
+    calls of attention that read a layer: the window that transformers handed over, and the rule of the mask."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     states: dict[str, StateShape] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class _Recorder(Cache):
     """A cache that keeps nothing, and notes what it is given. No layer has a state yet."""
 
     def __init__(self, seen: Probe) -> None:
-        super().__init__(layers=[])  # type: ignore[no-untyped-call]
+        super().__init__(layers=[])
         self.seen = seen
 
     def update(
@@ -236,7 +236,12 @@ class _Recorder(Cache):
         return None
 
     def update_conv_state(
-        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
+        self,
+        conv_states: torch.Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: Any,
     ) -> torch.Tensor:
         """transformers keeps as many columns as the call has where the model does not say how many: those are refused,
         since they are the length of a prompt."""

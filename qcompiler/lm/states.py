@@ -56,12 +56,14 @@ class StateShape:
         return f"{self.kind}_{self.layer}_{self.index}"
 
 
-class StatesOfSlots(LinearAttentionCacheLayerMixin):  # type: ignore[misc, no-untyped-call]  # transformers has no types
+class StatesOfSlots(LinearAttentionCacheLayerMixin):
     """The states of one layer, during one call. Each is a buffer (slots, …); sequence i of the call uses slot i."""
+
+    step: DecoderStep
 
     def __init__(self, step: DecoderStep, number: int) -> None:
         shapes = [shape for shape in step.states if shape.layer == number]
-        LinearAttentionCacheLayerMixin.__init__(self, max(shape.index for shape in shapes) + 1)  # type: ignore[no-untyped-call]
+        LinearAttentionCacheLayerMixin.__init__(self, max(shape.index for shape in shapes) + 1)
         self.step = step
         self.buffers: dict[tuple[Kind, int], torch.Tensor] = {
             (shape.kind, shape.index): getattr(step, shape.name) for shape in shapes
@@ -80,7 +82,10 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):  # type: ignore[misc, no-un
         begins = self.step.positions[:, 0] == 0
         for (each, index), buffer in self.buffers.items():
             if each == kind:
-                yield index, torch.where(_over(begins, buffer), torch.zeros((), dtype=buffer.dtype), self._slots(buffer))
+                yield (
+                    index,
+                    torch.where(_over(begins, buffer), torch.zeros((), dtype=buffer.dtype), self._slots(buffer)),
+                )
 
     def _slots(self, buffer: torch.Tensor) -> torch.Tensor:
         """The slots of the call's sequences. Without a batch there is one slot."""

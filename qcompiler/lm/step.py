@@ -36,6 +36,7 @@ ATTENTION = "qcompiler"
 CacheKind = torch.dtype | cache_rows.Kind | None
 """What a cache holds: numbers of a type, rows of a kind, or numbers of the model's own type (None)."""
 
+
 class DecoderStep(nn.Module):
     """One call of a decoder with a cache for `batch` sequences of `length` tokens each.
 
@@ -44,7 +45,8 @@ class DecoderStep(nn.Module):
     ring (lm/probe.py) row `slot * ring.rows + position % ring.rows`; `wanted` (k) picks the
     tokens that get logits, as indices into the b·s tokens; `how` (b, 10) says for each sequence how its next token is
     drawn (plan/kinds/sample.py).  Models with states beside keys and values (lm/states.py) also take `counts` (b), how
-    many of its tokens a sequence reads: s, or 0, which leaves its states as they are.  Returns logits (k, vocabulary) and the tokens (b), negative where there is none.
+    many of its tokens a sequence reads: s, or 0, which leaves its states as they are.  Returns logits (k, vocabulary)
+    and the tokens (b), negative where there is none.
 
     `drawn` has the tokens of the last call; an id below 0 stands for it, so that the next step needs nothing from
     the host.  `marks` (2, slots, vocabulary) has the tallies of tokens for penalties, to which each drawn one is added,
@@ -167,12 +169,13 @@ class DecoderStep(nn.Module):
         """The layers of transformers' cache for this call."""
         with_states = {shape.layer for shape in self.states}
         layers: list[Any] = []
+        nothing: Any = DummyLayer()  # type: ignore[no-untyped-call]
         for number in range(max((*self.shapes, *with_states)) + 1):
             if number in self.shapes:
                 kind = StatesAndCacheOfSlots if number in with_states else CacheOfSlots
                 layers.append(kind(self, number))
             else:
-                layers.append(states.StatesOfSlots(self, number) if number in with_states else DummyLayer())
+                layers.append(states.StatesOfSlots(self, number) if number in with_states else nothing)
         return layers
 
     def layer_of(self, state: torch.Tensor | None) -> tuple[states.StatesOfSlots, int] | None:
@@ -268,15 +271,15 @@ class StepCache(Cache):
     """The cache of one call, which notes what state of a recurrence the model asked for last."""
 
     def __init__(self, step: DecoderStep) -> None:
-        super().__init__(layers=step.caches)  # type: ignore[no-untyped-call]
+        super().__init__(layers=step.caches)
         self.step = step
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        self.step.asked = super().get_recurrent_state(layer_idx, state_idx)  # type: ignore[no-untyped-call]
+        self.step.asked = super().get_recurrent_state(layer_idx, state_idx)
         return self.step.asked
 
 
-class StatesAndCacheOfSlots(states.StatesOfSlots, CacheOfSlots):
+class StatesAndCacheOfSlots(states.StatesOfSlots, CacheOfSlots):  # type: ignore[no-untyped-call, override, misc]
     """A layer that has both: keys and values, and states."""
 
     def __init__(self, step: DecoderStep, number: int) -> None:

@@ -42,7 +42,8 @@ READ_BY_TRANSFORMERS = (
 
 
 PLAIN = {
-    "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "attn_k_b", "altup_correct_coef", "altup_predict_coef", "conv",
+    "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "attn_k_b", "altup_correct_coef", "altup_predict_coef",
+    "conv",
 }  # fmt: skip
 """Tensors that llama.cpp keeps in plain numbers, or that have too few columns for a block."""
 

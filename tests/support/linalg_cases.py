@@ -422,9 +422,7 @@ def linear_attention(*, columns: bool = False, rate: bool = False, beta: bool = 
     ]  # fmt: skip
 
     def body(b: Builder, a: Any) -> Any:
-        return b.insert(
-            qc.LinearAttentionOp(**dict(zip([name for name, _ in names], a, strict=True)))
-        ).results
+        return b.insert(qc.LinearAttentionOp(**dict(zip([name for name, _ in names], a, strict=True)))).results
 
     sizes = {"b": 4, "t": 5}
     inputs = [

@@ -24,9 +24,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def spec(name: str, form: str, *, batch: Dim = "b", steps: Dim = "t", apart: int = 1) -> KernelSpec:
     """`apart`: the step between the elements of values."""
-    body = LinearAttentionKernel(
-        slots=SLOTS, batch=batch, steps=steps, heads=HEADS, groups=GROUPS, **FORMS[form]
-    )
+    body = LinearAttentionKernel(slots=SLOTS, batch=batch, steps=steps, heads=HEADS, groups=GROUPS, **FORMS[form])
     last = body.depth if body.decays_columns else 1
     values = (batch, steps, HEADS, body.width)
     operands = [

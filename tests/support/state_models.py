@@ -54,7 +54,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8,
         },
     ),
-    "qwen3_next": ("Qwen3NextConfig", {**_SIZES, **_HEADS, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3_next": (
+        "Qwen3NextConfig", {**_SIZES, **_HEADS, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 32}
+    ),
     "qwen3_5_text": ("Qwen3_5TextConfig", {**_SIZES, **_HEADS, **_DELTA}),
     "olmo_hybrid": (
         "OlmoHybridConfig",

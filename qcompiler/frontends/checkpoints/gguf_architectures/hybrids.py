@@ -77,8 +77,6 @@ _WHOLE = {
 
 HYBRIDS = {
     "lfm2": Architecture("Lfm2ForCausalLM", "Lfm2Config", _lfm2_dense, top=_TOP, inside=_INSIDE),
-    "lfm2moe": Architecture(
-        "Lfm2MoeForCausalLM", "Lfm2MoeConfig", _lfm2_moe, top=_TOP, inside=_INSIDE, whole=_WHOLE
-    ),
+    "lfm2moe": Architecture("Lfm2MoeForCausalLM", "Lfm2MoeConfig", _lfm2_moe, top=_TOP, inside=_INSIDE, whole=_WHOLE),
 }
 """By `general.architecture`."""
