@@ -168,10 +168,10 @@ class Conversation:
             self._overwrite(call)
             self._is_torn = self.record.counts
             yield call
-            self._is_torn = False
             for i, piece in enumerate(pieces):
                 self.tokens[i].extend(piece.tolist())
                 done[i] += len(piece)
+            self._is_torn = False
 
     def _checked(self, new: Sequence[Sequence[int]] | Sequence[int]) -> list[Ids]:
         rows: Any = [new] if len(self) == 1 and (not len(new) or np.ndim(new[0]) == 0) else new
@@ -284,13 +284,14 @@ class Conversation:
         """Reads all tokens again if a call did not end: its states may be those before it, after it, or between."""
         if not self._is_torn:
             return
-        kept = [np.array(tokens, np.int64) for tokens in self.tokens]
+        before, is_done = self.tokens, False
         try:
-            self.tokens, self._kept = [[] for _ in kept], [0] * len(self)
-            self._read(kept, False)
+            self.tokens, self._kept = [[] for _ in before], [0] * len(self)
+            self._read([np.array(tokens, np.int64) for tokens in before], False)
+            is_done = True
         finally:
-            if self._is_torn:  # interrupted again
-                self.tokens = [tokens.tolist() for tokens in kept]
+            if not is_done:  # interrupted again
+                self.tokens, self._is_torn = before, True
 
     def reset(self) -> None:
         """Forgets all tokens. The cache keeps its memory."""

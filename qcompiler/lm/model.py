@@ -221,8 +221,9 @@ class CausalLM:
     ) -> UpstreamModule:
         """One call of the decoder in upstream MLIR dialects; see `Program.to_mlir` and docs/mlir.md.
 
-        It takes `ids`, `positions`, `rows`, `wanted` and `how` (docs/mlir.md says what they hold), then the states, and
-        returns logits and tokens, then the new states. States have names: `keys_0`, `values_0`, …, `marks` and `drawn`.
+        It takes `ids`, `positions`, `rows`, `wanted`, `how` and, where layers have states beside keys and values,
+        `counts` (docs/mlir.md says what they hold), then the states, and returns logits and tokens, then the new
+        states. States have names: `keys_0`, `values_0`, …, `conv_0_0`, `recurrent_0_0`, …, `marks` and `drawn`.
         `entry` is "prefill" (any number of tokens, as without it), "decode" (one token of one sequence) or
         "decode_batch" (one token of several sequences).
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -227,22 +228,40 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
 """By the name of the kernel."""
 
 
+_lock = threading.Lock()
+_held: dict[tuple[str, str], tuple[Any, int]] = {}
+"""By module and name: the function of transformers that was replaced, and how many compilations use the new one."""
+
+
 @contextlib.contextmanager
 def replaced(model: nn.Module) -> Iterator[None]:
-    """Puts `REPLACEMENTS` into the modules that define the model's classes, for calls of this thread's step."""
-    held: list[tuple[Any, str, Any]] = []
-    names = {kind.__module__ for each in model.modules() for kind in type(each).__mro__}
+    """Puts `REPLACEMENTS` into the modules that define the model's classes, for calls of a step or a probe.
+
+    Several threads may compile models of one module: the last one puts transformers' functions back.
+    """
+    modules = {kind.__module__ for each in model.modules() for kind in type(each).__mro__}
+    mine: list[tuple[str, str]] = []
     try:
-        for module in [sys.modules[name] for name in sorted(names) if name.startswith("transformers.")]:
-            for name, function in list(vars(module).items()):
-                made = REPLACEMENTS.get(kernel_of(function) or "")
-                if made is not None:
-                    held.append((module, name, function))
-                    setattr(module, name, _within_a_step(made, function))
+        with _lock:
+            for module in sorted(name for name in modules if name.startswith("transformers.")):
+                for name, function in list(vars(sys.modules[module]).items()):
+                    made = REPLACEMENTS.get(kernel_of(function) or "")
+                    if (module, name) not in _held and made is not None:
+                        _held[module, name] = function, 0
+                        setattr(sys.modules[module], name, _within_a_step(made, function))
+                    if (module, name) in _held:
+                        original, users = _held[module, name]
+                        _held[module, name] = original, users + 1
+                        mine.append((module, name))
         yield
     finally:
-        for module, name, function in held:
-            setattr(module, name, function)
+        with _lock:
+            for module, name in mine:
+                original, users = _held.pop((module, name))
+                if users > 1:
+                    _held[module, name] = original, users - 1
+                else:
+                    setattr(sys.modules[module], name, original)
 
 
 def kernel_of(function: Any) -> str | None:

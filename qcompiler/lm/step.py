@@ -279,7 +279,7 @@ class StepCache(Cache):
         return self.step.asked
 
 
-class StatesAndCacheOfSlots(states.StatesOfSlots, CacheOfSlots):  # type: ignore[no-untyped-call, override, misc]
+class StatesAndCacheOfSlots(states.StatesOfSlots, CacheOfSlots):  # type: ignore[no-untyped-call, override]
     """A layer that has both: keys and values, and states."""
 
     def __init__(self, step: DecoderStep, number: int) -> None:

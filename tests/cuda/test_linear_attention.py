@@ -21,7 +21,9 @@ def kernels(sim_module: Callable[..., Any]) -> Any:
     return sim_module(list(SPECS.values()))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "delta rule" else pytest.mark.slow) for name in SPECS]
+)
 def test_every_form_equals_float64(kernels: Any, name: str) -> None:
     made = SPECS[name]
     for batch, steps in ((2, 1),) if name == "static" else ((4, 1), (4, 9), (1, 20)):

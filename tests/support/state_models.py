@@ -79,10 +79,7 @@ def build(name: str) -> Any:
 
 
 def small() -> Any:
-    """A model of two layers: one with a window of a convolution, one with keys and values."""
+    """One layer of Mamba: a window of a convolution and a recurrence, no keys and values."""
     torch.manual_seed(0)
-    config = transformers.Lfm2Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, layer_types=["conv", "full_attention"],
-        num_hidden_layers=2, max_position_embeddings=128, **_HEADS,
-    )  # fmt: skip
-    return transformers.Lfm2ForCausalLM(config).eval()
+    config = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
+    return transformers.MambaForCausalLM(config).eval()
