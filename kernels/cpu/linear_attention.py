@@ -90,13 +90,14 @@ def _token(spec: KernelSpec, named: dict[str, Operand]) -> list[str]:
 
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel."""
-    body, named = _body(spec), {operand.name: operand for operand in spec.operands}
+    body = _body(spec)
+    named = dict(zip(body.names, spec.operands, strict=True))
     items, steps = f"{c_dim(body.batch)} * {body.heads}", c_dim(body.steps)
     cost = f"qc_tasks({items}, {steps} * {6 * body.width * body.depth})"
     state = named["state"]
     needs_room = body.decays_columns or body.has_rate
     task = [
-        *(pointer(operand, number, operand.name, "call->op") for number, operand in enumerate(spec.operands)),
+        *(pointer(operand, number, name, "call->op") for number, (name, operand) in enumerate(named.items())),
         *(["float* const keeps = (float*)scratch;"] if needs_room else []),
         f"const int64_t items = {items}, tasks = {cost}, state_row = {c_dim(state.strides[2])};",
         "for (int64_t i = qc_share(items, task, tasks); i < qc_share(items, task + 1, tasks); i++) {",

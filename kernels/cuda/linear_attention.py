@@ -31,7 +31,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     del arch
     body = spec.body
     assert isinstance(body, LinearAttentionKernel)
-    named = {operand.name: operand for operand in spec.operands}
+    named = dict(zip(body.names, spec.operands, strict=True))
     lanes = _lanes(body.depth)
     each, rows = -(-body.depth // lanes), _THREADS // lanes
     blocks = blocks_of(dim(body.heads * body.width), rows).to_dim()

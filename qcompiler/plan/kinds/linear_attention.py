@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from qcompiler.errors import PlanError
 from qcompiler.plan.dims import Dim
-from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, Contract, Role, RoleKernel, Symbols, once, replaced, volume
+from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, Contract, Role, RoleKernel, Symbols, replaced, volume
 from qcompiler.plan.operands import Operand
 
 
@@ -28,6 +28,12 @@ class LinearAttentionKernel(RoleKernel, frozen=True, tag="linear_attention"):
     decays_columns: bool = False
     has_rate: bool = False
     has_beta: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The operands' roles, in order."""
+        optional = (*["rate"] * self.has_rate, *["beta"] * self.has_beta)
+        return ("state", "query", "key", "value", "decay", "first", "counts", *optional, "out")
 
     def contract(self, operands: int) -> Contract:
         if self.decays_columns and self.has_rate:
@@ -69,6 +75,4 @@ class LinearAttentionKernel(RoleKernel, frozen=True, tag="linear_attention"):
 
     def moved(self, operand: Operand, stored: int, symbols: Symbols) -> int:
         """Only the states of the call's sequences are moved. They stay in a cache or in registers between tokens."""
-        if operand.name == "state":
-            return replaced(operand, stored, (self.batch, self.heads, self.width, self.depth), symbols)
-        return once(operand, stored)
+        return replaced(operand, stored, (self.batch, self.heads, self.width, self.depth), symbols)
