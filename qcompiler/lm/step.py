@@ -156,6 +156,7 @@ class DecoderStep(nn.Module):
             more: dict[str, Any] = {"position_ids": positions} if self.told else {}
             if not self.states:
                 # Some models count tokens in this mask; what is seen follows from the positions alone.
+                # Layers with other states would multiply by it, which changes nothing: no call has padding.
                 more["attention_mask"] = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
             more[self.cache_argument] = StepCache(self)
             logits: torch.Tensor = self.language_model(input_ids=ids, use_cache=True, **more).logits
