@@ -29,6 +29,8 @@ def root_of(value: SSAValue) -> SSAValue | None:
     owner = value.owner
     if not isinstance(owner, Operation) or isinstance(owner, qc.ConstOp | qc.StateOp | qc.IndexUpdateOp):
         return None
+    if isinstance(owner, qc.LinearAttentionOp) and value is owner.after:
+        return None
     if isinstance(owner, qc.SoftmaxOp) and owner.axis.value.data != len(shape_of(owner.result.type)) - 1:
         return None
     return None if isinstance(owner, VIEWS) else value

@@ -8,10 +8,10 @@
     %1 = linalg.generic ins(%s, %x) { mulf; addf }
     qc.state_update @mean, %1
 
-A *chain* is the sequence of partial updates (index_update, scatter, insert_slice) between a state and its new value.
-Its ops write the state's memory. A new value that one op computes is also computed in the state's memory, if no later
-op reads the old value and the op itself reads it element by element or not at all. Any other new value is copied into
-the state at the end of the entry point.
+A *chain* is the sequence of partial updates (index_update, scatter, linear_attention, insert_slice) between a state and
+its new value. Its ops write the state's memory. A new value that one op computes is also computed in the state's
+memory, if no later op reads the old value and the op itself reads it element by element or not at all. Any other new
+value is copied into the state at the end of the entry point.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def base_of(op: object) -> SSAValue | None:
     """The operand that a partial update modifies; None for other ops."""
     if isinstance(op, qc.IndexUpdateOp | qc.ScatterOp):
         return op.x
+    if isinstance(op, qc.LinearAttentionOp):
+        return op.state
     return op.dest if isinstance(op, tensor_dialect.InsertSliceOp) else None
 
 
@@ -96,9 +98,8 @@ def _chain(value: SSAValue) -> tuple[list[Operation], SSAValue]:
         value = unreshaped(value)
         owner = value.owner
         base = base_of(owner)
-        if base is None:
+        if base is None or not isinstance(owner, Operation) or value is not owner.results[0]:
             return chain, value
-        assert isinstance(owner, Operation)
         chain.append(owner)
         value = base
 

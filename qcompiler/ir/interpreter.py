@@ -4,8 +4,8 @@
     interpreter = Interpreter(module, weights)                 # many calls: `@init` and decoded weights are kept
     outputs = interpreter.run([x], entry="main", states={"kv": kv})
 
-`interpreter_qc.py`, `interpreter_linalg.py` and `interpreter_scalar.py` hold one rule per op. Every result is checked
-against the type that the IR states.
+`interpreter_qc.py`, `interpreter_linear_attention.py`, `interpreter_linalg.py`, `interpreter_scalar.py` hold one rule
+per op. Every result is checked against the type that the IR states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
 from xdsl.ir import Operation, SSAValue
 
 from qcompiler.errors import DimError, InterpreterError
-from qcompiler.ir import interpreter_linalg, interpreter_qc  # noqa: F401  (they register their rules)
+from qcompiler.ir import (  # they register their rules
+    interpreter_linalg,  # noqa: F401
+    interpreter_linear_attention,  # noqa: F401
+    interpreter_qc,  # noqa: F401
+)
 from qcompiler.ir.interpreter_base import RULES, Array, Frame, Unpack, check_result, where
 from qcompiler.ir.interpreter_linalg import evaluate_structured
 from qcompiler.ir.interpreter_scalar import evaluate_scalar, numpy_dtype

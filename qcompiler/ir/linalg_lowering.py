@@ -10,6 +10,7 @@ from __future__ import annotations
 from qcompiler.ir import qc
 from qcompiler.ir.linalg_attention import ATTENTION
 from qcompiler.ir.linalg_base import RULES, WITHOUT, LinalgLowering, lower
+from qcompiler.ir.linalg_linear_attention import LINEAR_ATTENTION
 from qcompiler.ir.linalg_matmuls import MATMULS
 from qcompiler.ir.linalg_norms import NORMS
 from qcompiler.ir.linalg_orders import ORDERS
@@ -20,7 +21,7 @@ from qcompiler.ir.linalg_sample import SAMPLE
 
 __all__ = ["BY_THE_PASS", "CONSTANTS", "RULES", "STATES", "UPDATES", "WITHOUT", "LinalgLowering", "lower"]
 
-for _table in (MATMULS, ATTENTION, NORMS, POSITIONS, ORDERS, ROWS, RECURRENT, SAMPLE):
+for _table in (MATMULS, ATTENTION, NORMS, POSITIONS, ORDERS, ROWS, RECURRENT, LINEAR_ATTENTION, SAMPLE):
     RULES.update(_table)
 
 CONSTANTS = "qc.constants"

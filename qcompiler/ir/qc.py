@@ -8,7 +8,7 @@ they share is in `qc_base.py`.  An op is in the dialect as soon as one of these 
     quantised   quantize  dequantize, in qc_rows.py: quantize_rows  dequantize_rows, in qc_cache.py: quantize_cache
                 dequantize_cache
     matmuls     linear  batch_matmul  attention, in qc_experts.py: grouped_linear, in qc_conv.py: conv2d  windows, in
-                qc_recurrent.py: recurrent
+                qc_recurrent.py: recurrent, in qc_linear_attention.py: linear_attention
     norms       rms_norm  layer_norm  softmax
     positions   qc_index.py, whose head lists them: ops that read along, or order, an axis
     escape      torch_call, in qc_torch.py
@@ -51,7 +51,17 @@ from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
 from qcompiler.formats import cache_rows
-from qcompiler.ir import qc_cache, qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch
+from qcompiler.ir import (
+    qc_cache,
+    qc_conv,
+    qc_experts,
+    qc_index,
+    qc_linear_attention,
+    qc_norm,
+    qc_recurrent,
+    qc_rows,
+    qc_torch,
+)
 from qcompiler.ir.effects import ReadsState, WritesState
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.qc_cache import DequantizeCacheOp, QuantizeCacheOp
@@ -68,6 +78,7 @@ from qcompiler.ir.qc_index import (
     SortOp,
     TopkOp,
 )
+from qcompiler.ir.qc_linear_attention import LinearAttentionOp
 from qcompiler.ir.qc_norm import NORMS, LayerNormOp, RmsNormOp, SoftmaxOp, statistics_type
 from qcompiler.ir.qc_recurrent import RecurrentOp
 from qcompiler.ir.qc_rows import DequantizeRowsOp, QuantizeRowsOp
@@ -87,9 +98,9 @@ from qcompiler.plan.row_statistics import Kind
 __all__ = [
     "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeCacheOp",
     "DequantizeOp", "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp",
-    "LayerNormOp", "LinearOp", "QCOp", "QuantizeCacheOp", "QuantizeOp", "QuantizeRowsOp", "RecurrentOp", "RmsNormOp",
-    "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp", "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp",
-    "YieldOp",
+    "LayerNormOp", "LinearAttentionOp", "LinearOp", "QCOp", "QuantizeCacheOp", "QuantizeOp", "QuantizeRowsOp",
+    "RecurrentOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp", "StateUpdateOp", "TopkOp",
+    "TorchCallOp", "WindowsOp", "YieldOp",
 ]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -647,7 +658,17 @@ QC = Dialect(
         globals(),
         *(
             vars(module)
-            for module in (qc_cache, qc_conv, qc_experts, qc_index, qc_norm, qc_recurrent, qc_rows, qc_torch)
+            for module in (
+                qc_cache,
+                qc_conv,
+                qc_experts,
+                qc_index,
+                qc_linear_attention,
+                qc_norm,
+                qc_recurrent,
+                qc_rows,
+                qc_torch,
+            )
         ),
     ),
     [DimsAttr, FormatAttr, LayoutAttr, QTensorType],

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from qcompiler.lm.record import LanguageModel
 
 _NAME = re.compile(r"state\.(?:keys|values)_(\d{1,6})")
+_STATE = re.compile(r"state\.(?:conv|recurrent)_(\d{1,6})_\d{1,3}")
+"""What a layer keeps beside keys and values (lm/states.py)."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,28 @@ def layer_caches(record: LanguageModel, plan: Plan) -> list[LayerCache]:
 def cache_lines(record: LanguageModel, plan: Plan) -> list[str]:
     """The caches in words: a line for each kind of layer."""
     caches = layer_caches(record, plan)
-    lines = [f"cache    {human_bytes(sum(each.nbytes for each in caches))} for {record.max_batch} sequence(s)"]
+    states = layer_states(plan)
+    total = sum(each.nbytes for each in caches) + sum(states.values())
+    lines = [f"cache    {human_bytes(total)} for {record.max_batch} sequence(s)"]
     kinds = sorted({(each.is_ring, each.rows, each.nbytes) for each in caches})
     for is_ring, rows, nbytes in kinds:
         layers = [each.layer for each in caches if (each.is_ring, each.rows, each.nbytes) == (is_ring, rows, nbytes)]
         what = f"a ring of {rows} rows (window {record.window})" if is_ring else f"{rows} rows"
         lines.append(f"  layers {_spans(layers)}: {what}, {human_bytes(nbytes)} each")
+    for nbytes in sorted(set(states.values())):
+        layers = [layer for layer, size in states.items() if size == nbytes]
+        lines.append(f"  layers {_spans(layers)}: states that each token changes, {human_bytes(nbytes)} each")
     return lines
+
+
+def layer_states(plan: Plan) -> dict[int, int]:
+    """The bytes of what layers keep beside keys and values, by layer."""
+    sizes: dict[int, int] = {}
+    for arena in plan.arenas:
+        found = _STATE.fullmatch(arena.name) if arena.kind == "state" else None
+        if found is not None:
+            sizes[int(found[1])] = sizes.get(int(found[1]), 0) + arena.nbytes
+    return dict(sorted(sizes.items()))
 
 
 def _spans(numbers: list[int]) -> str:
@@ -71,6 +88,8 @@ def wrong_cache(record: LanguageModel, plan: Plan) -> str | None:
     """
     caches = {arena.name: arena for arena in plan.arenas if arena.kind == "state" and _NAME.fullmatch(arena.name)}
     layers = {int(found[1]) for name in caches if (found := _NAME.fullmatch(name)) is not None}
+    if record.counts != bool(layer_states(plan)):
+        return "layers keep states that each token changes" if not record.counts else "no layer keeps other states"
     missing = set(record.ring_layers) - layers
     if missing:
         return f"layer {min(missing)} keeps a ring and has no cache"
@@ -99,4 +118,4 @@ def _views(plan: Plan) -> Iterator[View]:
                 yield from (view for view in step.operands if isinstance(view, View))
 
 
-__all__ = ["LayerCache", "cache_lines", "layer_caches", "wrong_cache"]
+__all__ = ["LayerCache", "cache_lines", "layer_caches", "layer_states", "wrong_cache"]

@@ -69,6 +69,9 @@ def compile_causal_lm(
     or a .gguf file.  Any decoder runs that takes a cache; no list of architectures decides.  `quant` is as for
     `qc.qcompile`; codes in a file are kept as they are.
 
+    Layers may keep other states than keys and values: windows of convolutions, states of recurrences (Mamba, gated
+    delta nets).  They belong to a conversation as its cache does.
+
     `max_seq_len` is the number of tokens, prompt included, that a sequence may have (default: the model's own, at most
     4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
     2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", "int8" or
@@ -112,29 +115,35 @@ def compile_causal_lm(
         prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length, chunk) as step,
     ):
         program = qcompile(
-            step, (), example_inputs(max_batch, rows, chunk), dynamic_shapes=ranges_of(max_batch, chunk),
+            step, (), example_inputs(max_batch, rows, chunk, step.has_states),
+            dynamic_shapes=ranges_of(max_batch, chunk, step.has_states),
             buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
-            dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source, calibrate=inputs,
+            dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source,
+            calibrate=None if inputs is None else with_counts(inputs, step),
         )  # fmt: skip
         rings: dict[str, Any] = {}
         if step.ring is not None:
             rings = {"window": step.ring.window, "ring": step.ring.rows, "ring_layers": tuple(sorted(step.ring.layers))}
         program.decided(_cache_choices(step, length, chunk))
-        dtype = step.kind or str(step.keys_0.dtype).removeprefix("torch.")
+        dtype = step.cache_dtype
     config = model.config.get_text_config()
     record = LanguageModel(
         vocabulary=int(program.plan.entries[0].outputs[0].shape[1]), max_seq_len=length, max_batch=max_batch, rows=rows,
         chunk=chunk, cache_dtype=dtype, architecture=type(model).__name__, end_ids=end_ids(model),
         start_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None, samples=True,
-        **rings,
+        counts=step.has_states, **rings,
     )  # fmt: skip
     return CausalLM(program.run, record, program, text)
 
 
 def _cache_choices(step: DecoderStep, length: int, chunk: int) -> list[Choice]:
-    """The rows of each layer's cache, and whether its keys are rotated, with the reasons."""
-    choices = []
-    for layer in range(step.layers):
+    """The rows of each layer's cache, whether its keys are rotated, and its other states, with the reasons."""
+    why = "each token changes them: `truncate` reads the tokens that remain again"
+    choices = [
+        Choice("kv-cache", f"layer {each.layer}", f"a state of {list(each.shape)} for each sequence ({each.kind})", why)
+        for each in step.states
+    ]
+    for layer in step.shapes:
         rows = step.rows_of(layer)
         what, why = f"{rows} rows for each sequence", step.reasons.get(layer, "")
         if layer in step.windows:
@@ -210,16 +219,19 @@ def sizes_of(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | N
     return length, piece
 
 
-def example_inputs(batch: int, rows: int, chunk: int) -> dict[str, torch.Tensor]:
-    """Arguments to trace with: sizes above 1, and unlike each other where the ranges allow."""
+def example_inputs(batch: int, rows: int, chunk: int, counts: bool = False) -> dict[str, torch.Tensor]:
+    """Arguments to trace with: sizes above 1, and unlike each other where the ranges allow. `counts`: the step takes
+    how many tokens each sequence reads."""
     b, s = (1, min(7, chunk)) if batch == 1 else (min(3, batch), min(7, chunk))
     positions = torch.arange(s).repeat(b, 1)
+    more = {"counts": torch.full((b,), s, dtype=torch.int64)} if counts else {}
     return {
         "ids": torch.ones(b, s, dtype=torch.int64),
         "positions": positions,
         "rows": positions + torch.arange(b)[:, None] * rows,
         "wanted": torch.zeros(min(5, b * chunk), dtype=torch.int64),
         "how": torch.full((b, WORDS), -1, dtype=torch.int64),
+        **more,
     }
 
 
@@ -248,6 +260,13 @@ def calibration_inputs(
             }
 
 
+def with_counts(inputs: Iterable[dict[str, torch.Tensor]], step: DecoderStep) -> list[dict[str, torch.Tensor]]:
+    """Arguments with `counts` for a step that takes them."""
+    if not step.has_states:
+        return list(inputs)
+    return [{**each, "counts": torch.full(each["ids"].shape[:1], each["ids"].shape[1])} for each in inputs]
+
+
 def _ids(given: Any, text: Text | None, what: str) -> list[int]:
     """The tokens of a text, a sequence, an array or a tensor."""
     if isinstance(given, str):
@@ -261,13 +280,14 @@ def _ids(given: Any, text: Text | None, what: str) -> list[int]:
         raise ArgumentError(f"{what} is {given!r:.60}: give texts, or sequences of token ids") from None
 
 
-def ranges_of(batch: int, chunk: int) -> dict[str, Any]:
+def ranges_of(batch: int, chunk: int, counts: bool = False) -> dict[str, Any]:
     tokens: dict[int, Any] = {1: ("s", 1, chunk)}
     if batch > 1:
         tokens[0] = ("b", 1, batch)
     how: dict[int, Any] = {0: ("b", 1, batch)} if batch > 1 else {}
     wanted = {0: ("k", 1, batch * chunk)}
-    return {**dict.fromkeys(("ids", "positions", "rows"), tokens), "wanted": wanted, "how": how}
+    more = {"counts": how} if counts else {}
+    return {**dict.fromkeys(("ids", "positions", "rows"), tokens), "wanted": wanted, "how": how, **more}
 
 
 def _buckets(batch: int, chunk: int) -> list[tuple[str, dict[str, tuple[int, int]]]]:

@@ -69,7 +69,8 @@ class Conversation:
     conversation does one thing at a time: what another thread asks meanwhile raises SessionBusyError.
 
     A call that fails or is interrupted leaves `tokens` as they were, or with some of the new ones.  What it wrote to
-    the cache beyond `tokens` lies where no token looks, and is written again by the next call.
+    the cache beyond `tokens` lies where no token looks, and is written again by the next call.  States that each token
+    changes (lm/states.py) may then be those of other tokens: what is asked next begins with reading `tokens` again.
     """
 
     def __init__(self, program: LoadedProgram, record: LanguageModel, sequences: int = 1) -> None:
@@ -84,6 +85,7 @@ class Conversation:
         self._graphs: dict[tuple[int, int], CapturedGraph] = {}
         self._kept = [0] * sequences  # the first position whose key every ring still has
         self._drawn: dict[int, int] = {}  # what the last call drew, and the program keeps: {sequence: token}
+        self._is_torn = False  # whether states may be those of other tokens
         self._lock = threading.RLock()  # a text that is generated holds it over all its calls
 
     @contextlib.contextmanager
@@ -112,6 +114,7 @@ class Conversation:
         ArgumentError for tokens that the vocabulary lacks, and for more of them than the cache takes.
         """
         with self.alone():
+            self._mend()
             return self._read(self._checked(new), logits == "all")
 
     def _read(self, given: list[Ids], every: bool) -> list[npt.NDArray[np.float32]]:
@@ -135,6 +138,7 @@ class Conversation:
         """
         found: dict[int, int] = {}
         with self.alone():
+            self._mend()
             for call in self._calls(self._checked(new), False):
                 how = call.nothing_drawn()
                 asked = [i for i, share in call.shares if share]
@@ -155,15 +159,19 @@ class Conversation:
     def _calls(self, given: list[Ids], every: bool) -> Iterator[_Call]:
         """Pieces of at most a chunk. A piece's tokens are the conversation's when the next call is asked for."""
         done = [0] * len(given)
-        while any(done[i] < len(ids) for i, ids in enumerate(given)):
-            pieces = [ids[done[i] : done[i] + self.record.chunk] for i, ids in enumerate(given)]
+        while left := [len(ids) - done[i] for i, ids in enumerate(given) if done[i] < len(ids)]:
+            # A padded token would change a state, so that each sequence reads all tokens of a call, or none.
+            size = min(self.record.chunk, *left) if self.record.counts else self.record.chunk
+            pieces = [ids[done[i] : done[i] + size] for i, ids in enumerate(given)]
             lasts = [done[i] + len(piece) == len(given[i]) for i, piece in enumerate(pieces)]
             call = self._call(pieces, lasts, every)
             self._overwrite(call)
+            self._is_torn = self.record.counts
             yield call
             for i, piece in enumerate(pieces):
                 self.tokens[i].extend(piece.tolist())
                 done[i] += len(piece)
+            self._is_torn = False
 
     def _checked(self, new: Sequence[Sequence[int]] | Sequence[int]) -> list[Ids]:
         rows: Any = [new] if len(self) == 1 and (not len(new) or np.ndim(new[0]) == 0) else new
@@ -198,6 +206,8 @@ class Conversation:
         rows += np.arange(count)[:, None] * record.rows
         # The program computes logits for at least one token.
         given = {"ids": ids, "positions": positions, "rows": rows, "wanted": np.array(wanted or [0], np.int64)}
+        if record.counts:
+            given["counts"] = np.array([len(piece) for piece in pieces[:count]], np.int64)
         return _Call(given, shares)
 
     def _overwrite(self, call: _Call) -> None:
@@ -232,7 +242,8 @@ class Conversation:
         """What replays the graph for calls of this shape, and whether it was recorded for this one.
 
         Before it is recorded, the call runs once for the same tokens and draws nothing.  It writes the rows of the
-        cache that the replay writes again, so the states need no copy; but the tokens of the call before it are lost.
+        cache that the replay writes again, and no sequence reads a token in the sense of `counts`, so the states need
+        no copy; but the tokens of the call before it are lost.
         """
         shape = (len(call.given["ids"]), len(call.given["wanted"]))
         graph = self._graphs.get(shape)
@@ -241,7 +252,9 @@ class Conversation:
         if len(self._graphs) >= GRAPHS:  # the oldest makes room
             self._graphs.pop(next(iter(self._graphs))).close()
         more = {"how": call.nothing_drawn()} if self.record.samples else {}
-        graph = self._graphs[shape] = self._session.capture(**call.given, **more, keep_states=False)
+        if self.record.counts:
+            more["counts"] = np.zeros_like(call.given["counts"])
+        graph = self._graphs[shape] = self._session.capture(**{**call.given, **more}, keep_states=False)
         return graph.replay, True
 
     # --- changing what was said ---
@@ -250,12 +263,16 @@ class Conversation:
         """Forgets all tokens of a sequence but the first `length`; what follows is written anew.
 
         Layers that keep only their window have written over old keys.  If the next token would see one of those, the
-        tokens that remain are read again, from the first: a key depends on all tokens before it.
+        tokens that remain are read again, from the first: a key depends on all tokens before it.  So they are where a
+        layer has a state that each token changes.
         """
         if not 0 <= length <= len(self.tokens[sequence]):
             raise ArgumentError(f"length {length}: sequence {sequence} has {len(self.tokens[sequence])} tokens")
         with self.alone():
-            if max(0, length - self.record.window + 1) >= self._kept[sequence] or not self.record.ring:
+            self._mend()
+            has_keys = max(0, length - self.record.window + 1) >= self._kept[sequence] or not self.record.ring
+            has_states = not self.record.counts or length in (0, len(self.tokens[sequence]))
+            if has_keys and has_states:
                 del self.tokens[sequence][length:]
                 return
             again = np.array(self.tokens[sequence][:length], np.int64)
@@ -263,17 +280,32 @@ class Conversation:
             nothing = np.zeros(0, np.int64)
             self._read([again if i == sequence else nothing for i in range(len(self))], False)
 
+    def _mend(self) -> None:
+        """Reads all tokens again if a call did not end: its states may be those before it, after it, or between."""
+        if not self._is_torn:
+            return
+        before, is_done = self.tokens, False
+        try:
+            self.tokens, self._kept = [[] for _ in before], [0] * len(self)
+            self._read([np.array(tokens, np.int64) for tokens in before], False)
+            is_done = True
+        finally:
+            if not is_done:  # interrupted again
+                self.tokens, self._is_torn = before, True
+
     def reset(self) -> None:
         """Forgets all tokens. The cache keeps its memory."""
         with self.alone():
             for tokens in self.tokens:
                 tokens.clear()
             self._kept = [0] * len(self)
+            self._is_torn = False  # a sequence begins with zeros
 
     def fork(self) -> Conversation:
         """A conversation of its own with a copy of these tokens and of the cache."""
         other = Conversation(self.program, self.record, len(self))
         with self.alone():
+            self._mend()
             other._session.set_states(self._session.states())
             other.tokens, other._kept = [list(tokens) for tokens in self.tokens], list(self._kept)
         return other
@@ -281,6 +313,7 @@ class Conversation:
     def save(self, path: str | Path) -> None:
         """Writes tokens and cache to an .npz file, for `restore` by the same program."""
         with self.alone():
+            self._mend()
             arrays: dict[str, Any] = {f"state:{name}": data for name, data in self._session.states().items()}
             arrays |= {f"tokens:{i}": np.array(tokens, np.int64) for i, tokens in enumerate(self.tokens)}
             arrays["kept"] = np.array(self._kept, np.int64)
@@ -321,7 +354,7 @@ class Conversation:
             except ArgumentError as error:
                 self.tokens = before
                 raise CorruptFileError(f"{path} was saved by another program: {error}") from error
-            self.tokens, self._kept = tokens, kept.tolist()
+            self.tokens, self._kept, self._is_torn = tokens, kept.tolist(), False
 
 
 def identity(program: LoadedProgram, record: LanguageModel) -> npt.NDArray[np.uint8]:

@@ -221,8 +221,9 @@ class CausalLM:
     ) -> UpstreamModule:
         """One call of the decoder in upstream MLIR dialects; see `Program.to_mlir` and docs/mlir.md.
 
-        It takes `ids`, `positions`, `rows`, `wanted` and `how` (docs/mlir.md says what they hold), then the states, and
-        returns logits and tokens, then the new states. States have names: `keys_0`, `values_0`, …, `marks` and `drawn`.
+        It takes `ids`, `positions`, `rows`, `wanted`, `how` and, where layers have states beside keys and values,
+        `counts` (docs/mlir.md says what they hold), then the states, and returns logits and tokens, then the new
+        states. States have names: `keys_0`, `values_0`, …, `conv_0_0`, `recurrent_0_0`, …, `marks` and `drawn`.
         `entry` is "prefill" (any number of tokens, as without it), "decode" (one token of one sequence) or
         "decode_batch" (one token of several sequences).
 
@@ -274,7 +275,9 @@ def checked(record: LanguageModel, run: LoadedProgram, path: object) -> Language
         slots = mark_slots(record.max_batch)
         marks = states.pop(MARKS, 0), states.pop(DRAWN, 0)
         fits = fits and marks == (8 * slots * record.vocabulary, 8 * slots)
-    named = names == ("ids", "positions", "rows", "wanted", *(("how",) if record.samples else ()))
+    named = names == (
+        "ids", "positions", "rows", "wanted", *["how"] * record.samples, *["counts"] * record.counts,
+    )  # fmt: skip
     results = len(entry.outputs) == (2 if record.samples else 1)
     if not (fits and named and results and states and len(out) == 2 and str(out[1]) == str(record.vocabulary)):
         raise CorruptFileError(f"{path}: its program takes {names} and is not what {MEMBER} describes")

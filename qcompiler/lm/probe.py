@@ -5,6 +5,7 @@ The call computes no values.  No configuration describes these facts for every a
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from transformers.cache_utils import Cache
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
 from qcompiler.lm.rotation import block_of
+from qcompiler.lm.states import Kind, StateShape
 
 MaskRule = Callable[..., Any]
 """transformers' rule: whether the query at a position sees the key at a position, as broadcast tensors."""
@@ -53,10 +55,11 @@ class LayerShape:
 
 @dataclass
 class Probe:
-    """What was seen of each layer of the cache. `uses` are the calls of attention that read it: the window that
-    transformers handed over, and the rule of the mask."""
+    """What was seen of each layer of the cache. `states` are those beside keys and values, by name. `uses` are the
+    calls of attention that read a layer: the window that transformers handed over, and the rule of the mask."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
+    states: dict[str, StateShape] = field(default_factory=dict)
     uses: dict[int, list[tuple[int | None, MaskRule | None]]] = field(default_factory=dict)
     keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     masks: list[tuple[torch.Tensor, MaskRule]] = field(default_factory=list)
@@ -183,22 +186,11 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with _probing() as seen:
-
-        class Recorder(Cache):
-            def update(
-                self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-            ) -> Any:
-                seen.shapes[layer_idx] = LayerShape(
-                    key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype
-                )
-                seen.keys.append((key_states, layer_idx))
-                return key_states, value_states
-
-        recorder = Recorder(layers=[])
+        recorder = _Recorder(seen)
         try:
             with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True):
                 ids = torch.zeros(1, TOKENS, dtype=torch.int64)
-                found = model(input_ids=ids, past_key_values=recorder, use_cache=True)
+                found = model(input_ids=ids, use_cache=True, **{cache_argument(model): recorder})
         except (
             ValueError,
             TypeError,
@@ -213,10 +205,72 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
                 f"{type(model).__name__} cannot read tokens with a cache ({type(error).__name__}: {text}): check that "
                 "its configuration is that of the weights, and that it is a causal language model"
             ) from error
-    layers = seen.shapes
-    if not layers or sorted(layers) != list(range(len(layers))):
+    if not seen.shapes and not seen.states:
         raise ExportError(
-            f"{type(model).__name__} hands no keys and values to a cache (layers found: {sorted(layers)}); a causal "
-            "language model of transformers with `use_cache` is needed"
+            f"{type(model).__name__} hands neither keys and values nor states to a cache; a causal language model of "
+            "transformers with `use_cache` is needed"
         )
     return seen, int(found.logits.shape[-1])
+
+
+class _Recorder(Cache):
+    """A cache that keeps nothing, and notes what it is given. No layer has a state yet."""
+
+    def __init__(self, seen: Probe) -> None:
+        super().__init__(layers=[])
+        self.seen = seen
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seen.shapes[layer_idx] = LayerShape(
+            key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype
+        )
+        self.seen.keys.append((key_states, layer_idx))
+        return key_states, value_states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
+
+    def update_conv_state(
+        self,
+        conv_states: torch.Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """transformers keeps as many columns as the call has where the model does not say how many: those are refused,
+        since they are the length of a prompt."""
+        if conv_kernel_size is None:
+            raise ExportError(
+                f"layer {layer_idx} keeps a state of a convolution without saying its width (`conv_kernel_size`)"
+            )
+        shape = (*conv_states.shape[1:-1], conv_kernel_size)
+        self._note("conv", layer_idx, state_idx, shape, conv_states.dtype)
+        return conv_states
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        self._note("recurrent", layer_idx, state_idx, tuple(recurrent_states.shape[1:]), recurrent_states.dtype)
+        return recurrent_states
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return False
+
+    def _note(self, kind: Kind, layer: int, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        found = StateShape(kind, layer, index, tuple(int(size) for size in shape), dtype)
+        self.seen.states[found.name] = found
+
+
+def cache_argument(model: nn.Module) -> str:
+    """The name by which a model takes its cache: models without attention call it `cache_params`."""
+    taken = inspect.signature(model.forward).parameters
+    return "cache_params" if "cache_params" in taken and "past_key_values" not in taken else "past_key_values"

@@ -10,9 +10,9 @@ from qcompiler.errors import CorruptFileError, ForeignFileError, NewerFileError
 from qcompiler.formats.foreign.json_text import shown
 
 MEMBER = "language-model.json"
-VERSION = 3
+VERSION = 4
 """2: the program samples. A program of version 1 gives logits, and the host samples. 3: layers with a window may keep a
-ring of rows."""
+ring of rows. 4: layers may keep states beside keys and values."""
 
 MAX_SIZE = 1 << 40
 """Above every size that a program has; a cache of as many rows does not exist."""
@@ -39,6 +39,9 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     The layers in `ring_layers` have slots of `ring` rows: position p lies in row p % ring, and a token sees at most
     `window` positions in them.  The host names the rows of whole sequences; the program finds those of the rings.
+
+    `counts`: layers have states that each token changes (lm/states.py). The program takes how many tokens each sequence
+    reads: all of a call's, or none.
     """
 
     vocabulary: int
@@ -54,6 +57,7 @@ class LanguageModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: int = 0
     ring: int = 0
     ring_layers: tuple[int, ...] = ()
+    counts: bool = False
     version: int = VERSION
     kind: Literal["causal-lm"] = "causal-lm"
 

@@ -11,7 +11,15 @@ import torch
 
 from qcompiler.errors import ArgumentError, CalibrationError, ExportError
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
-from qcompiler.lm.compile import calibration_inputs, example_inputs, model_and_weights, ranges_of, sizes_of, text_of
+from qcompiler.lm.compile import (
+    calibration_inputs,
+    example_inputs,
+    model_and_weights,
+    ranges_of,
+    sizes_of,
+    text_of,
+    with_counts,
+)
 from qcompiler.lm.text import Text
 from qcompiler.recipes.result import SearchResult
 from qcompiler.recipes.search import Asked, Options, search_model
@@ -127,10 +135,12 @@ def _search_language_model(
     words: Any = module.get_input_embeddings()
     with prepared(module, 1, length, None, length, chunk) as step:
         pieces = calibration_inputs(data, text, chunk, vocabulary=int(words.weight.shape[0]), name="data")
-        inputs = [{**each, "wanted": torch.arange(each["ids"].shape[1])} for each in pieces]
+        inputs = [{**each, "wanted": torch.arange(each["ids"].shape[1])} for each in with_counts(pieces, step)]
         if not inputs:
             raise CalibrationError("the data has no tokens")
-        asked = Asked(step, (), example_inputs(1, length, chunk), ranges_of(1, chunk), source)
+        asked = Asked(
+            step, (), example_inputs(1, length, chunk, step.has_states), ranges_of(1, chunk, step.has_states), source
+        )
         return search_model(asked, inputs, options)
 
 

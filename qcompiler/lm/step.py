@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -28,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from qcompiler.errors import ExportError
 from qcompiler.formats import cache_rows
 from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
-from qcompiler.lm import probe, rotation
+from qcompiler.lm import probe, recurrences, rotation, states
 from qcompiler.lm.record import mark_slots
 
 ATTENTION = "qcompiler"
@@ -36,9 +35,6 @@ ATTENTION = "qcompiler"
 
 CacheKind = torch.dtype | cache_rows.Kind | None
 """What a cache holds: numbers of a type, rows of a kind, or numbers of the model's own type (None)."""
-
-_current = threading.local()
-"""`step` is the one that this thread calls: transformers' mask functions have no other way to its positions."""
 
 
 class DecoderStep(nn.Module):
@@ -48,7 +44,9 @@ class DecoderStep(nn.Module):
     `rows` (b, s) are the rows of the cache that get their keys, row `slot * length + position`, or in a layer with a
     ring (lm/probe.py) row `slot * ring.rows + position % ring.rows`; `wanted` (k) picks the
     tokens that get logits, as indices into the b·s tokens; `how` (b, 10) says for each sequence how its next token is
-    drawn (plan/kinds/sample.py).  Returns logits (k, vocabulary) and the tokens (b), negative where there is none.
+    drawn (plan/kinds/sample.py).  Models with states beside keys and values (lm/states.py) also take `counts` (b), how
+    many of its tokens a sequence reads: s, or 0, which leaves its states as they are.  Returns logits (k, vocabulary)
+    and the tokens (b), negative where there is none.
 
     `drawn` has the tokens of the last call; an id below 0 stands for it, so that the next step needs nothing from
     the host.  `marks` (2, slots, vocabulary) has the tallies of tokens for penalties, to which each drawn one is added,
@@ -75,17 +73,21 @@ class DecoderStep(nn.Module):
         self.positions: torch.Tensor | None = None
         self.rows: torch.Tensor | None = None
         self.wanted: torch.Tensor | None = None
-        self.layers = 0
-        self.caches: list[CacheOfSlots] = []
+        self.counts: torch.Tensor | None = None
+        self.caches: list[Any] = []
+        self.asked: torch.Tensor | None = None
         self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
         self.kind = cache if isinstance(cache, str) else None
         found, self.vocabulary = probe.probe(model)
+        self.cache_argument = probe.cache_argument(model)
         self.windows = found.windows(tokens)
+        self.shapes = dict(sorted(found.shapes.items()))
+        self.states = sorted(found.states.values(), key=lambda each: (each.layer, each.kind, each.index))
         self.reasons = found.reasons
         self.ring = probe.ring_of(self.windows, chunk, tokens)
         self.rotated = found.rotated() if self.kind == "int4" else frozenset[int]()
         self.ring_rows: torch.Tensor | None = None
-        for number, layer in sorted(found.shapes.items()):
+        for number, layer in self.shapes.items():
             rows = self.rows_of(number)
             if number in self.rotated:
                 turn = rotation.hadamard(layer.key_dim, layer.dtype)
@@ -95,10 +97,21 @@ class DecoderStep(nn.Module):
                 if self.kind is not None:
                     row = torch.zeros(cache_rows.row_bytes(dim, self.kind), dtype=torch.int8)
                 self.register_buffer(f"{name}_{number}", row.repeat(layer.heads, batch * rows, 1))
-            self.layers += 1
         slots = mark_slots(batch)
+        states.register(self, self.states, slots)
         self.register_buffer("drawn", torch.zeros(slots, dtype=torch.int64))
         self.register_buffer("marks", torch.zeros(2, slots, self.vocabulary))
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer has states beside keys and values. `forward` then takes `counts`."""
+        return bool(self.states)
+
+    @property
+    def cache_dtype(self) -> str:
+        """What keys and values are kept as, or what the states are without any."""
+        dtypes = [getattr(self, f"keys_{number}").dtype for number in self.shapes] or [s.dtype for s in self.states]
+        return self.kind if self.shapes and self.kind else str(dtypes[0]).removeprefix("torch.")
 
     def rows_of(self, layer: int) -> int:
         """The rows that a sequence has in a layer of the cache."""
@@ -113,9 +126,16 @@ class DecoderStep(nn.Module):
         return slots * self.ring.rows + (rows - slots * self.length) % self.ring.rows
 
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor, how: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        wanted: torch.Tensor,
+        how: torch.Tensor,
+        counts: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = ids.shape[0]
+        self.counts = counts
         ids = torch.where(ids < 0, self.drawn[:count, None].clamp(min=0), ids)
         logits = self._logits(ids, positions, rows, wanted)
         tallies, bias = self.marks[0, :count], self.marks[1, :count]
@@ -130,21 +150,43 @@ class DecoderStep(nn.Module):
     ) -> torch.Tensor:
         self.positions, self.rows, self.wanted = positions, rows.reshape(-1), wanted
         self.ring_rows = None if self.ring is None else self._in_ring(rows).reshape(-1)
-        _current.step = self
+        states.call(self)
         try:
-            layers: list[Any] = [CacheOfSlots(self, number) for number in range(self.layers)]
-            self.caches = layers
-            more = {"position_ids": positions} if self.told else {}
-            # Some models count tokens in this mask; what is seen follows from the positions alone.
-            seen = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
-            logits: torch.Tensor = self.language_model(
-                input_ids=ids, attention_mask=seen, past_key_values=Cache(layers=layers), use_cache=True, **more
-            ).logits
+            self.caches = self._cache_layers()
+            more: dict[str, Any] = {"position_ids": positions} if self.told else {}
+            if not self.states:
+                # Some models count tokens in this mask; what is seen follows from the positions alone.
+                # Layers with other states would multiply by it, which changes nothing: no call has padding.
+                more["attention_mask"] = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
+            more[self.cache_argument] = StepCache(self)
+            logits: torch.Tensor = self.language_model(input_ids=ids, use_cache=True, **more).logits
         finally:
-            _current.step = None
-            self.positions = self.rows = self.wanted = self.ring_rows = None
-            self.caches = []
+            states.call(None)
+            self.positions = self.rows = self.wanted = self.ring_rows = self.counts = None
+            self.caches, self.asked = [], None
         return logits
+
+    def _cache_layers(self) -> list[Any]:
+        """The layers of transformers' cache for this call."""
+        with_states = {shape.layer for shape in self.states}
+        layers: list[Any] = []
+        nothing: Any = DummyLayer()  # type: ignore[no-untyped-call]
+        for number in range(max((*self.shapes, *with_states)) + 1):
+            if number in self.shapes:
+                kind = StatesAndCacheOfSlots if number in with_states else CacheOfSlots
+                layers.append(kind(self, number))
+            else:
+                layers.append(states.StatesOfSlots(self, number) if number in with_states else nothing)
+        return layers
+
+    def layer_of(self, state: torch.Tensor | None) -> tuple[states.StatesOfSlots, int] | None:
+        """The layer and the number of a state, as the model was given it."""
+        for layer in self.caches if state is not None else ():
+            if isinstance(layer, states.StatesOfSlots):
+                for index, given in (*layer.recurrent_states.items(), *layer.conv_states.items()):
+                    if given is state:
+                        return layer, index
+        return None
 
     def rows_of_head(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """A hook before the model's head: the head is computed for the wanted tokens alone."""
@@ -226,6 +268,26 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         return self.length
 
 
+class StepCache(Cache):
+    """The cache of one call, which notes what state of a recurrence the model asked for last."""
+
+    def __init__(self, step: DecoderStep) -> None:
+        super().__init__(layers=step.caches)
+        self.step = step
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        self.step.asked = super().get_recurrent_state(layer_idx, state_idx)
+        return self.step.asked
+
+
+class StatesAndCacheOfSlots(states.StatesOfSlots, CacheOfSlots):  # type: ignore[no-untyped-call, override]
+    """A layer that has both: keys and values, and states."""
+
+    def __init__(self, step: DecoderStep, number: int) -> None:
+        CacheOfSlots.__init__(self, step, number)
+        states.StatesOfSlots.__init__(self, step, number)
+
+
 def mask_by_position(
     batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any
 ) -> torch.Tensor:
@@ -236,9 +298,9 @@ def mask_by_position(
     seen = probe.current()
     if seen is not None:
         return seen.mask(batch_size, q_length, kv_length, mask_function)
-    step = _current.step
+    step = states.current()
+    assert step is not None and step.positions is not None
     positions = step.positions
-    assert positions is not None
     sequences = torch.arange(batch_size)[:, None, None, None]
     head = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     queries, keys = positions[:, None, :, None], torch.arange(kv_length)[None, None, None, :]
@@ -264,7 +326,9 @@ def attention(
     if seen is not None:
         seen.attended(key, attention_mask, how.get("sliding_window"))
     else:
-        layer = next((each for each in _current.step.caches if each.read is key), None)
+        step = states.current()
+        assert step is not None
+        layer = next((each for each in step.caches if getattr(each, "read", None) is key), None)
     if layer is not None and layer.is_rotated:
         dim = query.shape[-1]
         query, scale = layer.rotate(query), (scale if scale is not None else dim**-0.5) / rotation.squared(dim)
@@ -295,8 +359,9 @@ def _ring_attention(
 ) -> torch.Tensor:
     """Attention to the keys of a layer that keeps a ring."""
     factor = float(scale if scale is not None else query.shape[-1] ** -0.5)
-    positions = _current.step.positions
-    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, positions, window, factor, softcap)
+    step = states.current()
+    assert step is not None
+    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, step.positions, window, factor, softcap)
     return made
 
 
@@ -320,7 +385,7 @@ def prepared(
     modes = [(module, module.training) for module in model.modules()]
     handle = None
     try:
-        with fixed_rotations(model, length):
+        with fixed_rotations(model, length), recurrences.replaced(model):
             model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
             step = DecoderStep(model, batch, rows, length, chunk, cache).eval()
             _check_batch(step, config)
@@ -340,7 +405,7 @@ def _check_batch(step: DecoderStep, config: Any) -> None:
     Some models (Falcon, GPT-J, GPT-Neo, Bloom) have attention and masks of their own, which transformers does not let
     be replaced, or take no positions: they count from the first sequence's.
     """
-    if step.batch == 1 or (step.told and config._attn_implementation == ATTENTION):
+    if step.batch == 1 or not step.shapes or (step.told and config._attn_implementation == ATTENTION):
         return
     why = "takes no position_ids" if not step.told else "has an attention of its own, which transformers cannot replace"
     raise ExportError(

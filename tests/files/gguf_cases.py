@@ -149,6 +149,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mlp_layer_types": ["dense", *4 * ["sparse"]], "attention_value_scale": 0.75, "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}}),
+    "lfm2": ("Lfm2", {
+        "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5, "tie_word_embeddings": True}),
+    "lfm2moe": ("Lfm2Moe", {
+        "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4,
+        "num_dense_layers": 1, "norm_eps": 1e-5, "tie_word_embeddings": True}),
     "hrm_text": ("HrmText", {"H_cycles": 2, "L_cycles": 2, "embedding_scale": 3.0, "prefix_lm": False}),
 }  # fmt: skip
 """Configuration class and options, by case."""

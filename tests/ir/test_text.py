@@ -97,6 +97,11 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         kinds = [T(("s", "b", 3), "f32"), T(("b", 5), "f32"), T(("b", 5), "f32")]
         layer = qc.RecurrentOp(given, matrices[0], matrices[2], kinds, kind="lstm", reverse=True, **begin)
         b.insert(layer)
+        rows4, ids = build.fill(b, 0.5, ("b", "s", 2, 8), "f32"), build.fill(b, 0, ("b",), "i64")
+        memory = build.fill(b, 0.5, (7, 4, 3, 8), "f32")
+        read = [build.fill(b, 0.5, ("b", "s", 4, size), "f32") for size in (3, 8)]
+        share = build.fill(b, 0.5, ("b", "s", 4), "f32")
+        b.insert(qc.LinearAttentionOp(memory, rows4, rows4, *read, ids, ids, beta=share))
         image = b.insert(
             qc.Conv2dOp(
                 image, conv_w, None, T(("b", 4, "(s + 1) // 2", 5), "f32"), strides=[2, 1], padding=[1, 1, 1, 1],

@@ -336,6 +336,22 @@ def top_ps() -> Iterator[KernelSpec]:
         yield make("top_p", [*ends, plain("out", "i64", (3,), "w")], rows=3, cols=9)
 
 
+def linear_attentions() -> Iterator[KernelSpec]:
+    for choice in options(BODIES["linear_attention"]):
+        if choice["decays_columns"] and choice["has_rate"]:
+            continue
+        for depth, dtype in ((1, "f32"), (19, "f32"), (128, "f32"), (19, "bf16")):
+            keys, values = (2, 5, 2, depth), (2, 5, 4, 3)
+            ends = [plain("state", "f32", (3, 4, 3, depth), "rw"), plain("query", dtype, keys)]
+            ends += [plain("key", "f32", keys), plain("value", "f32", values)]
+            ends.append(plain("decay", "f32", (2, 5, 4, depth if choice["decays_columns"] else 1)))
+            ends += [plain(name, "i64", (2,)) for name in ("first", "counts")]
+            ends += [plain("rate", "f32", (4, depth))] * choice["has_rate"]
+            ends += [plain("beta", "f32", (2, 5, 4))] * choice["has_beta"]
+            sizes = {"slots": 3, "batch": 2, "steps": 5, "heads": 4, "groups": 2, "width": 3, "depth": depth}
+            yield make("linear_attention", [*ends, plain("out", "f32", values, "w")], **choice, **sizes)
+
+
 def routes() -> Iterator[KernelSpec]:
     """Weights in every float type; the others are refused."""
     forms = (("all", False), ("all", True), ("chosen", False))
@@ -433,7 +449,8 @@ def beside(*given: tuple[LinearKernel, Sequence[Operand]]) -> KernelSpec:
 SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls,
     "dequantize_cache": read_cache_rows, "embedding": embeddings, "gather": gathers, "grouped_linear": grouped_linears,
-    "index_update": index_updates, "linear": linears, "linears": launches_of_linears, "loop": loops, "norm": norms,
+    "index_update": index_updates, "linear": linears, "linear_attention": linear_attentions,
+    "linears": launches_of_linears, "loop": loops, "norm": norms,
     "order": orders, "parts": launches_of_parts, "quantize_cache": made_cache_rows, "quantize_rows": quantized_rows,
     "recurrent": recurrents, "route": routes, "sample": samples, "scan": scans, "scatter": scatters,
     "softmax": softmaxes, "top_p": top_ps,

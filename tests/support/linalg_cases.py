@@ -413,6 +413,30 @@ def recurrent(kind: str, dtype: DType, *, reverse: bool = False, projected: bool
     return Case(module_of([(shape, dtype) for _, shape in names], body), inputs)
 
 
+def linear_attention(*, columns: bool = False, rate: bool = False, beta: bool = False) -> Case:
+    """Sequences that go on, that begin, and that read nothing; more slots than sequences."""
+    names: list[tuple[str, tuple[Dim, ...]]] = [
+        ("state", (5, 4, 3, 6)), ("query", ("b", "t", 2, 6)), ("key", ("b", "t", 2, 6)), ("value", ("b", "t", 4, 3)),
+        ("decay", ("b", "t", 4, 6 if columns else 1)), ("first", ("b",)), ("counts", ("b",)),
+        *([("rate", (4, 6))] if rate else []), *([("beta", ("b", "t", 4))] if beta else []),
+    ]  # fmt: skip
+
+    def body(b: Builder, a: Any) -> Any:
+        return b.insert(qc.LinearAttentionOp(**dict(zip([name for name, _ in names], a, strict=True)))).results
+
+    sizes = {"b": 4, "t": 5}
+    inputs = [
+        values(*(size if isinstance(size, int) else sizes[str(size)] for size in shape), seed=n)
+        for n, (_, shape) in enumerate(names)
+    ]
+    inputs[4] = -np.abs(inputs[4])
+    if rate:
+        inputs[7] = np.abs(inputs[7])
+    inputs[5], inputs[6] = np.array([0, 0, 3, 7]), np.array([5, 0, 3, 5])
+    kinds: list[DType] = ["i64" if name in ("first", "counts") else "f32" for name, _ in names]
+    return Case(module_of([(shape, kind) for (_, shape), kind in zip(names, kinds, strict=True)], body), inputs)
+
+
 _FLOATS: tuple[DType, ...] = ("f32", "bf16")
 _CACHES: tuple[cache_rows.Kind, ...] = cache_rows.KINDS
 _LIMITS: dict[str, dict[str, Any]] = {"": {}, " window": {"window": 2}, " ring": {"window": 3, "ring": True}}
@@ -446,6 +470,9 @@ _LOOPS: dict[str, Callable[[], Case]] = {
     **{f"recurrent {k} {t}": lambda k=k, t=t: recurrent(k, t) for k in GATES for t in _FLOATS},
     "recurrent reverse": lambda: recurrent("gru", "f32", reverse=True),
     "recurrent projected": lambda: recurrent("lstm", "f32", projected=True),
+    "linear attention": linear_attention,
+    "linear attention rate": lambda: linear_attention(rate=True),
+    "linear attention delta": lambda: linear_attention(columns=True, beta=True),
 }  # fmt: skip
 
 NAMES = tuple(_CASES)

@@ -312,8 +312,8 @@ def _latent(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> Val
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> None:
     """WeightsError unless the parts, concatenated along the last but one dimension, have the model's shape."""
     first = tensors[0].shape
-    if len(first) == 1 and shape == (1, *first):  # llama.cpp drops the row of a matrix that has one
-        return
+    if len(first) < len(shape) and first == tuple(size for size in shape if size != 1):
+        return  # llama.cpp drops dims of size 1: the row of a matrix that has one, the input of a channel's filter
     fits = all(len(t.shape) == len(shape) and t.shape == first for t in tensors)
     joined = first if len(tensors) == 1 or not fits else (*first[:-2], sum(t.shape[-2] for t in tensors), first[-1])
     if not fits or joined != shape:

@@ -39,7 +39,14 @@ from qcompiler.frontends.torch.capture.writes import is_read
 from qcompiler.frontends.torch.common.empty_weights import is_empty
 from qcompiler.frontends.torch.common.origins import describe
 from qcompiler.frontends.torch.common.values import dtype_name, to_numpy
-from qcompiler.frontends.torch.qc_ops import torch_cache, torch_linear, torch_ring, torch_rows, torch_sample
+from qcompiler.frontends.torch.qc_ops import (
+    torch_cache,
+    torch_linear,
+    torch_linear_attention,
+    torch_ring,
+    torch_rows,
+    torch_sample,
+)
 from qcompiler.ir import qc, types
 from qcompiler.ir.module import set_arg_names, set_path, set_ranges
 from qcompiler.ledger import Ledger
@@ -60,6 +67,9 @@ IGNORED = {
     torch.ops.aten.sym_constrain_range_for_size.default,
     torch.ops.aten.sym_constrain_range.default,
 }
+
+
+_QC_OPS = (torch_rows, torch_cache, torch_ring, torch_linear, torch_linear_attention)
 
 
 @dataclass(frozen=True)
@@ -297,7 +307,7 @@ class Importer:
         if node.target is torch.ops.qc.grouped_linear.default:
             self.scope.values[node] = self._grouped_linear(scope, node)
             return
-        for imports in (torch_rows.IMPORTS, torch_cache.IMPORTS, torch_ring.IMPORTS, torch_linear.IMPORTS):
+        for imports in (each.IMPORTS for each in _QC_OPS):
             if node.target in imports:
                 self.scope.values[node] = imports[node.target](scope, node)
                 return

@@ -22,6 +22,7 @@ from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
+from qcompiler.plan.kinds.linear_attention import LinearAttentionKernel
 from qcompiler.plan.kinds.linears import LinearsKernel
 from qcompiler.plan.kinds.norm import NormKernel
 from qcompiler.plan.kinds.order import OrderKernel
@@ -613,6 +614,19 @@ def sample(kind: str) -> ProgramImage:
     return Maker({"b": B}, kind).kernel(spec("sample", body, operands, "b")).image(ARCHS[kind])
 
 
+def linear_attention(kind: str) -> ProgramImage:
+    keys = [operand(name, ("b", 6, 2, 24)) for name in ("query", "key")]
+    values = [operand("value", ("b", 6, 4, 3)), operand("decay", ("b", 6, 4, 1))]
+    numbers = [operand(name, ("b",), dtype="i64") for name in ("first", "counts")]
+    more = [operand("rate", (4, 24)), operand("beta", ("b", 6, 4)), operand("out", ("b", 6, 4, 3), "w")]
+    operands = (operand("state", (12, 4, 3, 24), "rw"), *keys, *values, *numbers, *more)
+    body = LinearAttentionKernel(
+        slots=12, batch="b", steps=6, heads=4, groups=2, width=3, depth=24, has_rate=True, has_beta=True
+    )
+    made = spec("linear_attention", body, operands, "b")
+    return Maker({"b": (1, 12)}, kind).kernel(made).image(ARCHS[kind])
+
+
 def whole(kind: str) -> ProgramImage:
     """A select of two linears, a table made by init, a state that counts, a copy, and activations that share bytes."""
     maker = Maker({"b": (1, 12)}, kind)
@@ -656,7 +670,8 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         linear_given, linears, norm_added, linear_plain, convolution, linear_codes, grouped, grouped_codes,
         grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode, attention_ring,
         attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather, gather_along,
-        index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route, sample, whole,
+        index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route, sample,
+        linear_attention, whole,
     )
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from qcompiler.frontends.checkpoints.gguf_architectures.architecture import LATENT, Architecture, configured
 from qcompiler.frontends.checkpoints.gguf_architectures.dense import DENSE, MISTRAL, OLMO3, hrm_names
 from qcompiler.frontends.checkpoints.gguf_architectures.gemmas import GEMMAS
+from qcompiler.frontends.checkpoints.gguf_architectures.hybrids import HYBRIDS
 from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     ROPE_FACTORS,
     Keys,
@@ -24,18 +25,21 @@ from qcompiler.frontends.checkpoints.gguf_architectures.mixtures import (
 )
 from qcompiler.frontends.checkpoints.gguf_architectures.older import OLDER
 
-ARCHITECTURES = {**DENSE, **GEMMAS, **MIXTURES, **OLDER}
+ARCHITECTURES = {**DENSE, **GEMMAS, **HYBRIDS, **MIXTURES, **OLDER}
 """By `general.architecture`."""
 
-_STATES = "some of its layers keep a state that is not keys and values, and `compile_causal_lm` takes no such model"
+_STATES = (
+    "its layers keep states beside keys and values, and files of it are not read yet: compile the folder that the file "
+    "was made from"
+)
 _SPARSE = "its attention chooses tokens by an index of its own, and `compile_causal_lm` takes no such model"
 NOT_READ = {
     **dict.fromkeys(
-        ("falcon-h1", "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "mamba", "mamba2", "nemotron_h",
-         "qwen3next", "qwen35", "qwen35moe", "qwen4exp"),
+        ("falcon-h1", "granitehybrid", "jamba", "kimi-linear", "mamba", "mamba2", "nemotron_h", "qwen3next", "qwen35",
+         "qwen35moe"),
         _STATES,
     ),
-    **dict.fromkeys(("deepseek32", "deepseek4", "dots3note", "glm-dsa", "hy_v4"), _SPARSE),
+    **dict.fromkeys(("deepseek32", "deepseek4", "dots3note", "glm-dsa", "hy_v4", "qwen4exp"), _SPARSE),
     "dbrx": "its experts find their tokens by value (`nonzero`), which no program can hold",
     "bitnet": "llama.cpp's converter does not write transformers' BitNet",
     "gemma4-assistant": "it drafts tokens for another model, whose cache it reads",

@@ -1,0 +1,220 @@
+"""Models with states beside keys and values, through `compile_causal_lm`: results are those of transformers, however a
+text is cut into calls, whatever else is in the batch, and whatever happens to a conversation in between."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_path import load
+from msgspec.structs import replace
+
+import qcompiler as qc
+from qcompiler.errors import CorruptFileError
+from qcompiler.inspect.checks import copied_bytes
+from qcompiler.lm import recurrences
+from qcompiler.lm.model import CausalLM
+from qcompiler.plan.plan import Launch
+
+models = load("tests/support/state_models.py")
+
+LENGTHS = (7, 64, 1)
+CHUNK = 16
+
+RANDOM = np.random.default_rng(3)
+PROMPTS = [RANDOM.integers(2, models.VOCABULARY, length).tolist() for length in LENGTHS]
+
+_built: dict[tuple[str, int, str], tuple[Any, CausalLM]] = {}
+
+
+def built(name: str = "small", batch: int = 1, device: str = "cpu") -> tuple[Any, CausalLM]:
+    """The model and its program. Tests share them."""
+    key = (name, batch, device)
+    if key not in _built:
+        model = models.small() if name == "small" else models.build(name)
+        _built[key] = (
+            model, qc.compile_causal_lm(model, max_seq_len=100, max_batch=batch, chunk=CHUNK, device=device)
+        )  # fmt: skip
+    return _built[key]
+
+
+def logits_of(model: Any, tokens: Sequence[int]) -> Any:
+    """transformers' logits for each token of a text, read at once and without a cache."""
+    with torch.no_grad():
+        return model(torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """fp32 sums in another order: 1e-5 is the bound of tests/lm/test_architectures.py."""
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+BATCHES = ((1, "cpu"), (3, "cpu"), (1, "sim:0"), (3, "sim:0"))
+CASES = [
+    pytest.param(name, batch, device, marks=() if (name, batch, device) == ("small", 1, "cpu") else pytest.mark.slow)
+    for name in ("small", *models.MODELS)
+    for batch, device in BATCHES
+]
+several = pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
+
+
+def prompts_of(batch: int) -> list[list[int]]:
+    """64 tokens, or prompts of 7, 64 and 1 tokens."""
+    return PROMPTS[1:2] if batch == 1 else PROMPTS[:batch]
+
+
+def each(batch: int, first: int) -> list[list[int]]:
+    """Another token for each sequence."""
+    return [[first + i] for i in range(batch)]
+
+
+@pytest.mark.parametrize(("name", "batch", "device"), CASES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, batch: int, device: str) -> None:
+    """The prompts have 7, 64 and 1 tokens (alone: 64), which are read in calls of up to 16, then token by token."""
+    model, lm = built(name, batch, device)
+    prompts = prompts_of(batch)
+    held = lm.conversation(batch)
+    whole = held.read(prompts, logits="all")
+    steps = [held.read([[5 + i] for i in range(batch)]) for _ in range(3)]
+    for i, prompt in enumerate(prompts):
+        theirs = logits_of(model, [*prompt, *[5 + i] * 3])
+        assert_same(np.concatenate([whole[i], *(step[i] for step in steps)]), theirs)
+    texts = lm.generate(prompts, max_new_tokens=16, eos_token_id=-1)
+    for prompt, text in zip(prompts, texts, strict=True):
+        made = model.generate(
+            torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert text == made[0].tolist()
+
+
+@pytest.mark.slow
+def test_a_sequence_that_reads_nothing_keeps_its_states() -> None:
+    """What the other sequences read in between changes no bit of its logits."""
+    _, lm = built("small", 3)
+    together, alone = lm.conversation(3), lm.conversation(3)
+    for held in (together, alone):
+        held.read(PROMPTS)
+    together.read([[], [5] * 20, []])
+    together.read([[], [6], [7]])
+    nothing: list[int] = []
+    assert np.array_equal(together.read([[9, 8], nothing, nothing])[0], alone.read([[9, 8], nothing, nothing])[0])
+
+
+@several
+def test_a_reset_sequence_begins_with_zeros(batch: int) -> None:
+    _, lm = built("small", batch)
+    held = lm.conversation(batch)
+    first = held.read(prompts_of(batch))
+    held.reset()
+    for one, again in zip(first, held.read(prompts_of(batch)), strict=True):
+        assert np.array_equal(one, again)
+
+
+@several
+def test_truncate_reads_the_tokens_that_remain(batch: int) -> None:
+    model, lm = built("small", batch)
+    held, prompts, cut = lm.conversation(batch), prompts_of(batch), min(1, batch - 1)
+    held.read(prompts)
+    held.truncate(40, sequence=cut)
+    if batch > 1:
+        held.truncate(0, sequence=0)
+    logits = held.read(each(batch, 11))
+    for i, prompt in enumerate(prompts):
+        text = prompt[:40] if i == cut else [] if i == 0 else prompt
+        assert held.tokens[i] == [*text, 11 + i]
+        assert_same(logits[i][-1], logits_of(model, held.tokens[i])[-1])
+
+
+@several
+def test_fork_save_and_restore_take_the_states_along(batch: int, tmp_path: Path) -> None:
+    _, lm = built("small", batch)
+    held = lm.conversation(batch)
+    held.read(prompts_of(batch))
+    other, third = held.fork(), lm.conversation(batch)
+    held.save(tmp_path / "held.npz")
+    wanted = held.read(each(batch, 11))
+    third.restore(tmp_path / "held.npz")
+    for conversation in (other, third):
+        for one, again in zip(wanted, conversation.read(each(batch, 11)), strict=True):
+            assert np.array_equal(one, again)
+
+
+@several
+@pytest.mark.parametrize("at", ["before", "after"])
+def test_an_interrupted_call_leaves_no_other_states(batch: int, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states may have been changed, or not: the tokens of before are read again, also if that is interrupted."""
+    model, lm = built("small", batch)
+    held, prompts = lm.conversation(batch), prompts_of(batch)
+    held.read(prompts)
+    run = held._run
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if at == "after":
+            run(*args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(held, "_run", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                held.read(each(batch, 21))
+    assert held.tokens == prompts
+    logits = held.read(each(batch, 11))
+    for i, prompt in enumerate(prompts):
+        assert_same(logits[i][-1], logits_of(model, [*prompt, 11 + i])[-1])
+
+
+def test_a_saved_program_keeps_its_states(tmp_path: Path) -> None:
+    _, lm = built()
+    lm.save(tmp_path / "model.qca")
+    again = qc.load_causal_lm(tmp_path / "model.qca")
+    assert again.record == lm.record and again.record.counts
+    assert again.generate(PROMPTS[0], max_new_tokens=4) == lm.generate(PROMPTS[0], max_new_tokens=4)
+
+
+def test_a_record_that_hides_the_states_is_refused(tmp_path: Path) -> None:
+    """Such a program would be called without `counts`."""
+    _, lm = built()
+    hidden = CausalLM(lm.run, replace(lm.record, counts=False), lm.program)
+    hidden.save(tmp_path / "model.qca")
+    with pytest.raises(CorruptFileError, match="counts"):
+        qc.load_causal_lm(tmp_path / "model.qca")
+
+
+@several
+def test_nothing_is_copied_and_the_report_names_the_states(batch: int) -> None:
+    _, lm = built("small", batch)
+    assert lm.program is not None
+    entries = ["decode", "decode_batch", "prefill"] if batch > 1 else ["decode", "prefill"]
+    assert copied_bytes(lm.program.plan) == {entry: {} for entry in entries}
+    for entry in lm.program.plan.entries:
+        found = [step for step in entry.steps if isinstance(step, Launch) and "linear_attention" in step.kernel]
+        assert len(found) == 1, "one launch for all tokens of a call"
+    assert "states that each token changes" in lm.cache_report()
+    assert "a state of [32, 1, 4] for each sequence (recurrent)" in str(lm.program.report())
+
+
+def test_replaced_functions_are_transformers_own_again() -> None:
+    built()
+    module = sys.modules[type(models.small()).__module__]
+    assert recurrences.kernel_of(module.mamba_selective_scan) == "selective_scan_fn"
+    assert not recurrences._held
+
+
+def test_right_padding_changes_the_states_of_transformers() -> None:
+    """Why no call is padded: with states of before, transformers' own mask of padding does not keep them."""
+    model = models.small()
+    with torch.no_grad():
+        padded = model(torch.tensor([[5, 6, 7]]), use_cache=True).cache_params
+        mask = torch.tensor([[1, 0, 0, 0]])
+        model(torch.tensor([[8, 9, 9, 9]]), attention_mask=mask, cache_params=padded, use_cache=True)
+        wanted = model(torch.tensor([[5, 6, 7]]), use_cache=True).cache_params
+        model(torch.tensor([[8]]), cache_params=wanted, use_cache=True)
+    for kind in ("conv_states", "recurrent_states"):
+        found, right = (getattr(each.layers[0], kind)[0] for each in (padded, wanted))
+        assert not torch.allclose(found, right, rtol=1e-2)
