@@ -56,4 +56,11 @@ enum qc_codes {
     QC_E4M3,     // the float that an 8-bit code is
     QC_E5M2,
     QC_VALUES,   // one of any number of values: W::code_value(code), which reads global memory
+    QC_WINDOWS,  // with the W::window - 1 codes before it in its sequence one of 4096 values: W::code_value(window)
 };
+
+// The value of a window of a trellis (formats/trellis.py): the four signed bytes of a product, summed, + 2, in 128ths.
+// The sum counts in the last place of the float 1.5 * 2^16.
+template <uint32_t MULTIPLIER> QC_DEVICE float qc_hashed(uint32_t window) {
+    return __uint_as_float((uint32_t)__dp4a((int)(window * MULTIPLIER), 0x01010101, 0x47c00002)) - 98304.0f;
+}

@@ -139,22 +139,74 @@ QC_DEVICE void qc_look_up_piece(uint32_t word, qc_table256 table, float (&v)[8])
 
 // --- codes -----------------------------------------------------------------------------------------------------------
 
-// Words of a piece: for each plane of codes one, of whole bytes bits / 4.
+// Whether codes are those of a trellis: what they stand for depends on the codes before them.
+template <class W, bool PACKED = W::packed> struct qc_in_sequences { static constexpr bool value = false; };
+template <class W> struct qc_in_sequences<W, true> { static constexpr bool value = W::codes == QC_WINDOWS; };
+
+// Words of a piece: for each plane of codes one, of whole bytes bits / 4; of a trellis one for row g and one for g + 8,
+// which begin with the codes before the piece's own.
 template <class W> struct qc_piece_of {
-    static constexpr bool narrow = W::packed && W::bits < 8;
-    static constexpr int words = narrow ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
+    static constexpr bool narrow = W::packed && W::bits < 8, sequences = qc_in_sequences<W>::value;
+    static constexpr int words = sequences ? 2 : narrow ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
 };
+
+// The words of a trellis that hold the last codes of a lane's share of a tile, and of those the tile before it.
+template <class W> struct qc_last_codes {
+    static constexpr int count = W::bits == 2 ? 2 : 1;
+    uint32_t words[count];
+
+    // `share`: of this lane and the tile. A block has four tiles; before its first one stands its last one.
+    QC_DEVICE void load_before(const uint8_t* w, int64_t share) {
+        const int64_t last = share / 32 % 4 ? share - 32 : share + 96;
+        if constexpr (W::bits == 4) words[0] = ((const uint32_t*)(w + W::plane(0)))[last * 4 + 3];
+        else if constexpr (W::bits == 3) words[0] = ((const uint32_t*)(w + W::plane(1)))[last];
+        else {
+            const uint2 read = ((const uint2*)(w + W::plane(0)))[last];
+            words[0] = read.x, words[1] = read.y;
+        }
+    }
+};
+struct qc_no_codes {};
+
+// A piece of a trellis from the words of its tile: bits W::bits * (4 piece - (W::window - 1)) and those that follow of
+// the streams of rows g and g + 8 (kernels/layouts/cuda.py).
+template <class W, class Words>
+QC_DEVICE void qc_piece_of_sequences(const Words& words, const qc_last_codes<W>& before, int piece, uint32_t (&of)[2]) {
+    if constexpr (W::bits == 4) {  // two codes of the piece before it
+        const uint32_t last = piece == 0 ? before.words[0] : words[piece == 0 ? 0 : piece - 1];
+        of[0] = __byte_perm(last, words[piece], 0x0541), of[1] = __byte_perm(last, words[piece], 0x0763);
+    } else {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint32_t low = words[half];
+            if constexpr (W::bits == 2) {  // five codes
+                of[half] = piece < 2 ? __funnelshift_r(before.words[W::bits == 2 ? half : 0], low, 22 + 8 * piece)
+                                     : low >> (8 * piece - 10);
+            } else {  // three codes
+                const uint32_t high = words[2] >> 16 * half, last = before.words[0] << 16 * (1 - half);
+                of[half] = piece == 0   ? __funnelshift_r(last, low, 23)
+                           : piece == 1 ? low >> 3
+                                        : __funnelshift_r(low, high, 12 * piece - 9);
+            }
+        }
+    }
+}
 
 // A lane's words of codes of a tile, in the order of the planes.
 template <class W> struct qc_lane_codes {
+    static constexpr bool sequences = qc_piece_of<W>::sequences;
     static constexpr bool narrow = qc_piece_of<W>::narrow;
     static constexpr int two = W::bits & 4, one = W::bits & 6;  // where a plane's words begin
     static constexpr int count = narrow ? W::bits : 4, piece_words = qc_piece_of<W>::words;
     uint32_t words[count];
+    typename qc_if<sequences, qc_last_codes<W>, qc_no_codes>::type before;
 
     QC_DEVICE void clear() {
 #pragma unroll
         for (int i = 0; i < count; i++) words[i] = 0;
+        if constexpr (sequences)
+#pragma unroll
+            for (int i = 0; i < qc_last_codes<W>::count; i++) before.words[i] = 0;
     }
     // `share`: of this lane and the panel's first tile, 32 for each tile before it.
     QC_DEVICE void load(const uint8_t* w, int64_t share, qc_tile_index<W> tile) {
@@ -169,10 +221,13 @@ template <class W> struct qc_lane_codes {
         if constexpr (narrow && (W::bits & 1) != 0)
             words[one] =
                 ((const uint32_t*)(w + W::plane(((W::bits & 4) != 0) + ((W::bits & 2) != 0))) + share)[tile * 32];
+        if constexpr (sequences) before.load_before(w, share + (int64_t)tile * 32);
     }
     // The words of a piece, planes of 2 and 1 bits moved so that it stands first in them.
     QC_DEVICE void piece(int piece, uint32_t (&of)[piece_words]) const {
-        if constexpr (narrow) {
+        if constexpr (sequences) {
+            qc_piece_of_sequences<W>(words, before, piece, of);
+        } else if constexpr (narrow) {
             int next = 0;
             if constexpr ((W::bits & 4) != 0) of[next++] = words[piece];
             if constexpr ((W::bits & 2) != 0) of[next++] = words[two + piece / 2] >> piece % 2 * 8;
@@ -187,7 +242,11 @@ template <class W> struct qc_lane_codes {
 // The words of one piece of a tile, read alone.
 template <class W>
 QC_DEVICE void qc_load_piece(const uint8_t* w, int64_t share, int piece, uint32_t (&of)[qc_piece_of<W>::words]) {
-    if constexpr (qc_piece_of<W>::narrow) {
+    if constexpr (qc_piece_of<W>::sequences) {
+        qc_lane_codes<W> tile;
+        tile.load(w, share, 0);
+        tile.piece(piece, of);
+    } else if constexpr (qc_piece_of<W>::narrow) {
         constexpr int two = (W::bits & 4) != 0, one = two + ((W::bits & 2) != 0);
         if constexpr ((W::bits & 4) != 0) of[0] = ((const uint32_t*)(w + W::plane(0)))[share * 4 + piece];
         if constexpr ((W::bits & 2) != 0)
@@ -240,7 +299,11 @@ template <class W> QC_DEVICE float qc_byte_value(uint32_t byte) {
 // What mma_value takes of the codes of a piece, element by element.
 template <class W, class Table>
 QC_DEVICE void qc_piece_codes(const uint32_t (&words)[qc_piece_of<W>::words], Table table, float (&v)[8]) {
-    if constexpr (W::codes == QC_SIXTEEN) {
+    if constexpr (W::codes == QC_WINDOWS) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = W::code_value(words[i / 2 % 2] >> W::bits * (i / 4 * 2 + i % 2) & ((1u << W::bits * W::window) - 1));
+    } else if constexpr (W::codes == QC_SIXTEEN) {
         qc_look_up_piece(words[0], table, v);
     } else if constexpr (W::codes == QC_COUNTS && W::bits == 4) {
         // Nibble p + 4h is in byte p / 2 + 2h: two masks make bytes of all eight, one permutation a float of each.
