@@ -162,7 +162,11 @@ def _trellis(fmt: TQ) -> CompiledEncoder:
         f"static constexpr float FACTOR = {float_text(fmt.factor)};",
     )
     struct = "\n    ".join(("struct qe_format {", *members)) + "\n};\n"
-    source = translation_unit(("trellis.h",), (struct,), "qe_tq<qe_format>(t)")
+    paths = (
+        'extern "C" void qc_paths(int64_t rows, const float* y, const float* w, const float* share, uint16_t* windows) '
+        "{\n    qe_paths<qe_format>(rows, y, w, (const float (*)[64])share, windows);\n}\n"
+    )
+    source = translation_unit(("trellis.h",), (struct, paths), "qe_tq<qe_format>(t)")
     # NumPy takes a second or two for 2^13 elements.
     return CompiledEncoder(source, _fields("codes", "scales"), takes=_importance_is_small, effort=4096)
 

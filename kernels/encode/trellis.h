@@ -14,6 +14,8 @@ template <class F> struct qe_trellis {
     alignas(64) float cost[STATES], next[STATES];     // of the best path to each state
     alignas(64) float before[BRANCHES][PART];         // the costs by the oldest code of a state, and the others
     alignas(64) uint8_t chosen[LENGTH][STATES];
+    alignas(64) float rest[STATES][LENGTH], other[STATES][LENGTH];  // what the path to a state makes up for
+    alignas(64) float target[BRANCHES][PART];
 
     qe_trellis() {
         for (uint32_t w = 0; w < 1u << WIDTH; w++) {
@@ -31,23 +33,57 @@ template <class F> struct qe_trellis {
             const vf wanted = vset(y[(first + step) % LENGTH]), weight = vset(w[(first + step) % LENGTH]);
             for (int j = 0; j < BRANCHES; j++)
                 for (int u = 0; u < PART; u++) before[j][u] = cost[u * BRANCHES + j];
-            for (int newest = 0; newest < BRANCHES; newest++)
-                for (int u = 0; u < PART; u += QC_LANES) {
-                    const int s = newest * PART + u;
-                    vf best = vset(0.0f);
-                    vi which = vset(0);
-                    for (int j = 0; j < BRANCHES; j++) {
-                        const vf difference = wanted - vload(branch[j] + s);
-                        const vf total = difference * difference * weight + vload(before[j] + u);
-                        const vm better = vlt(total, best);
-                        best = j == 0 ? total : vsel(better, total, best);
-                        which = j == 0 ? which : vsel(better, vset(j), which);
-                    }
-                    vstore(next + s, best);
-                    vstore(chosen[step] + s, which);
-                }
-            memcpy(cost, next, sizeof cost);
+            extend(step, weight, [&](int, int) QC_BODY { return wanted; });
         }
+        trace(end, windows);
+    }
+
+    // The same from and to the state `end`, where every path makes up for its errors: by share[step][i] times the error
+    // at `step` it wants less of element i. share is 0 up to i = step.
+    void survive(const float* y, const float* w, const float (*share)[LENGTH], int end, uint16_t* windows) {
+        for (int s = 0; s < STATES; s++) {
+            cost[s] = s == end ? 0.0f : qc_from_bits(QE_INFINITY);
+            memcpy(rest[s], y, sizeof rest[s]);
+        }
+        for (int step = 0; step < LENGTH; step++) {
+            for (int j = 0; j < BRANCHES; j++)
+                for (int u = 0; u < PART; u++)
+                    before[j][u] = cost[u * BRANCHES + j], target[j][u] = rest[u * BRANCHES + j][step];
+            extend(step, vset(w[step]), [&](int j, int u) QC_BODY { return vload(target[j] + u); });
+            for (int s = 0; s < STATES; s++) {
+                const int window = s << BITS | chosen[step][s];
+                const float* const from = rest[window & (STATES - 1)];
+                const vf error = vset(from[step] - value[window]);
+                for (int i = (step + 1) / QC_LANES * QC_LANES; i < LENGTH; i += QC_LANES)
+                    vstore(other[s] + i, vload(from + i) - error * vload(share[step] + i));
+            }
+            memcpy(rest, other, sizeof rest);
+        }
+        trace(end, windows);
+    }
+
+private:
+    // One step: the best branch to each state. `wanted(j, u)` is what branches with the oldest code j want of it.
+    template <class Wanted> __attribute__((always_inline)) inline void extend(int step, vf weight, Wanted wanted) {
+        for (int newest = 0; newest < BRANCHES; newest++)
+            for (int u = 0; u < PART; u += QC_LANES) {
+                const int s = newest * PART + u;
+                vf best = vset(0.0f);
+                vi which = vset(0);
+                for (int j = 0; j < BRANCHES; j++) {
+                    const vf difference = wanted(j, u) - vload(branch[j] + s);
+                    const vf total = difference * difference * weight + vload(before[j] + u);
+                    const vm better = vlt(total, best);
+                    best = j == 0 ? total : vsel(better, total, best);
+                    which = j == 0 ? which : vsel(better, vset(j), which);
+                }
+                vstore(next + s, best);
+                vstore(chosen[step] + s, which);
+            }
+        memcpy(cost, next, sizeof cost);
+    }
+
+    void trace(int end, uint16_t* windows) {
         int state = end < 0 ? 0 : end;
         for (int s = 0; end < 0 && s < STATES; s++) state = cost[s] < cost[state] ? s : state;
         for (int step = LENGTH - 1; step >= 0; step--) {
@@ -56,6 +92,7 @@ template <class F> struct qe_trellis {
         }
     }
 
+public:
     static int column(int sequence, int place) { return place / 4 * 16 + place % 4 / 2 * 8 + 2 * sequence + place % 2; }
 
     // The codes of a block whose elements, over the scale, are y, and what they decode to.
@@ -96,6 +133,16 @@ template <class F> static bool qe_trellis_block(
     const float fitted = products / squares;
     if (fitted > 0.0f && fitted <= 65504.0f) *scale = qc_to_f16_bits(fitted);
     return true;
+}
+
+// The windows (rows, 64) of sequences that want y (rows, 64), each with the weights w of its squared errors.
+template <class F>
+static void qe_paths(int64_t rows, const float* y, const float* w, const float (*share)[64], uint16_t* windows) {
+    static thread_local qe_trellis<F> search;
+    for (int64_t r = 0; r < rows; r++, y += 64, windows += 64) {
+        search.pass(y, w, 32, -1, windows);
+        search.survive(y, w, share, windows[31] >> F::BITS, windows);
+    }
 }
 
 template <class F> static int32_t qe_tq(const qe_tile& t) {

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from qcompiler.formats.equation import Float32
 from qcompiler.formats.trellis import LENGTH, Codes, Trellis
 
-_States = npt.NDArray[np.intp]
+States = npt.NDArray[np.intp]
 
 AT_ONCE = 32
 """Sequences that are searched together: the errors of their branches are 512 KiB."""
@@ -39,14 +39,19 @@ def choose(trellis: Trellis, wanted: Float32, weights: Float32) -> Codes:
     return codes
 
 
-def _choose(trellis: Trellis, wanted: Float32, weights: Float32) -> Codes:
+def ends_of_circles(trellis: Trellis, wanted: Float32, weights: Float32) -> States:
+    """The states (n,) in which the circular sequences begin and end: the result of the first pass."""
     half = LENGTH // 2
     passed = _pass(trellis, np.roll(wanted, -half, axis=1), np.roll(weights, -half, axis=1), None)
-    windows = _pass(trellis, wanted, weights, passed[:, half - 1] >> trellis.bits)
+    return passed[:, half - 1] >> trellis.bits
+
+
+def _choose(trellis: Trellis, wanted: Float32, weights: Float32) -> Codes:
+    windows = _pass(trellis, wanted, weights, ends_of_circles(trellis, wanted, weights))
     return (windows >> trellis.width - trellis.bits).astype(np.uint8)
 
 
-def _pass(trellis: Trellis, wanted: Float32, weights: Float32, ends: _States | None) -> _States:
+def _pass(trellis: Trellis, wanted: Float32, weights: Float32, ends: States | None) -> States:
     """The windows (n, 64) of the best paths: of those from and to the state `ends` (n,), or of all."""
     count, bits, branches = len(wanted), trellis.bits, 1 << trellis.bits
     size = 1 << trellis.width - bits
@@ -64,7 +69,7 @@ def _pass(trellis: Trellis, wanted: Float32, weights: Float32, ends: _States | N
         error *= weights[:, step, None, None]
         before = cost.reshape(count, 1, size // branches, branches).transpose(0, 3, 1, 2)
         error.reshape(count, branches, branches, -1)[...] += before
-        cost, chosen[step] = _least(error)
+        cost, chosen[step] = least(error)
     state = cost.argmin(axis=1) if ends is None else ends
     found, each = np.empty((count, LENGTH), np.intp), np.arange(count)
     for step in reversed(range(LENGTH)):
@@ -73,7 +78,7 @@ def _pass(trellis: Trellis, wanted: Float32, weights: Float32, ends: _States | N
     return found
 
 
-def _least(error: Float32) -> tuple[Float32, npt.NDArray[np.uint8]]:
+def least(error: Float32) -> tuple[Float32, npt.NDArray[np.uint8]]:
     """The minimum over the second axis, a power of two, and where it is; of equal ones the first."""
     which = np.broadcast_to(np.arange(error.shape[1], dtype=np.uint8)[:, None], error.shape)
     while error.shape[1] > 1:  # NumPy's argmin over a short axis takes ten times as long
@@ -83,4 +88,4 @@ def _least(error: Float32) -> tuple[Float32, npt.NDArray[np.uint8]]:
     return error[:, 0], which[:, 0]
 
 
-__all__ = ["choose"]
+__all__ = ["choose", "ends_of_circles", "least"]

@@ -31,6 +31,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from qcompiler.calibrate import hqq
 from qcompiler.calibrate.free_scales import why_no_scales
+from qcompiler.calibrate import gptq
 from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import BY_DATA, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
@@ -260,7 +261,7 @@ class _Rewriter(GraphTensors):
         """Chooses the codes of linears by the inputs of `calibrate`."""
         assert self.calibration is not None
         linears = [weight for weight in weights if weight.format is not None and "linear" in weight.kinds]
-        whys = {weight.targets[0]: _why_nearest(weight) for weight in weights if weight.format is not None}
+        whys = {weight.targets[0]: _why_nearest(weight, self.recipe.algorithm) for weight in weights if weight.format is not None}
         chosen = [self._matrix(weight) for weight in linears if not whys[weight.targets[0]]]
         solver = Solver(chosen, self.calibration.folder, self.recipe.algorithm)
         if not solver.matrices or not self.source.valued:
@@ -568,8 +569,8 @@ def _why_encoders_scales(weight: GraphWeight) -> str:
     return why_no_scales(resolve_format(weight.format), weight.shape[1])
 
 
-def _why_nearest(weight: GraphWeight) -> str:
-    """Why the codes of a linear are not chosen by data: "" if they are."""
+def _why_nearest(weight: GraphWeight, algorithm: str) -> str:
+    """Why `algorithm` does not choose the codes of a linear by data: "" if it does."""
     if "linear" not in weight.kinds:
         return "it is no linear"
     if weight.codes is not None:
@@ -581,7 +582,8 @@ def _why_nearest(weight: GraphWeight) -> str:
     if not is_quantised_linear(weight):
         return "a recurrent layer reads it"
     assert weight.format is not None
-    return why_no_levels(resolve_format(weight.format), weight.shape[1])
+    why = gptq.why_not if algorithm == "gptq" else why_no_levels
+    return why(resolve_format(weight.format), weight.shape[1])
 
 
 def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:
