@@ -14,7 +14,7 @@ template <class F> struct qe_trellis {
     alignas(64) float cost[STATES], next[STATES];     // of the best path to each state
     alignas(64) float before[BRANCHES][PART];         // the costs by the oldest code of a state, and the others
     alignas(64) uint8_t chosen[LENGTH][STATES];
-    alignas(64) float rest[STATES][LENGTH], other[STATES][LENGTH];  // what the path to a state makes up for
+    alignas(64) float rests[2][STATES][LENGTH];       // what the path to a state wants, before a step and after it
     alignas(64) float target[BRANCHES][PART];
 
     qe_trellis() {
@@ -43,9 +43,11 @@ template <class F> struct qe_trellis {
     void survive(const float* y, const float* w, const float (*share)[LENGTH], int end, uint16_t* windows) {
         for (int s = 0; s < STATES; s++) {
             cost[s] = s == end ? 0.0f : qc_from_bits(QE_INFINITY);
-            memcpy(rest[s], y, sizeof rest[s]);
+            memcpy(rests[0][s], y, sizeof rests[0][s]);
         }
         for (int step = 0; step < LENGTH; step++) {
+            const float (*const rest)[LENGTH] = rests[step % 2];
+            float (*const after)[LENGTH] = rests[1 - step % 2];
             for (int j = 0; j < BRANCHES; j++)
                 for (int u = 0; u < PART; u++)
                     before[j][u] = cost[u * BRANCHES + j], target[j][u] = rest[u * BRANCHES + j][step];
@@ -55,9 +57,8 @@ template <class F> struct qe_trellis {
                 const float* const from = rest[window & (STATES - 1)];
                 const vf error = vset(from[step] - value[window]);
                 for (int i = (step + 1) / QC_LANES * QC_LANES; i < LENGTH; i += QC_LANES)
-                    vstore(other[s] + i, vload(from + i) - error * vload(share[step] + i));
+                    vstore(after[s] + i, vload(from + i) - error * vload(share[step] + i));
             }
-            memcpy(rest, other, sizeof rest);
         }
         trace(end, windows);
     }
