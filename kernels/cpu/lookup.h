@@ -43,10 +43,14 @@ QC_INLINE uint32_t qg_vector_code(
     const uint32_t digit = digits >> ((uint64_t)i % SIZE * WIDTH) & ((1u << WIDTH) - 1);
     return flags ? digit | (uint32_t)__builtin_parity(qg_packed_entry(flags[i], from)) << WIDTH : digit;
 }
-// Where a column of a block of a trellis stands: in which sequence, and at which of its 64 places; and back.
-QC_INLINE int qg_place_of(int64_t k) { return (int)((uint64_t)k % 256 / 16 * 4 + (uint64_t)k % 16 / 8 * 2 + (uint64_t)k % 2); }
+// Where a column of a block of a trellis stands: at which of the 64 places of its sequence; and back.
+QC_INLINE int qg_place_of(int64_t k) {
+    const int column = (int)((uint64_t)k % 256);
+    return column / 16 * 4 + column % 16 / 8 * 2 + column % 2;
+}
 QC_INLINE int64_t qg_column_of(int64_t k, int place) {
-    return k - (int64_t)((uint64_t)k % 256) + place / 4 * 16 + place % 4 / 2 * 8 + (int64_t)((uint64_t)k % 8 / 2 * 2) + place % 2;
+    const int column = (int)((uint64_t)k % 256);
+    return k - column + place / 4 * 16 + place % 4 / 2 * 8 + column % 8 / 2 * 2 + place % 2;
 }
 // The window of column k: `code` gives the code of a column.
 template <int BITS, int CODES, class F> QC_INLINE uint32_t qg_window(int64_t k, F code) {
@@ -57,7 +61,8 @@ template <int BITS, int CODES, class F> QC_INLINE uint32_t qg_window(int64_t k, 
 }
 // The code of a trellis in panels (decode.h, `qg_sequences`).
 template <int BITS>
-QC_INLINE uint32_t qg_sequence_code(const uint32_t* words, const uint32_t* highest, int64_t cols, int64_t row, int64_t k) {
+QC_INLINE uint32_t qg_sequence_code(
+    const uint32_t* words, const uint32_t* highest, int64_t cols, int64_t row, int64_t k) {
     constexpr int GROUP = BITS == 4 ? 16 : 32;
     const int sequence = (int)((uint64_t)k % 8 / 2), place = qg_place_of(k) % (GROUP / 4);
     const int64_t group = row / 16 * (cols / GROUP) + k / GROUP;

@@ -10,8 +10,8 @@ a code depends on the codes before it, so that codes are chosen by Viterbi's alg
 every state of the trellis keeps what the columns behind it have to make up for (per-survivor processing).  The state in
 which the circle begins and ends is found without such corrections.
 
-Sources: Frantar et al., GPTQ (arXiv 2210.17323); Tseng et al., QTIP (arXiv 2406.11235), which makes up for errors between
-blocks of columns; Raheli, Polydoros, Tzou, "Per-Survivor Processing", IEEE Trans. Communications 43 (1995).
+Sources: Frantar et al., GPTQ (arXiv 2210.17323); Tseng et al., QTIP (arXiv 2406.11235), which makes up for errors
+between blocks of columns; Raheli, Polydoros, Tzou, "Per-Survivor Processing", IEEE Trans. Communications 43 (1995).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""tq: a trellis code of 2, 3 or 4 bits, the windows of codes that give its values computed in registers (trellis.py)."""
+"""tq: a trellis code of 2, 3 or 4 bits, whose values kernels compute in registers (trellis.py)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class TQ(Format):
     def _fitted_scale(
         self, blocks: Float32, importance: Float32, codes: npt.NDArray[np.uint8], scale: npt.NDArray[np.float16]
     ) -> Float32:
-        """The scale with the smallest error for these codes; the first one where that would not be a positive number."""
+        """The scale with the smallest error for these codes; the first one where that is no positive number."""
         values = self.trellis.values[self.trellis.windows(codes)]
         with quiet():
             weighted = values * importance

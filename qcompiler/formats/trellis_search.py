@@ -6,7 +6,8 @@
 
 A circle has no first state.  A first pass runs from the middle of the sequence around to the middle, from any state to
 any state; where it passes the start, it has seen half of the sequence before it.  A second pass runs from the state
-found there back to the same state.  With four first passes instead of one the error of normal weights falls by 1 to 3 %.
+found there back to the same state.  Four first passes instead of one would lower the error of normal weights by 1 to
+3 %.
 
 `qe_trellis` of kernels/encode/trellis.h is the same in C++: every operation is one of fp32, in this order.
 

@@ -54,7 +54,9 @@ def test_the_compiled_search_gives_the_windows_of_numpys(bits: int) -> None:
     rng = np.random.default_rng(bits)
     wanted, weights = rng.standard_normal((5, 64)).astype(np.float32), rng.random(64, np.float32)
     share = np.triu(rng.standard_normal((64, 64)) * 0.3, 1).astype(np.float32)
-    assert np.array_equal(solver(wanted, weights, share), trellis_gptq.paths(TQ(bits=bits).trellis, wanted, weights, share))
+    assert np.array_equal(
+        solver(wanted, weights, share), trellis_gptq.paths(TQ(bits=bits).trellis, wanted, weights, share)
+    )
 
 
 def _codes(trellis: Trellis, windows: np.ndarray) -> np.ndarray:

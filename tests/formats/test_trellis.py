@@ -68,7 +68,9 @@ def test_no_other_code_anywhere_in_a_path_lowers_its_error(bits: int) -> None:
 
     def errors(codes: Array) -> Array:
         windows = sum(np.roll(codes, b, axis=-1) << bits * (trellis.codes - 1 - b) for b in range(trellis.codes))
-        return np.asarray((weights.astype(np.float64)[:, None] * (wanted[:, None] - trellis.values[windows]) ** 2).sum(-1))
+        return np.asarray(
+            (weights.astype(np.float64)[:, None] * (wanted[:, None] - trellis.values[windows]) ** 2).sum(-1)
+        )
 
     free = 64 - (trellis.codes - 1)  # later codes belong to the state in which the circle begins
     others = np.repeat(found[:, None], free << bits, axis=1)
@@ -101,7 +103,7 @@ def test_what_it_cannot_store_is_refused_by_row_and_column() -> None:
     fmt = TQ()
     weights = np.ones((2, 512), np.float32)
     weights[1, 256:] = 1e6
-    with pytest.raises(FormatValueError, match="row 1, columns 256…511: the scale .* exceeds fp16's largest value"):
+    with pytest.raises(FormatValueError, match=r"row 1, columns 256…511: the scale .* exceeds fp16's largest value"):
         fmt.encode(weights)
     with pytest.raises(FormatShapeError, match="whole blocks of 256, and K = 384 is not a multiple of it"):
         fmt.encode(np.ones((2, 384), np.float32))

@@ -29,9 +29,8 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
-from qcompiler.calibrate import hqq
+from qcompiler.calibrate import gptq, hqq
 from qcompiler.calibrate.free_scales import why_no_scales
-from qcompiler.calibrate import gptq
 from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import BY_DATA, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
@@ -261,7 +260,11 @@ class _Rewriter(GraphTensors):
         """Chooses the codes of linears by the inputs of `calibrate`."""
         assert self.calibration is not None
         linears = [weight for weight in weights if weight.format is not None and "linear" in weight.kinds]
-        whys = {weight.targets[0]: _why_nearest(weight, self.recipe.algorithm) for weight in weights if weight.format is not None}
+        whys = {
+            weight.targets[0]: _why_nearest(weight, self.recipe.algorithm)
+            for weight in weights
+            if weight.format is not None
+        }
         chosen = [self._matrix(weight) for weight in linears if not whys[weight.targets[0]]]
         solver = Solver(chosen, self.calibration.folder, self.recipe.algorithm)
         if not solver.matrices or not self.source.valued:
