@@ -472,7 +472,7 @@ QC_INLINE qi qg_sum_of_bytes(qu x) {
 #endif
 }
 
-// Windows of a trellis: the sum of the bytes of a product, + 2, in 128ths: in the last place of the float 1.5 * 2^16.
+// Windows of a trellis: the sum of the bytes of a product.
 template <uint32_t MULTIPLIER> struct qg_hashed {
     QG_METHOD void start() {}
     template <class C> QG_METHOD void at(const C&) {}
@@ -480,7 +480,7 @@ template <uint32_t MULTIPLIER> struct qg_hashed {
         return QC_EACH(vf, one(codes.template code<J>(i)));
     }
     static QG_METHOD qf one(qu window) {
-        return (qf)(qg_sum_of_bytes((window & 0xfffu) * MULTIPLIER) + (0x47c00000 + 2)) - 0x1.8p16f;
+        return __builtin_convertvector(qg_sum_of_bytes((window & 0xfffu) * MULTIPLIER), qf);
     }
 };
 template <uint32_t MULTIPLIER> QC_INLINE float qg_hash_of(uint32_t window) {

@@ -61,10 +61,10 @@ enum qc_codes {
 
 // --- a trellis -------------------------------------------------------------------------------------------------------
 
-// The value of a window of a trellis (formats/trellis.py): the four signed bytes of a product, summed, + 2, in 128ths.
-// The sum counts in the last place of the float 1.5 * 2^16.
+// The value of a window of a trellis (formats/trellis.py): the sum of the four signed bytes of a product,
+// which counts in the last place of the float 1.5 * 2^23: conversions of integers are slow.
 template <uint32_t MULTIPLIER> QC_DEVICE float qc_hashed(uint32_t window) {
-    return __uint_as_float((uint32_t)__dp4a((int)(window * MULTIPLIER), 0x01010101, 0x47c00002)) - 98304.0f;
+    return __uint_as_float((uint32_t)__dp4a((int)(window * MULTIPLIER), 0x01010101, 0x4b400000)) - 12582912.0f;
 }
 
 // Whether codes are those of a trellis: what they stand for depends on the codes before them.

@@ -143,7 +143,8 @@ QC_DEVICE void qc_look_up_piece(uint32_t word, qc_table256 table, float (&v)[8])
 // which begin with the codes before the piece's own.
 template <class W> struct qc_piece_of {
     static constexpr bool narrow = W::packed && W::bits < 8, sequences = qc_in_sequences<W>::value;
-    static constexpr int words = sequences ? 2 : narrow ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
+    static constexpr int words =
+        sequences ? 2 : narrow ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
 };
 
 // A lane's words of codes of a tile, in the order of the planes.

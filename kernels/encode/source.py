@@ -33,7 +33,7 @@ from qcompiler.formats.nf4 import TableFormat
 from qcompiler.formats.nvfp4 import NVFP4, SMALLEST_SCALE, ZERO_SCALE
 from qcompiler.formats.packing import Piece, Pieces
 from qcompiler.formats.ternary import TQ2_0
-from qcompiler.formats.tq import TQ
+from qcompiler.formats.tq import TQ, UNIT
 from qcompiler.formats.vector_search import ROUNDS, TRIALS
 
 Array = npt.NDArray[np.generic]
@@ -159,7 +159,7 @@ def _trellis(fmt: TQ) -> CompiledEncoder:
     members = (
         f"static constexpr int BITS = {fmt.bits}, CODES = {fmt.trellis.codes};",
         f"static constexpr uint32_t MULTIPLIER = 0x{fmt.trellis.multiplier:08x};",
-        f"static constexpr float FACTOR = {float_text(fmt.factor)};",
+        f"static constexpr float FACTOR = {float_text(fmt.factor)}, UNIT = {float_text(UNIT)};",
     )
     struct = "\n    ".join(("struct qe_format {", *members)) + "\n};\n"
     paths = (

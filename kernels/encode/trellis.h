@@ -2,7 +2,7 @@
 #pragma once
 #include "tile.h"
 
-// F is a format as source.py prints it: BITS of a code, CODES of a window, MULTIPLIER, FACTOR.
+// F is a format as source.py prints it: BITS of a code, CODES of a window, MULTIPLIER, FACTOR, UNIT.
 template <class F> struct qe_trellis {
     static constexpr int BITS = F::BITS, WIDTH = F::BITS * F::CODES, BRANCHES = 1 << BITS;
     static constexpr int STATES = 1 << (WIDTH - BITS), PART = STATES / BRANCHES;  // states that follow one oldest code
@@ -20,9 +20,9 @@ template <class F> struct qe_trellis {
     qe_trellis() {
         for (uint32_t w = 0; w < 1u << WIDTH; w++) {
             const int32_t product = (int32_t)(w * F::MULTIPLIER);
-            int sum = 2;
+            int sum = 0;
             for (int byte = 0; byte < 4; byte++) sum += (int8_t)(product >> 8 * byte);
-            value[w] = branch[w % BRANCHES][w / BRANCHES] = (float)sum / 128.0f;
+            value[w] = branch[w % BRANCHES][w / BRANCHES] = (float)sum;
         }
     }
 
@@ -124,14 +124,15 @@ template <class F> static bool qe_trellis_block(
     if (!(first <= 65504.0f)) return false;
     memset(codes, 0, BLOCK);
     if (first == 0.0f) return true;
-    for (int e = 0; e < BLOCK; e++) y[e] = x[e] / first;
+    const float divisor = first * F::UNIT;
+    for (int e = 0; e < BLOCK; e++) y[e] = x[e] / divisor;
     search.choose(y, w, codes, values);
     squares = -0.0f;
     for (int e = 0; e < BLOCK; e++) {
         const float weighted = values[e] * w[e];
         products += weighted * x[e], squares += weighted * values[e];
     }
-    const float fitted = products / squares;
+    const float fitted = products / squares / F::UNIT;
     if (fitted > 0.0f && fitted <= 65504.0f) *scale = qc_to_f16_bits(fitted);
     return true;
 }

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qcompiler.formats import PackedTensor
+from qcompiler.formats.tq import UNIT
 from qcompiler.formats.trellis import BLOCK, LENGTH, Codes, Trellis, to_sequences
 from qcompiler.formats.trellis_search import ends_of_circles, least
 from qcompiler.runtime.encoder import PathSolver, path_solver
@@ -50,7 +51,9 @@ def sweep(
     """
     trellis, solver = nearest.format.declaration.trellis, path_solver(nearest.format)
     assert trellis is not None
-    stored = nearest.format.entries_of_rows(nearest, rows.start, rows.stop)["scales"][:, ::BLOCK].astype(np.float64)
+    stored = (
+        nearest.format.entries_of_rows(nearest, rows.start, rows.stop)["scales"][:, ::BLOCK].astype(np.float64) * UNIT
+    )
     codes, decoded = np.zeros(wanted.shape, np.uint8), np.zeros(wanted.shape)
     rest = wanted[:, order]
     for first in range(0, len(order), LENGTH):

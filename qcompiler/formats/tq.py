@@ -26,6 +26,10 @@ SPREAD = {4: 1.14, 3: 1.10, 2: 1.03}
 error of a weight beyond the largest value counts for more."""
 
 
+UNIT = np.float32(2**-7)
+"""What a scale is multiplied with, so that it is near the weights' mean square root and normal in fp16."""
+
+
 class TQ(Format):
     """tq; without parameters 4 bits."""
 
@@ -46,7 +50,7 @@ class TQ(Format):
     @property
     def factor(self) -> np.float32:
         """A block's scale divided by the root of the mean square of its weights."""
-        return np.float32(SPREAD[self.bits] / self.trellis.values.std(dtype=np.float64))
+        return np.float32(SPREAD[self.bits] / self.trellis.values.std(dtype=np.float64) / UNIT)
 
     def declare(self) -> Declaration:
         trellis = self.trellis
@@ -60,18 +64,18 @@ class TQ(Format):
                 Field("codes", "uint", trellis.bits, packing=stream(3, BLOCK) if trellis.bits == 3 else None),
                 Field("scales", "f16", 16, covers=BLOCK),
             ),
-            decode=Equation("table[codes] * scales"),
+            decode=Equation(f"table[codes] * (scales * {float(UNIT)})"),
             numerics=Numerics(
                 ties="of two equal paths, the one whose oldest code that differs is lower",
                 zero_block="codes 0, scale 0; likewise where the first scale rounds to 0 in fp16 (2^-25 or less)",
                 scale_clamp="none; a scale that exceeds fp16 is an error",
                 zero_point="none; the scale is first "
-                f"{SPREAD[trellis.bits]} times the root of the mean square of the weights over that of the table, and "
+                f"{SPREAD[trellis.bits]} times the root of the mean square of the weights over the table's deviation, times 128, and "
                 "after the search the best for its codes by least squares, both weighted by the importance",
-                reciprocal="divides the weights by the first scale as stored",
+                reciprocal="divides the weights by the first scale as stored, times 2^-7",
             ),
             reference="Tseng et al., QTIP (arXiv 2406.11235), with another multiplier and no addition: "
-            f"table[w] is the sum of the four signed bytes of w * 0x{trellis.multiplier:08x} mod 2^32, + 2, over 128",
+            f"table[w] is the sum of the four signed bytes of w * 0x{trellis.multiplier:08x} mod 2^32",
             table=tuple(map(float, trellis.values)),
             trellis=trellis,
         )
@@ -91,7 +95,7 @@ class TQ(Format):
 
         `importance` (blocks, 256) weights the squared error of each element.  Codes of a block with scale 0 are 0.
         """
-        divisor = scales.astype(np.float32)
+        divisor = scales.astype(np.float32) * UNIT
         live = divisor != 0
         codes = np.zeros(blocks.shape, np.uint8)
         if live.any():
@@ -116,7 +120,7 @@ class TQ(Format):
             weighted = values * importance
             products = ordered_sum(np.ascontiguousarray((weighted * blocks).T))
             squares = ordered_sum(np.ascontiguousarray((weighted * values).T))
-            fitted = products / squares
+            fitted = products / squares / UNIT
         first = scale.astype(np.float32)
         return np.where((first > 0) & (fitted > 0) & (fitted <= np.float32(LARGEST_FP16)), fitted, first)
 

@@ -2,7 +2,7 @@
 
     codes   … c[p-3]  c[p-2]  c[p-1]  c[p]        of one sequence, `bits` bits each
     window            c[p-2]  c[p-1]  c[p]        the last `codes` of them, the newest in the highest bits
-    value   (the sum of the four signed bytes of window * multiplier mod 2^32, + 2) / 128
+    value   the sum of the four signed bytes of window * multiplier mod 2^32
 
 So an element costs `bits` bits, and its value is one of 2^(bits * codes) numbers: which of them can follow is what the
 code gives up.  The sum of four bytes is close to a Gaussian, and the sequence of neighbouring windows looks random, so
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,10 +57,11 @@ class Trellis:
 
     @functools.cached_property
     def values(self) -> Float32:
-        """The value of each window: fp32 (2 ** width,), whole 128ths between -3.99 and 3.99."""
+        """The value of each window: fp32 (2 ** width,), integers between -512 and 508, about 147 in the mean square."""
         products = np.arange(1 << self.width, dtype=np.uint64) * np.uint64(self.multiplier)
         signed = products.astype("<u4").view(np.int8).reshape(-1, 4)
-        return (signed.astype(np.float32).sum(axis=1) + np.float32(2)) / np.float32(128)
+        sums: Float32 = signed.astype(np.float32).sum(axis=1)
+        return sums
 
     def windows(self, codes: Codes) -> Windows:
         """The window of each element, by its column: (rows, columns) of whole blocks, both."""
@@ -70,14 +72,14 @@ class Trellis:
         return from_sequences(found)
 
 
-def to_sequences(items: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def to_sequences(items: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """(rows, columns) of whole blocks in the order of their sequences: (rows, blocks, 4, 64)."""
     rows, cols = items.shape
     split = items.reshape(rows, cols // BLOCK, 16, 2, SEQUENCES, 2)  # piece, half of its columns, sequence, neighbour
     return np.ascontiguousarray(split.transpose(0, 1, 4, 2, 3, 5)).reshape(rows, cols // BLOCK, SEQUENCES, LENGTH)
 
 
-def from_sequences(items: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def from_sequences(items: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The inverse: (rows, columns)."""
     rows, blocks = items.shape[:2]
     split = items.reshape(rows, blocks, SEQUENCES, 16, 2, 2).transpose(0, 1, 3, 4, 2, 5)

@@ -231,10 +231,10 @@ def _tq(e: Element) -> Scalar:
         code = _stream(e, width, first + at // 4 * 16 + at % 4 // 2 * 8 + at % 2)
         window = window | code << width * (codes - 1 - back)
     product = window * (multiplier - (multiplier >> 31 << 32))
-    total = e.code.constant(2, "i32")
+    total = e.code.constant(0, "i32")
     for byte in range(4):
         total = total + (product >> 8 * byte).to("i8").to("i32")
-    return total.to("f32") * 2.0**-7 * e.number("scales", e.flat // 256)
+    return total.to("f32") * (e.number("scales", e.flat // 256) * 2.0**-7)
 
 
 DECODERS: dict[str, Callable[[Element], Scalar]] = {

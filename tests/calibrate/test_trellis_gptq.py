@@ -36,7 +36,7 @@ def test_paths_that_make_up_for_their_errors_leave_a_fifth_of_them(bits: int) ->
 def test_without_correlations_a_path_is_the_nearest_one() -> None:
     trellis = TQ(bits=4).trellis
     rng = np.random.default_rng(7)
-    wanted, weights = rng.standard_normal((3, 64)).astype(np.float32), rng.random(64, np.float32)
+    wanted, weights = 147 * rng.standard_normal((3, 64)).astype(np.float32), rng.random(64, np.float32)
     windows = trellis_gptq.paths(trellis, wanted, weights, np.zeros((64, 64), np.float32))
     assert np.array_equal(_codes(trellis, windows), choose(trellis, wanted, np.tile(weights, (3, 1))))
 
@@ -52,7 +52,7 @@ def test_the_compiled_search_gives_the_windows_of_numpys(bits: int) -> None:
     solver = path_solver(TQ(bits=bits))
     assert solver is not None
     rng = np.random.default_rng(bits)
-    wanted, weights = rng.standard_normal((5, 64)).astype(np.float32), rng.random(64, np.float32)
+    wanted, weights = 147 * rng.standard_normal((5, 64)).astype(np.float32), rng.random(64, np.float32)
     share = np.triu(rng.standard_normal((64, 64)) * 0.3, 1).astype(np.float32)
     assert np.array_equal(
         solver(wanted, weights, share), trellis_gptq.paths(TQ(bits=bits).trellis, wanted, weights, share)

@@ -26,7 +26,7 @@ def value_of(bits: int, newest_first: list[int]) -> float:
     """The value of a window, by the document."""
     window = sum(code << bits * (CODES[bits] - 1 - back) for back, code in enumerate(newest_first))
     product = window * MULTIPLIERS[bits] % 2**32
-    return (sum(int.from_bytes([product >> 8 * i & 255], signed=True) for i in range(4)) + 2) / 128
+    return sum(int.from_bytes([product >> 8 * i & 255], signed=True) for i in range(4)) / 128
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -62,7 +62,7 @@ def test_no_other_code_anywhere_in_a_path_lowers_its_error(bits: int) -> None:
     """Viterbi's algorithm gives the best of all paths with its ends, so of those that differ in one code."""
     trellis = TQ(bits=bits).trellis
     rng = np.random.default_rng(bits)
-    wanted = rng.standard_normal((2, 64)).astype(np.float32) * np.float32(1.1)
+    wanted = rng.standard_normal((2, 64)).astype(np.float32) * np.float32(147 * 1.1)
     weights = rng.random((2, 64), np.float32)
     found = choose(trellis, wanted, weights).astype(np.int64)
 
