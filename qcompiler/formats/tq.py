@@ -70,8 +70,9 @@ class TQ(Format):
                 zero_block="codes 0, scale 0; likewise where the first scale rounds to 0 in fp16 (2^-25 or less)",
                 scale_clamp="none; a scale that exceeds fp16 is an error",
                 zero_point="none; the scale is first "
-                f"{SPREAD[trellis.bits]} times the root of the mean square of the weights over the table's deviation, times 128, and "
-                "after the search the best for its codes by least squares, both weighted by the importance",
+                f"{SPREAD[trellis.bits]} times the root of the mean square of the weights over the table's deviation, "
+                "times 128, and after the search the best for its codes by least squares, both weighted by the "
+                "importance",
                 reciprocal="divides the weights by the first scale as stored, times 2^-7",
             ),
             reference="Tseng et al., QTIP (arXiv 2406.11235), with another multiplier and no addition: "
