@@ -18,16 +18,16 @@ from qcompiler.formats.trellis import BLOCK, Trellis, from_sequences, to_sequenc
 from qcompiler.formats.trellis_search import choose
 
 TRELLISES = {4: Trellis(4, 3, 0x35D08399), 3: Trellis(3, 4, 0xC55EC2CD), 2: Trellis(2, 6, 0x2618B891)}
-"""Windows of 12 bits, and for each width the multiplier with the smallest error of 150 random ones for normal weights.
-The median one has 15 % (4 bits), 8 % (3) and 6 % (2) more."""
+"""Windows of 12 bits, and for each width one of the best of 150 random multipliers, by the error of normal weights. The
+median one has 15 % (4 bits), 8 % (3) and 6 % (2) more."""
 
 SPREAD = {4: 1.14, 3: 1.10, 2: 1.03}
-"""The weights' root mean square divided by the values', for the smallest error of normal weights: with more bits, the
-error of a weight beyond the largest value counts for more."""
-
+"""The spread of the values at a block's first scale, divided by the root mean square of its weights. These have the
+smallest error for normal weights: with more bits, a weight beyond the largest value counts for more."""
 
 UNIT = np.float32(2**-7)
-"""What a scale is multiplied with, so that it is near the weights' mean square root and normal in fp16."""
+"""What a stored scale is multiplied with. So stored scales are near the root mean square of the weights: without it they
+would be 147 times less, and subnormal in fp16 for small weights."""
 
 
 class TQ(Format):
