@@ -26,8 +26,8 @@ SPREAD = {4: 1.14, 3: 1.10, 2: 1.03}
 smallest error for normal weights: with more bits, a weight beyond the largest value counts for more."""
 
 UNIT = np.float32(2**-7)
-"""What a stored scale is multiplied with. So stored scales are near the root mean square of the weights: without it they
-would be 147 times less, and subnormal in fp16 for small weights."""
+"""What a stored scale is multiplied with. Stored scales are near the root mean square of the weights; without it they
+would be 147 times less, which is subnormal in fp16 for small weights."""
 
 
 class TQ(Format):
