@@ -266,7 +266,11 @@ class _Rewriter(GraphTensors):
         """Chooses the codes of linears by the inputs of `calibrate`."""
         assert self.calibration is not None
         linears = [weight for weight in weights if weight.format is not None and "linear" in weight.kinds]
-        whys = {weight.targets[0]: why_nearest(weight) for weight in weights if weight.format is not None}
+        whys = {
+            weight.targets[0]: why_nearest(weight, self.recipe.algorithm)
+            for weight in weights
+            if weight.format is not None
+        }
         chosen = [self._matrix(weight) for weight in linears if not whys[weight.targets[0]]]
         solver = Solver(chosen, self.calibration.folder, self.recipe.algorithm)
         if not solver.matrices or not self.source.valued:
