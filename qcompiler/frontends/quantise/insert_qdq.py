@@ -509,7 +509,7 @@ class _Rewriter(GraphTensors):
 
         def step(elements: int) -> None:
             if out is not None:  # while weights are packed
-                self.progress.step(elements * matrix.itemsize)
+                self.progress.step(elements * weight.tensor.element_size())  # the values may be wider
 
         with naming_errors(weight):
             packed = encode(resolve_format(weight.format), matrix, out=out, importance=importance, step=step)
