@@ -342,8 +342,11 @@ def _display() -> Bars:
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"))
-    return Bars(*columns, console=Console(stderr=True), transient=True)
+    # Names of files may have brackets, which are no markup.
+    what, far = (TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[far]}"))
+    # rich prints above the bars what others write while they are shown, on stderr: not if that belongs into a file.
+    above = sys.stdout is not None and sys.stdout.isatty()
+    return Bars(what, BarColumn(), far, console=Console(stderr=True), transient=True, redirect_stdout=above)
 
 
 BARS = _Bars()

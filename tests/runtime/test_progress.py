@@ -77,14 +77,18 @@ def test_long_work_says_which_stage_it_is_in(
     assert not [each for each in left if each.name == "qcompiler-progress"]
 
 
-def test_bytes_within_a_stage_share_its_terminal(screen: Callable[..., Screen]) -> None:
+def test_bytes_within_a_stage_share_its_terminal(
+    screen: Callable[..., Screen], capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = screen(terminal=True)
     with Stages(2):
         stage("insert-qdq")
-        with Progress("packing weights", 90_900_000) as bar:
-            assert shown.wait_for("packing weights")
+        with Progress("writing a[/b].gguf", 90_900_000) as bar:
+            assert shown.wait_for("writing a[/b].gguf"), "names of files are no markup"
             bar.reach(12_000_000)
             assert shown.wait_for("12.0 MB of 90.9 MB")
+            print("of the caller")
+            assert capsys.readouterr().out == "of the caller\n", "stdout is no terminal, and keeps what is written"
     assert progress.BARS._bars is None, "the display goes with the last bar"
 
 
