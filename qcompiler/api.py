@@ -194,9 +194,9 @@ def finish(
     )
     for what, why in imported.notes:
         context.report.add("export", "", what, why)
+    data = counted(inputs_seen, "input") if inputs_seen is not None else ""
     for decided_in, path, what in imported.decisions:
-        by_data = inputs_seen is not None and decided_in != "insert-qdq"
-        context.report.add(decided_in, path, what, counted(inputs_seen, "input") if by_data else "")
+        context.report.add(decided_in, path, what, data if decided_in != "insert-qdq" else "")
     for part in imported.torch_parts:
         context.report.add("import", part.path, f"torch runs {', '.join(part.operators)}", part.why)
     recipe = QuantConfig.of(quant)

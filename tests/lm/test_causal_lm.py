@@ -187,7 +187,7 @@ def test_a_conversation_is_saved_and_restored(tmp_path: Path) -> None:
     assert other.tokens == held.tokens
     for ours, theirs in zip(other.read([[1], []]), held.read([[1], []]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(CorruptFileError, match="conversation of 1 sequences"):
+    with pytest.raises(CorruptFileError, match="conversation of 1 sequence"):
         lm.conversation(1).restore(tmp_path / "talk.npz")
     single = lm.conversation()
     foreign = {"tokens:0": np.array([1]), "state:state.other": np.zeros(8, np.uint8)}
