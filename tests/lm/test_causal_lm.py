@@ -392,7 +392,7 @@ def test_a_conversation_of_another_program_with_the_same_sizes_is_refused(tmp_pa
     ({"rows": LENGTH}, CorruptFileError, "sizes or tokens"),
     ({"chunk": LENGTH + 1}, CorruptFileError, "sizes or tokens"),
     ({"chunk": 8}, CorruptFileError, "is not what"), ({"max_batch": 2}, CorruptFileError, "is not what"),
-    ({"rows": LENGTH + 17}, CorruptFileError, "is not what"), ({"version": 4, "more": 1}, NewerFileError, "version 4"),
+    ({"rows": LENGTH + 17}, CorruptFileError, "is not what"), ({"version": 5, "more": 1}, NewerFileError, "version 5"),
     ({"version": -1}, CorruptFileError, "sizes or tokens"), ({"samples": False}, CorruptFileError, "is not what"),
 ])  # fmt: skip
 def test_a_record_is_held_against_the_program(
