@@ -46,6 +46,7 @@ from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import replacing_folder
 from qcompiler.runtime.image import ProgramImage
 from qcompiler.runtime.progress import Progress
+from qcompiler.units import counted
 
 LAYOUTS = ("gguf", "gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes")
 
@@ -80,7 +81,8 @@ class Conversion:
     def __str__(self) -> str:
         moved = sum(1 for each in self.tensors if each.before != each.after and not each.loss)
         kept = len(self.tensors) - moved - len(self.lossy)
-        text = f"{self.path}: {kept} tensors as they were, {moved} in another format without loss"
+        same = counted(kept, "tensor as it was", "tensors as they were")
+        text = f"{self.path}: {same}, {moved} in another format without loss"
         if not self.lossy:
             return text
         worst = max(self.lossy, key=lambda each: each.loss.relative)

@@ -27,6 +27,7 @@ from qcompiler.frontends.quantise.rewrites.moved_weights import Added, MovedWeig
 from qcompiler.frontends.quantise.rewrites.new_parameters import bias_of, give_bias
 from qcompiler.frontends.weights.weight_uses import reads
 from qcompiler.runtime.progress import Progress
+from qcompiler.units import counted
 
 aten = torch.ops.aten
 
@@ -109,7 +110,7 @@ class BiasCorrection:
         for linear, (mean, share, rows) in zip(self.linears, self._means(inputs, floats, quantised), strict=True):
             self.source.change(linear.bias, Added(mean))
             said = f"corrected: {100 * share:.2g} % of the squared error of its outputs was an error of their mean"
-            self.decisions.append(("bias", linear.path, f"{said}, over {rows} rows"))
+            self.decisions.append(("bias", linear.path, f"{said}, over {counted(rows, 'row')}"))
 
     def _means(
         self, inputs: Sequence[object], floats: Values, quantised: Values

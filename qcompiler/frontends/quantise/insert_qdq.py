@@ -71,6 +71,7 @@ from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress, note
+from qcompiler.units import counted
 
 aten = torch.ops.aten
 PACKED = "_packed"
@@ -249,7 +250,7 @@ class _Rewriter(GraphTensors):
             self.inputs[weight.targets[0]] = found[weight.targets[0]]
             kinds = ["importance of columns"] * takes_importance(weight) + ["range"] * static
             rows = found[weight.targets[0]].rows
-            self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {rows} rows"))
+            self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {counted(rows, 'row')}"))
 
     def _choose_scales(self, weights: Sequence[GraphWeight]) -> None:
         """Reports whose scales are chosen while they are encoded, and why others are not."""
@@ -513,7 +514,7 @@ class _Rewriter(GraphTensors):
 
         def step(elements: int) -> None:
             if out is not None:  # while weights are packed
-                self.progress.step(elements * matrix.itemsize)
+                self.progress.step(elements * weight.tensor.element_size())  # the values may be wider
 
         with naming_errors(weight):
             packed = encode(resolve_format(weight.format), matrix, out=out, importance=importance, step=step)

@@ -44,6 +44,7 @@ from qcompiler.frontends.quantise.soft_codes import SoftMatrix
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import write_private
 from qcompiler.runtime.progress import Progress, note
+from qcompiler.units import counted
 
 Float32 = npt.NDArray[np.float32]
 
@@ -201,12 +202,15 @@ class Solver:
         path, cols = matrix.path, matrix.watched.cols
         if rows < cols // FEW:
             raise CalibrationError(
-                f"`calibrate` gave {rows} rows to '{path}', which has {cols} columns; {self.algorithm} needs at least "
-                f"{cols // FEW}, and {FEW * cols} or more to be of use. Give more or longer inputs, or "
-                "algorithm='nearest'"
+                f"`calibrate` gave {counted(rows, 'row')} to '{path}', which has {cols} columns; "
+                f"{self.algorithm} needs at least {cols // FEW}, and {FEW * cols} or more to be of use. "
+                "Give more or longer inputs, or algorithm='nearest'"
             )
         if rows < FEW * cols:
-            note(f"'{path}' has {cols} columns, and `calibrate` gave it {rows} rows; {FEW * cols} or more are better")
+            note(
+                f"'{path}' has {cols} columns, and `calibrate` gave it {counted(rows, 'row')}; "
+                f"{FEW * cols} or more are better"
+            )
         importance = (np.diag(sums) / rows).astype(np.float32) if matrix.format.takes_importance else None
         nearest = encode(matrix.format, values, importance=importance)
         try:
@@ -218,7 +222,7 @@ class Solver:
         shared = f", by the inputs of the first of its {uses} uses" if uses > 1 else ""
         self.found[path] = (
             f"codes by gptq: squared error of the outputs {100 * solved.nearest_error:.2g} % -> "
-            f"{100 * solved.error:.2g} %, of {rows} rows{shared}"
+            f"{100 * solved.error:.2g} %, of {counted(rows, 'row')}{shared}"
         )
         return solved.rounded
 
