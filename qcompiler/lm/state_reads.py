@@ -28,11 +28,11 @@ _SHAPES_ONLY = {
 """Operators whose result has the shape of its argument, and none of its numbers."""
 
 
-class _Origins(TorchDispatchMode):
+class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Notes for each storage the states that its numbers depend on."""
 
     def __init__(self, states: dict[str, torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.held: list[torch.UntypedStorage] = []  # a storage that is alive gives its address to no other
         self.found: dict[int, frozenset[str]] = {}
         for name, tensor in states.items():
