@@ -21,8 +21,8 @@ ENGINES = CUDA_CORES
 _THREADS = 128
 
 _UNROLLED = 64
-"""Loops over at most so many registers are unrolled. Longer rows (depth above 2048) lie in local memory, and the text of
-their loops stays short, whatever depth a program file names."""
+"""Loops over at most so many registers are unrolled. Longer rows (depth above 2048) lie in local memory, and the text
+of their loops stays short, whatever depth a program file names."""
 
 
 def _lanes(depth: int) -> int:
