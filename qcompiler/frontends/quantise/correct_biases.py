@@ -13,7 +13,7 @@ Correction", arXiv:1906.04721, section 4.2; here the means are measured.)
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -57,10 +57,11 @@ class BiasCorrection:
         RecipeError if no bias can be corrected, with the reasons.
         """
         made, reasons = [], []
+        owner = {node: weight for weight in weights for node in weight.nodes}
         for weight in weights:
-            if weight.format is None or "linear" not in weight.kinds:
+            if weight.format is None or not weight.kinds - {"embedding"}:
                 continue
-            why = _why_not(weight)
+            why = _why_not(weight, owner)
             if why:
                 reasons.append(why)
                 self.decisions.append(("bias", weight.targets[0], f"not corrected: {why}"))
@@ -131,8 +132,12 @@ class BiasCorrection:
         return [found[each.node] for each in self.linears]
 
 
-def _why_not(weight: GraphWeight) -> str:
-    """Why the bias of a quantised weight's linear cannot be corrected: "" if it can."""
+def _why_not(weight: GraphWeight, owner: Mapping[fx.Node, GraphWeight]) -> str:
+    """Why the bias of a quantised weight's linear cannot be corrected: "" if it can. `owner` is by placeholder."""
+    if "linear" not in weight.kinds:
+        return "a convolution reads it"
+    if weight.codes is not None:
+        return "the source has its codes, and no values to compare with"
     if weight.experts is not None:
         return "the outputs of experts are not collected by expert"
     if not is_quantised_linear(weight):
@@ -141,9 +146,13 @@ def _why_not(weight: GraphWeight) -> str:
     if len(linears) != 1:
         return f"{len(linears)} linears read it"
     bias = bias_of(linears[0][0], weight)
-    if bias is not None and bias.op != "placeholder":
+    if bias is None:
+        return ""
+    if bias.op != "placeholder":
         return "its bias is computed"
-    return "others read its bias, too" if bias is not None and len(bias.users) > 1 else ""
+    if bias not in owner or not owner[bias].is_parameter:  # these keep the values that they have
+        return "its bias is a buffer or a constant" if bias in owner else "its bias is an input of the model"
+    return "others read its bias, too" if len(owner[bias].users) > 1 else ""
 
 
 def _mean_moved(linear: _Linear, exact: Sequence[Env], ours: Sequence[Env]) -> tuple[torch.Tensor, float, int]:
@@ -155,9 +164,14 @@ def _mean_moved(linear: _Linear, exact: Sequence[Env], ours: Sequence[Env]) -> t
         rows += len(error)
         total += error.sum(0)
         squares += float((error * error).sum())
+    if not rows:
+        raise CalibrationError(f"`calibrate` gave no rows to '{linear.path}': give inputs that are not empty")
     if not torch.isfinite(total).all():
-        raise CalibrationError(f"the outputs of '{linear.path}' are not finite while its bias is corrected")
-    mean = total / max(rows, 1)
+        raise CalibrationError(
+            f"the outputs of '{linear.path}' are not finite while its bias is corrected: leave out the inputs that give "
+            "NaN or infinity, such as rows of padding alone, or leave out correct_bias"
+        )
+    mean = total / rows
     for wrong in ours:
         values = wrong[linear.node]
         wrong[linear.node] = (values.double() + mean.to(values.device)).to(values.dtype)
