@@ -198,7 +198,7 @@ def _mean_moved(linear: _Linear, exact: Sequence[Env], ours: Sequence[Env]) -> _
         raise CalibrationError(f"`calibrate` gave no rows to '{linear.path}': give inputs that are not empty")
     if not torch.isfinite(total).all():
         raise CalibrationError(
-            f"the outputs of '{linear.path}' are not finite while its bias is corrected: leave out the inputs that give "
+            f"the outputs of '{linear.path}' are not finite while its bias is corrected: leave out inputs that give "
             "NaN or infinity, such as rows of padding alone, or leave out correct_bias"
         )
     mean = total / rows
