@@ -322,7 +322,7 @@ class _Folder:
         writer.close()
 
     def _is_known(self, name: str) -> bool:
-        """Whether the model has this tensor, by any name of a tied one; constants of the graph have names without dots."""
+        """Whether the model has this tensor, by any name of a tied one. Constants of the graph have no dot."""
         path, _, attribute = name.rpartition(".")
         holder: Any = self.checkpoint.module
         for part in path.split(".") if path else ():
