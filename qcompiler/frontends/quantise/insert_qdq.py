@@ -433,6 +433,7 @@ class _Rewriter(GraphTensors):
             self._quantize(weight)
         elif weight.is_parameter:
             self._keep(weight)
+        self.final.pop(weight.targets[0], None)
         self.source.release(weight.targets)
 
     def _transpose(self, weight: GraphWeight) -> None:
