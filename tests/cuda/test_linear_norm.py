@@ -36,7 +36,7 @@ def check_all(sim_module: Module, arch: str, cases: Sequence[Any]) -> None:
         assert error <= BOUNDS[case.fused.operands[0].dtype], (case.fused.name, error)
 
 
-MORE = pytest.param(("int4", "q4_K", "q6_K", "fp8"), marks=pytest.mark.slow)
+MORE = pytest.param(("int4", "q4_K", "q6_K", "fp8", "tq"), marks=pytest.mark.slow)
 TARGETS = [
     ("sm_80", "bf16"),
     ("sm_80", "f32"),

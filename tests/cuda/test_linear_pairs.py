@@ -37,7 +37,7 @@ def check_all(sim_module: Module, cases: list[Any], arch: str, ms: dict[str, tup
             check(module, case, m)
 
 
-MORE = pytest.param(("int4", "int8", "q4_K", "q6_K"), marks=pytest.mark.slow)
+MORE = pytest.param(("int4", "int8", "q4_K", "q6_K", "tq"), marks=pytest.mark.slow)
 TARGETS = [
     ("sm_80", "bf16"),
     ("sm_80", "f32"),

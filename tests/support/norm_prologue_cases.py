@@ -45,9 +45,11 @@ FORMATS: dict[str, tuple[str, dict[str, Any]] | str] = {
     "q4_K": ("q4_K", {}),
     "q6_K": ("q6_K", {}),
     "fp8": ("fp8_e4m3", {}),
+    "tq": ("tq", {"bits": 3}),
 }
 COLS = {
     "plain": 77, "nf4": 192, "nf4_across_rows": 97, "int4": 96, "int8": 1, "q4_K": 1024, "q6_K": 768, "fp8": 613,
+    "tq": 512,
 }  # fmt: skip
 
 

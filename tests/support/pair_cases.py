@@ -27,8 +27,9 @@ Array = Any
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 FORMATS: dict[str, dict[str, Any] | None] = {
     "plain": None, "nf4": {"block": 64}, "int4": {"group": 32}, "int8": {}, "q4_K": {}, "q6_K": {},
+    "tq": {"bits": 3},
 }  # fmt: skip
-COLS = {"plain": 77, "nf4": 192, "int4": 96, "int8": 101, "q4_K": 512, "q6_K": 256}
+COLS = {"plain": 77, "nf4": 192, "int4": 96, "int8": 101, "q4_K": 512, "q6_K": 256, "tq": 256}
 
 
 def combine(dtype: Any) -> ScalarProgram:
