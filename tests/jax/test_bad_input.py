@@ -216,7 +216,6 @@ def test_a_function_without_arguments_is_told_what_to_write() -> None:
 def test_what_only_torch_has_is_refused() -> None:
     for options, kind in (
         ({"weights": "folder"}, ArgumentError),
-        ({"calibrate": [X]}, ArgumentError),
         ({"fallback": "torch"}, ArgumentError),
         ({"quant": qc.QuantConfig("int8", activations="int8:static")}, RecipeError),
     ):  # fmt: skip

@@ -16,16 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qcompiler.calibrate.chosen_codes import Moments, choose_codes
+from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError, FrontendError, RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
 from qcompiler.formats.integer_product import integer_product
 from qcompiler.frontends.jax.activations import Input, as_floats, as_integers
 from qcompiler.frontends.jax.exported import Arithmetic, Exported, Run
+from qcompiler.frontends.jax.float_run import FloatRun, Values
 from qcompiler.frontends.jax.graph import Value
 from qcompiler.frontends.jax.weight_views import TYPES, Kind, Matrix, Uses, find_uses
 from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser
 from qcompiler.frontends.quantise.lost_weights import describe, lost_share
+from qcompiler.frontends.quantise.observers import InputStatistics
 from qcompiler.frontends.weights.weight_files import Entry, InMemory, WeightFiles
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import DType
@@ -161,6 +165,11 @@ class Quantized:
         return "\n".join([*rows, "", self.ledger.table()]) + "\n"
 
 
+_NO_IMPORTANCE = (
+    "only linears in formats that search for their scales take an importance of columns, such as q4_K and q4_0 (but "
+    "not q8_0, nf4 and int4); algorithm='gptq' takes inputs. Leave `calibrate` out, or choose one"
+)
+
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 """NumPy's and JAX's names."""
 
@@ -183,6 +192,31 @@ class _Weight:
         return "embedding" if "embedding" in kinds else "conv" if "conv" in kinds else "linear"
 
     @property
+    def is_linear(self) -> bool:
+        """Whether a product reads it, and it is quantised."""
+        return self.format is not None and self.matrix is not None and "linear" in self.matrix.kinds
+
+    @property
+    def takes_importance(self) -> bool:
+        """Whether it is the weight of a linear, in a format that weights the errors of columns."""
+        return self.is_linear and resolve_format(self.format or "").takes_importance
+
+    @property
+    def why_nearest(self) -> str:
+        """Why its codes are not chosen by data: "" if they are."""
+        assert self.matrix is not None
+        if not self.is_linear:
+            return "it is no linear"
+        if "embedding" in self.matrix.kinds:
+            return "it is an embedding, too"
+        return why_no_levels(resolve_format(self.format or ""), self.matrix.cols)
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of its values in fp32, for progress."""
+        return 4 * int(np.prod(self.shape))
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         return (self.matrix.rows, self.matrix.cols) if self.matrix is not None else self.shape
 
@@ -199,28 +233,35 @@ class _Weight:
 
 
 def quantise(
-    exported: Exported, quant: QuantConfig | str | None, *, valued: bool = True, files: WeightFiles | None = None
+    exported: Exported,
+    quant: QuantConfig | str | None,
+    *,
+    valued: bool = True,
+    files: WeightFiles | None = None,
+    floats: FloatRun | None = None,
 ) -> Quantized:
-    """Chooses formats by the recipe and encodes the weights, one at a time.
+    """Chooses formats by the recipe and encodes the weights, one at a time. With `floats`, the graph with float weights
+    runs over the inputs of `calibrate` first.
 
-    Errors as for models of torch: RecipeError for a rule that matches nothing, FormatShapeError and FormatValueError
-    naming the path, PromiseError; and RecipeError for parts of a recipe that functions of JAX do not have yet.
+    Errors as for models of torch: RecipeError for a rule that matches nothing and for a calibration that serves
+    nothing, FormatShapeError and FormatValueError naming the path, PromiseError, CalibrationError; and RecipeError for
+    parts of a recipe that functions of JAX do not have yet.
     """
     recipe = QuantConfig.of(quant)
     _activations(recipe)
     files = files if files is not None else InMemory()
     try:
-        return _Quantiser(exported, recipe, valued, files).run()
+        return _Quantiser(exported, recipe, valued, files, floats).run()
     finally:
         files.abandon()
 
 
 def _activations(recipe: QuantConfig) -> Activations | None:
-    """RecipeError for what takes data."""
-    if recipe.algorithm != "nearest":
+    """RecipeError for what functions of JAX do not have."""
+    if recipe.algorithm not in ("nearest", "gptq"):
         raise RecipeError(
-            f"algorithm={recipe.algorithm!r} chooses codes of exported graphs of torch; functions of JAX take nearest "
-            "codes: leave `algorithm` out"
+            f"algorithm={recipe.algorithm!r} chooses codes of exported graphs of torch; functions of JAX take "
+            "algorithm='gptq', or nearest codes: leave `algorithm` out"
         )
     rewrites = [name for name in ("smooth", "rotate", "equalise", "correct_bias") if getattr(recipe, name)]
     if rewrites or recipe.smooth is not None:
@@ -242,12 +283,19 @@ class _Quantiser:
     recipe: QuantConfig
     valued: bool
     files: WeightFiles
+    floats: FloatRun | None = None
     store: WeightStore = field(default_factory=WeightStore)
     rows: list[LedgerRow] = field(default_factory=list)
     keys: dict[int, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     read: set[Value] = field(default_factory=set)
     """What live nodes read, and results."""
+    inputs: dict[str, InputStatistics] = field(default_factory=dict)
+    packed: dict[str, PackedTensor] = field(default_factory=dict)
+    """Codes that are known before weights are stored."""
+    by_data: set[str] = field(default_factory=set)
+    """The paths of weights whose codes are chosen by data."""
+    decisions: list[tuple[str, str, str]] = field(default_factory=list)
 
     def run(self) -> Quantized:
         uses = find_uses(self.exported.graph)
@@ -267,10 +315,11 @@ class _Quantiser:
                 self._row(weight)
         ledger = Ledger(tuple(self.rows), self.recipe.preset, chooser.promise(self.rows), len(chooser.later))
         ledger.check_promise()
+        self._calibrate(weights, arrays)
         self._store(weights, arrays)
         made = Quantized(
             self.exported, uses, self.keys, self.store, ledger.remarked(self.lost), self.valued, self.files,
-            tuple(chooser.decisions), {"bf16": "bf16", "exact": "f32"}.get(self.recipe.compute or ""),  # type: ignore[arg-type]
+            (*chooser.decisions, *self.decisions), {"bf16": "bf16", "exact": "f32"}.get(self.recipe.compute or ""),  # type: ignore[arg-type]
             _activations(self.recipe),
         )  # fmt: skip
         made.decisions += self._decisions(made)
@@ -325,6 +374,83 @@ class _Quantiser:
         counts = len(weight.shape) >= 2 and weight.leaf.floating and not unused
         self.rows.append(LedgerRow((weight.path,), weight.shape, dtype, stored, weight.why, before, after, counts))
 
+    # --- calibration ---
+
+    def _calibrate(self, weights: Sequence[_Weight], arrays: dict[Value, Any]) -> None:
+        """Chooses codes by the inputs of `calibrate`, and measures the importance of the columns of other linears."""
+        if self.floats is None:
+            if self.recipe.algorithm == "gptq":
+                raise RecipeError("algorithm='gptq' needs calibration data: qcompile(…, calibrate=[inputs])")
+            return
+        by_path = {weight.path: weight for weight in weights}
+
+        def plain(path: str) -> Array | None:
+            weight = by_path.get(path)
+            if weight is None:  # a constant of the graph itself
+                return None
+            array = self.exported.values(arrays[weight.leaf], path)
+            return weight.matrix.values(array) if weight.matrix is not None else _stored(array)
+
+        if self.recipe.algorithm == "gptq":
+            self._choose_codes(weights, self.floats, plain)
+        chosen = [w for w in weights if w.takes_importance and w.path not in self.by_data]
+        if not chosen and self.by_data:
+            return
+        if not chosen or not self.valued:
+            raise RecipeError(
+                "`calibrate` was given, and nothing here uses it: "
+                + ("the weights have no values" if chosen else _NO_IMPORTANCE)
+            )
+        cols = {weight.path: weight.stored_shape[1] for weight in chosen}
+        self.inputs = self.floats.measure(cols, plain, magnitudes=False)
+        for path, found in self.inputs.items():
+            dead = "; all of them are zero: encoded without it" if found.importance is None else ""
+            self.decisions.append(("calibrate", path, f"importance of columns, of {found.rows} rows{dead}"))
+
+    def _choose_codes(self, weights: Sequence[_Weight], floats: FloatRun, plain: Values) -> None:
+        """GPTQ's codes of linears, in the order of the graph, each for the inputs that it gets when all weights before
+        it are quantised."""
+        quantised = {w.path: w for w in weights if w.format is not None and w.matrix is not None}
+        whys = {path: weight.why_nearest for path, weight in quantised.items()}
+        chosen = {path: weight for path, weight in quantised.items() if not whys[path]}
+        if not chosen or not self.valued:
+            why = "the weights have no values" if chosen else "no linear has codes that it could choose"
+            raise RecipeError(f"algorithm='gptq' serves nothing here: {why}")
+        said: dict[str, str] = {}
+        last = Moments()
+
+        def value(path: str) -> Array | None:
+            packed = self.packed.get(path)
+            if packed is None and path in quantised and whys[path]:
+                values = plain(path)
+                assert values is not None
+                with _naming_errors(quantised[path]):
+                    packed = self.packed[path] = encode(resolve_format(quantised[path].format or ""), values)
+            return plain(path) if packed is None else packed.format.decode(packed)
+
+        with Progress("choosing codes (gptq)", sum(w.wide_bytes for w in chosen.values())) as progress:
+
+            def see(path: str, x: list[Array]) -> None:
+                if path in self.packed:  # a weight that several linears read
+                    return
+                weight, values = chosen[path], plain(path)
+                assert values is not None
+                solved, said[path] = choose_codes(
+                    path, resolve_format(weight.format or ""), values.astype(np.float32), last.of(path, x),
+                    uses=len(floats.reads[path]),
+                )  # fmt: skip
+                self.packed[path] = solved.packed
+                progress.step(weight.wide_bytes)
+
+            floats.together(floats.hold(), chosen, value, see)
+        self.by_data = set(said)
+        for path, why in whys.items():
+            self.decisions.append(("codes", path, said[path] if not why else f"nearest codes: {why}"))
+
+    def _importance(self, weight: _Weight) -> npt.NDArray[np.float32] | None:
+        found = self.inputs.get(weight.path)
+        return found.importance if found is not None else None
+
     # --- storage ---
 
     def _store(self, weights: Sequence[_Weight], arrays: dict[Value, Any]) -> None:
@@ -350,15 +476,28 @@ class _Quantiser:
 
         def fill(out: Bytes) -> None:
             values = matrix.values(self.exported.values(leaf, weight.path))
-            with _naming_errors(weight):
-                packed = encode(fmt, values, out=out, step=lambda n: progress.step(n * values.itemsize))
+            packed, importance = self.packed.get(weight.path), self._importance(weight)
+            if packed is None or importance is not None:
+                with _naming_errors(weight):
+                    step = lambda n: progress.step(n * values.itemsize)  # noqa: E731
+                    packed = encode(fmt, values, out=out, importance=importance, step=step)
+            else:
+                out[...] = packed.data
+                progress.step(weight.plain_bytes)
             share = lost_share(fmt, values, packed)
             if share:
                 self.lost[weight.path] = describe(share)
 
         def identity() -> dict[str, Any]:
             values = matrix.values(self.exported.values(leaf, weight.path))
-            return {"sha256": hashlib.sha256(values.tobytes()).hexdigest(), "dtype": str(values.dtype)}
+            found = {"sha256": hashlib.sha256(values.tobytes()).hexdigest(), "dtype": str(values.dtype)}
+            if weight.path in self.by_data:
+                codes = self.packed[weight.path].data
+                return {**found, "codes": hashlib.sha256(codes.tobytes()).hexdigest()}
+            importance = self._importance(weight)
+            if importance is None:
+                return found
+            return {**found, "importance": hashlib.sha256(importance.tobytes()).hexdigest()}
 
         data = self.files.store(self._entry(weight), identity, fill) if self.valued else NoBytes(weight.nbytes)
         self.store.add(
