@@ -26,6 +26,7 @@ from qcompiler.errors import (
     CalibrationError,
     RecipeError,
 )
+from qcompiler.formats import int8_rows
 from qcompiler.frontends.jax.float_run import Calibration
 from qcompiler.frontends.jax.frontend import import_jax
 from qcompiler.frontends.quantise.calibrate import Calibration as TorchCalibration
@@ -221,6 +222,54 @@ def test_scales_are_searched_for_the_columns_that_inputs_use() -> None:
     dead = fmt.encode(np.ascontiguousarray(np.asarray(wide["b"]).T))  # as without data
     np.testing.assert_array_equal(result.weights["b"].data, dead.data)
     assert "all of them are zero" in said(result, "calibrate")["b"]
+
+
+# --- static scales ---------------------------------------------------------------------------------------------------
+
+
+def static(text: str, **options: Any) -> qc.QuantConfig:
+    return qc.QuantConfig(text, promise_bits=None, activations="int8:static", observer="minmax", **options)
+
+
+def test_static_scales_are_those_of_each_layer_and_the_oracle_computes_them(relative: Any) -> None:
+    """The first layer's inputs are the data; a larger input is clipped."""
+    result = imported(stacked, (STACK, DATA[0]), static("int8"))
+    clip = float(np.abs(np.concatenate(DATA)).max())
+    assert said(result, "activations")["w.0"].endswith(f" {clip / 127:.3g}; multiplied as integers")
+    assert said(result, "activations")["w.0"] != said(result, "activations")["w.1"]
+    assert said(result, "calibrate")["w.1"] == "range, of 400 rows"
+    for x in (DATA[0], 3 * DATA[1]):
+        wanted = x
+        for layer in (0, 1):
+            clip = result.quantized.clips[f"w.{layer}"]
+            rounded = int8_rows.dequantise(int8_rows.quantise(wanted, "tensor", clip, None), K)
+            wanted = np.tanh(rounded @ decoded(result, f"w.{layer}").T)
+        found = run(result.module, result.weights, [x])[0]
+        assert relative(found, wanted) < 1e-6
+        # A code at a tie moves by one where sums in another order differ by an ulp: 1 / 127 of one of 64 columns.
+        assert relative(found, np.asarray(jax.jit(result.oracle())(x))) < 1e-3
+
+
+STATIC = {"mlp": models.mlp, "batches": None, "scan": stacked}
+
+
+def _batches(p: Any, x: Any) -> Any:
+    return jnp.einsum("abck,bakn->abcn", x, p["e"]) + jnp.einsum("abck,knc->abcn", x, p["f"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["int8", "nf4", "q4_K, else q4_0"])
+@pytest.mark.parametrize("name", STATIC)
+def test_a_program_of_static_scales_has_the_codes_of_its_oracle(name: str, text: str, relative: Any) -> None:
+    function, p, data = STATIC[name] or _batches, models.mlp_params(), DATA
+    if name == "batches":
+        p = models.weights(e=(3, 2, K, K), f=(K, K, 200))
+        data = [np.stack([rows(200, seed=i) * (1 + i) for i in range(6)]).reshape(2, 3, 200, K)]
+    args = (STACK if name == "scan" else p, data[0])
+    program = qc.qcompile(function, args, quant=static(text), calibrate=data)
+    assert relative(program(data[0]), np.asarray(jax.jit(program.oracle)(data[0]))) < 1e-3
+    report = str(program.report())
+    assert "range, of" in report
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

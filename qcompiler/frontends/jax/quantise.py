@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,10 @@ from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError, FrontendError, RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
+from qcompiler.formats.int8_rows import clip_factors
 from qcompiler.formats.integer_product import integer_product
-from qcompiler.frontends.jax.activations import Input, as_floats, as_integers
-from qcompiler.frontends.jax.exported import Arithmetic, Exported, Run
+from qcompiler.frontends.jax.activations import CODE, Input, as_floats, as_integers
+from qcompiler.frontends.jax.exported import Arithmetic, Exported, Run, StaticScales
 from qcompiler.frontends.jax.float_run import FloatRun, Values
 from qcompiler.frontends.jax.graph import Value
 from qcompiler.frontends.jax.weight_views import TYPES, Kind, Matrix, Uses, find_uses
@@ -67,6 +68,8 @@ class Quantized:
     """The type of the arithmetic of quantised linears; None for the weight's own."""
     activations: Activations | None = None
     """How the inputs of quantised linears are quantised."""
+    clips: Mapping[str, float] = field(default_factory=dict)
+    """The magnitudes that become 127, by the keys of weights, for static scales."""
 
     def key(self, matrix: Matrix) -> str:
         return self.keys[id(matrix)]
@@ -78,10 +81,11 @@ class Quantized:
             return Way(None, None)
         if self.activations is None:
             return Way(self.compute, None)
+        clip = self.clips[self.key(matrix)] if self.activations.kind == "tensor" else 0.0
         obstacle = integer_product(resolve_format(format_text(stored.format)))
         if isinstance(obstacle, str):
-            return Way(self.compute, as_floats(self.activations), obstacle)
-        return Way(None, as_integers(self.activations))
+            return Way(self.compute, as_floats(self.activations, clip), obstacle)
+        return Way(None, as_integers(self.activations, clip))
 
     @property
     def module(self) -> Callable[..., Any]:
@@ -109,7 +113,7 @@ class Quantized:
         if make is None or not (arithmetic or wide):
             return self.exported.run
         number = {leaf: i for i, leaf in enumerate(self.exported.graph.leaves)}
-        return make(arithmetic, {number[leaf]: _DTYPES[leaf.type] for leaf in wide})
+        return make(arithmetic, {number[leaf]: _DTYPES[leaf.type] for leaf in wide}, self._scales())
 
     def _arithmetic(self) -> dict[int, Arithmetic]:
         """The arithmetic of each leaf that linears read, by its number, where it is not the function's own.
@@ -130,6 +134,19 @@ class Quantized:
                     )
         plain = Arithmetic(None, bf16=False)
         return {leaf: made for leaf, made in found.items() if made != plain}
+
+    def _scales(self) -> dict[int, StaticScales]:
+        """The static scales of the parts of leaves, by the numbers of leaves."""
+        found: dict[int, StaticScales] = {}
+        for number, leaf in enumerate(self.exported.graph.leaves):
+            matrices = [m for m in self.uses.matrices.values() if m.leaf is leaf and self.key(m) in self.clips]
+            if matrices:
+                parts = np.zeros(tuple(int(size) for size in leaf.shape), np.int32)
+                for i, matrix in enumerate(matrices):
+                    matrix.view.values(parts)[...] = i
+                factors, scales = zip(*(clip_factors(self.clips[self.key(m)]) for m in matrices), strict=True)
+                found[number] = StaticScales(parts, np.array(factors), np.array(scales))
+        return found
 
     def _widened(self) -> list[Value]:
         """Leaves of 16 bits that the function widens to fp32 wherever it reads them: the program decodes to fp32."""
@@ -167,7 +184,8 @@ class Quantized:
 
 _NO_IMPORTANCE = (
     "only linears in formats that search for their scales take an importance of columns, such as q4_K and q4_0 (but "
-    "not q8_0, nf4 and int4); algorithm='gptq' takes inputs. Leave `calibrate` out, or choose one"
+    "not q8_0, nf4 and int4), and only activations='int8:static' takes ranges; algorithm='gptq' takes inputs. Leave "
+    "`calibrate` out, or choose one"
 )
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -268,13 +286,7 @@ def _activations(recipe: QuantConfig) -> Activations | None:
         raise RecipeError(
             f"{(rewrites or ['smooth'])[0]}: weights and biases are changed in graphs of torch only; leave it out"
         )
-    found = recipe.inputs
-    if found is not None and found.kind == "tensor":
-        raise RecipeError(
-            f"activations={recipe.activations!r} takes its scales from calibration, which functions of JAX do not have "
-            "yet: choose activations='int8', a scale per token"
-        )
-    return found
+    return recipe.inputs
 
 
 @dataclass
@@ -320,7 +332,7 @@ class _Quantiser:
         made = Quantized(
             self.exported, uses, self.keys, self.store, ledger.remarked(self.lost), self.valued, self.files,
             (*chooser.decisions, *self.decisions), {"bf16": "bf16", "exact": "f32"}.get(self.recipe.compute or ""),  # type: ignore[arg-type]
-            _activations(self.recipe),
+            _activations(self.recipe), self._clips(),
         )  # fmt: skip
         made.decisions += self._decisions(made)
         return made
@@ -336,7 +348,9 @@ class _Quantiser:
                 way = made.way(matrix)
                 if way.quantised is not None:
                     how = f"multiplied in floating point: {way.obstacle}" if way.obstacle else "multiplied as integers"
-                    done[made.key(matrix)] = f"{kind.text}; {how}"
+                    clip = made.clips.get(made.key(matrix))
+                    scale = f" {clip / CODE:.3g}" if clip is not None else ""
+                    done[made.key(matrix)] = f"{kind.text}{scale}; {how}"
         if not done:
             raise RecipeError(
                 f"the recipe quantises inputs of linears ({kind.text}), and no linear has a quantised weight: "
@@ -378,9 +392,12 @@ class _Quantiser:
 
     def _calibrate(self, weights: Sequence[_Weight], arrays: dict[Value, Any]) -> None:
         """Chooses codes by the inputs of `calibrate`, and measures the importance of the columns of other linears."""
+        gptq = self.recipe.algorithm == "gptq"
+        static = self.recipe.inputs is not None and self.recipe.inputs.kind == "tensor"
         if self.floats is None:
-            if self.recipe.algorithm == "gptq":
-                raise RecipeError("algorithm='gptq' needs calibration data: qcompile(…, calibrate=[inputs])")
+            needs = [f"activations={self.recipe.activations!r}"] * static + ["algorithm='gptq'"] * gptq
+            if needs:
+                raise RecipeError(f"{needs[0]} needs calibration data: qcompile(…, calibrate=[inputs])")
             return
         by_path = {weight.path: weight for weight in weights}
 
@@ -391,9 +408,10 @@ class _Quantiser:
             array = self.exported.values(arrays[weight.leaf], path)
             return weight.matrix.values(array) if weight.matrix is not None else _stored(array)
 
-        if self.recipe.algorithm == "gptq":
+        if gptq:
             self._choose_codes(weights, self.floats, plain)
-        chosen = [w for w in weights if w.takes_importance and w.path not in self.by_data]
+        read = [w for w in weights if w.is_linear and w.path in self.floats.reads]
+        chosen = [w for w in read if static or self._weighs_columns(w)]
         if not chosen and self.by_data:
             return
         if not chosen or not self.valued:
@@ -402,10 +420,20 @@ class _Quantiser:
                 + ("the weights have no values" if chosen else _NO_IMPORTANCE)
             )
         cols = {weight.path: weight.stored_shape[1] for weight in chosen}
-        self.inputs = self.floats.measure(cols, plain, magnitudes=False)
+        self.inputs = self.floats.measure(cols, plain, magnitudes=static)
         for path, found in self.inputs.items():
-            dead = "; all of them are zero: encoded without it" if found.importance is None else ""
-            self.decisions.append(("calibrate", path, f"importance of columns, of {found.rows} rows{dead}"))
+            weighs = self._weighs_columns(by_path[path])
+            kinds = " and ".join(["importance of columns"] * weighs + ["range"] * static)
+            dead = "; all of them are zero: encoded without it" if weighs and found.importance is None else ""
+            self.decisions.append(("calibrate", path, f"{kinds}, of {found.rows} rows{dead}"))
+
+    def _weighs_columns(self, weight: _Weight) -> bool:
+        """Whether it is encoded with an importance of columns."""
+        return weight.takes_importance and weight.path not in self.by_data
+
+    def _clips(self) -> dict[str, float]:
+        found = {path: each.magnitudes for path, each in self.inputs.items()}
+        return {path: each.clip(self.recipe.observer) for path, each in found.items() if each is not None}
 
     def _choose_codes(self, weights: Sequence[_Weight], floats: FloatRun, plain: Values) -> None:
         """GPTQ's codes of linears, in the order of the graph, each for the inputs that it gets when all weights before
@@ -449,7 +477,7 @@ class _Quantiser:
 
     def _importance(self, weight: _Weight) -> npt.NDArray[np.float32] | None:
         found = self.inputs.get(weight.path)
-        return found.importance if found is not None else None
+        return found.importance if found is not None and self._weighs_columns(weight) else None
 
     # --- storage ---
 
