@@ -100,8 +100,9 @@ def qcompile(
 
     `calibrate` is an iterable of inputs (each a tensor, a tuple of arguments, or a dict of keywords).  The float model
     runs over them, one at a time, and the statistics of linears' inputs weight the errors when weights are encoded in
-    formats that search for their scales (`takes_importance`: the k-quants and most others of GGUF).  With `workdir`
-    calibration, too, continues after a kill.
+    formats that search for their scales (`takes_importance`: the k-quants and most others of GGUF); codes by
+    `algorithm="gptq"` and static scales of activations take them, too.  With `workdir` calibration of a model of torch
+    continues after a kill.
 
     `progress` is called at the beginning of each stage with a `Step`: `stage`, `number`, `of`, `seconds`.
     `progress=print` works, and an exception from it ends the compile.  Without `progress`, a compile of more than two
