@@ -135,8 +135,7 @@ def qcompile(
         check_function(weights, fallback)
         return _compile_function(
             model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, calibrate=calibrate, device=device,
-            targets=targets,
-            dump_ir=dump_ir, print_after=print_after, verify_each=verify_each, buckets=buckets,
+            targets=targets, dump_ir=dump_ir, print_after=print_after, verify_each=verify_each, buckets=buckets,
             valued=weights != "none", workdir=workdir, progress=progress, donate_argnums=donate_argnums,
         )  # fmt: skip
     if donate_argnums is not None:

@@ -190,22 +190,23 @@ def _in_step(
     block = function.body.block
     calls: list[dict[SSAValue, Array]] = [dict(zip(block.args, given, strict=True)) for given in inputs]
     remaining: dict[SSAValue, int] = {}
-    later: dict[SSAValue, qc.ConstOp] = {}
+    later: dict[SSAValue, Operation] = {}
     for frame, values in zip(frames, calls, strict=True):
         frame.values = values
     with np.errstate(all="ignore"):
         for op in block.ops:
-            if watch is not None and _is_read_later(op, watch):
-                later[op.results[0]] = op  # type: ignore[assignment]
+            if watch is not None and _is_read_later(op):
+                later[op.results[0]] = op
                 continue
             if watch is not None and op in watch.shown:
                 watch.see(op, [values[watch.shown[op]] for values in calls])
-            constants = {v: _constant(later[v], watch, frames[0]) for v in op.operands if v in later}
+            constants = {v: _watched(later[v], [], watch, frames[0])[0] for v in op.operands if v in later and watch}
             given = [[constants[v] if v in constants else values[v] for v in op.operands] for values in calls]
             if isinstance(op, func.ReturnOp):
                 return given
             for values, operands, frame in zip(calls, given, frames, strict=True):
-                values.update(zip(op.results, _evaluate(op, operands, frame), strict=True))
+                found = _evaluate(op, operands, frame) if watch is None else _watched(op, operands, watch, frame)
+                values.update(zip(op.results, found, strict=True))
             remaining.update((value, value.uses.get_length()) for value in op.results)
             for value in op.operands:
                 if value in remaining:
@@ -217,17 +218,17 @@ def _in_step(
     raise InterpreterError(f"@{function.sym_name.data} does not end in func.return")
 
 
-def _is_read_later(op: Operation, watch: Watch) -> bool:
-    """Whether `watch` gives the values of a constant, and no body of a loop reads them by itself."""
+def _is_read_later(op: Operation) -> bool:
+    """Whether a constant's values may be asked for at each use: no body of a loop reads it as a whole tensor."""
     return isinstance(op, qc.ConstOp) and all(use.operation.parent is op.parent for use in op.result.uses)
 
 
-def _constant(op: qc.ConstOp, watch: Watch | None, frame: Frame) -> Array:
-    given = watch.constant(op) if watch is not None else None
+def _watched(op: Operation, operands: Sequence[Array], watch: Watch, frame: Frame) -> list[Array]:
+    given = watch.constant(op) if isinstance(op, qc.ConstOp) else None
     if given is None:
-        return _evaluate(op, [], frame)[0]
+        return _evaluate(op, operands, frame)
     check_result(op, 0, given, frame)
-    return given
+    return [given]
 
 
 def _evaluate(op: Operation, operands: Sequence[Array], frame: Frame) -> list[Array]:

@@ -463,10 +463,9 @@ class _Quantiser:
                     return
                 weight, values = chosen[path], plain(path)
                 assert values is not None
-                solved, said[path] = choose_codes(
-                    path, resolve_format(weight.format or ""), values.astype(np.float32), last.of(path, x),
-                    uses=len(floats.reads[path]),
-                )  # fmt: skip
+                fmt, uses = resolve_format(weight.format or ""), len(floats.reads[path])
+                with _naming_errors(weight):
+                    solved, said[path] = choose_codes(path, fmt, values.astype(np.float32), last.of(path, x), uses=uses)
                 self.packed[path] = solved.packed
                 progress.step(weight.wide_bytes)
 
