@@ -113,6 +113,7 @@ def test_each_layer_of_a_scan_is_solved_for_what_the_layers_before_it_decode_to(
     assert errors[0] < 0.6 * errors[1]
 
 
+@pytest.mark.slow
 def test_a_weight_with_two_uses_and_what_keeps_its_nearest_codes() -> None:
     """The rows of the table are decoded from its nearest codes while the linear behind it is solved."""
     p = {"table": models.weights(t=(96, K))["t"], "w": STACK["w"][0]}
@@ -286,7 +287,9 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in ("structure", "nan") else pytest.mark.slow) for case in BAD]
+)
 def test_data_that_does_not_fit_is_named(case: str) -> None:
     data, kind, text = BAD[case]
     with pytest.raises(kind, match=text):
