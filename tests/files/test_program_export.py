@@ -104,7 +104,7 @@ def test_a_program_of_another_folder_is_refused_and_nothing_is_written(
         qc.convert(folder, tmp_path / "out", layout="gptq", program="model.qca")
     moved = qc.QuantConfig("float", linear="int4:group=128,scale=fp16", equalise=True)
     equalised = qc.qcompile(qc.from_checkpoint(folder), (), {"input_ids": IDS[:1]}, quant=moved, device="cpu")
-    with pytest.raises(WeightsError, match=r"input_layernorm.weight' has other values in the program .* recipe changed"):
+    with pytest.raises(WeightsError, match=r"input_layernorm.weight' has other values in the program.*recipe changed"):
         qc.convert(folder, tmp_path / "out", layout="gptq", program=equalised)
     biased = qc.QuantConfig("float", linear="int4:group=128,scale=fp16", correct_bias=True)
     data = {"input_ids": IDS[:1]}

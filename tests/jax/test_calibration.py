@@ -247,8 +247,8 @@ def test_static_scales_are_those_of_each_layer_and_the_oracle_computes_them(rela
             wanted = np.tanh(rounded @ decoded(result, f"w.{layer}").T)
         found = run(result.module, result.weights, [x])[0]
         assert relative(found, wanted) < 1e-6
-        # Where sums in another order differ by an ulp, a code at a tie moves by one. That is clip / 127 of one of 12,800
-        # values: 2e-4 of their norm. The scale of another layer would be an error of 1e-2 and more.
+        # Where sums in another order differ by an ulp, a code at a tie moves by one. That is clip / 127 of one of
+        # 12,800 values: 2e-4 of their norm. The scale of another layer would be an error of 1e-2 and more.
         assert relative(found, np.asarray(jax.jit(result.oracle())(x))) < 1e-3
 
 

@@ -33,6 +33,7 @@ from qcompiler.ir import qc
 from qcompiler.ir.interpreter import Watch, bind_symbols, run_together
 from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.module import arg_names, find_func
+from qcompiler.ir.types import shape_of
 from qcompiler.plan.weights import WeightStore
 from qcompiler.runtime.tree import input_flattener
 
@@ -147,16 +148,16 @@ class FloatRun:
         """Runs the graph over inputs, op by op. `see` gets the key of a watched weight and the inputs x (…, K) of a
         linear that reads it, before the linear asks for the weight's values."""
         shown: dict[Operation, SSAValue] = {op: op.x for path in watched for op in self.reads.get(path, ())}
-        keys = {op: path for path, ops in self.reads.items() for op in ops}
+        keys: dict[Operation, str] = {op: path for path, ops in self.reads.items() for op in ops}
 
         def constant(op: qc.ConstOp) -> Array | None:
             found = values(op.key)
             if found is None:
                 return None
-            shape = tuple(int(size) for size in op.result.type.get_shape())  # type: ignore[union-attr]
+            shape = tuple(int(size) for size in shape_of(op.result.type))
             return found.astype(numpy_dtype(op.result.type), copy=False).reshape(shape)
 
-        watch = Watch(constant, shown, lambda op, x: see(keys[op], x))  # type: ignore[index]
+        watch = Watch(constant, shown, lambda op, x: see(keys[op], x))
         try:
             run_together(self.module, self.weights, inputs, watch, self.states)
         except (InterpreterError, IndexError, ValueError) as error:

@@ -121,7 +121,7 @@ class Evaluation:
             weight = None  # rows of a table, one for each index: x of the products behind it
         if weight is None or operands[0].parts is None:
             return [_Traced(result, weight) for result in results]
-        parts = [operands[0].parts]
+        parts: Sequence[Any] = [operands[0].parts]
         if name != "convert_element_type":
             parts = _bound(eqn, [operands[0].parts, *(each.value for each in operands[1:])])
         return [_Traced(result, weight, part) for result, part in zip(results, parts, strict=True)]

@@ -439,7 +439,8 @@ class _Quantiser:
         """GPTQ's codes of linears, in the order of the graph, each for the inputs that it gets when all weights before
         it are quantised."""
         quantised = {w.path: w for w in weights if w.format is not None and w.matrix is not None}
-        whys = {path: weight.why_nearest for path, weight in quantised.items()}
+        unread = {path: "" if path in floats.reads else "no product of the graph reads it" for path in quantised}
+        whys = {path: weight.why_nearest or unread[path] for path, weight in quantised.items()}
         chosen = {path: weight for path, weight in quantised.items() if not whys[path]}
         if not chosen or not self.valued:
             why = "the weights have no values" if chosen else "no linear has codes that it could choose"
