@@ -53,7 +53,7 @@ def test_both_doors_give_the_same_embeddings(name: str, example: ModuleType) -> 
 def test_codes_by_data_give_embeddings_of_other_sentences_nearer_to_the_float_models(example: ModuleType) -> None:
     """GPTQ in int4 over 128 sentences, judged on 24 others by the oracle (docs/doors.md#calibration)."""
     params, batches = example.load_params(), example.torch_example().load_batches(8)
-    sizes = dict.fromkeys(("input_ids", "attention_mask"), {0: ("b", 1, 64), 1: ("s", 1, 256)})
+    sizes = {name: {0: ("b", 1, 64), 1: ("s", 1, 256)} for name in ("input_ids", "attention_mask")}
     data = [tuple(np.asarray(batch[name]).astype(np.int32) for name in sizes) for batch in batches[8:24]]
     wanted, cosines = example.embed(lambda *a: example.encode(params, *a), batches[:3], np.int32), []
     for algorithm, given in (("nearest", None), ("gptq", Calibration(data))):
