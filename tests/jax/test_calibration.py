@@ -142,6 +142,9 @@ def test_experts_are_solved_for_their_own_rows() -> None:
         matrix, wide = np.ascontiguousarray(np.asarray(p["e"][expert]).T), x[expert].astype(np.float64)
         solved = gptq.solve(matrix, INT4.encode(matrix), wide.T @ wide)
         assert np.mean(decoded(result, f"e.{expert}") == INT4.decode(solved.packed)) > 0.995
+    searched = imported(lambda p, x: jnp.einsum("ebk,ekn->ebn", x, p["e"]), (p, x), recipe(preset="q4_0"), [x])
+    plain = resolve_format("q4_0").encode(np.ascontiguousarray(np.asarray(p["e"][1]).T))
+    np.testing.assert_array_equal(searched.weights["e.1"].data, plain.data)
 
 
 @pytest.mark.slow
