@@ -217,7 +217,7 @@ def test_what_only_torch_has_is_refused() -> None:
     for options, kind in (
         ({"weights": "folder"}, ArgumentError),
         ({"fallback": "torch"}, ArgumentError),
-        ({"quant": qc.QuantConfig("int8", activations="int8:static")}, RecipeError),
+        ({"quant": qc.QuantConfig("int8", smooth=0.5, promise_bits=None)}, RecipeError),
     ):  # fmt: skip
         with pytest.raises(kind):
             qc.qcompile(lambda p, x: x @ p["w"], (P, X), **options)
