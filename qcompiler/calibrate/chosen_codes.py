@@ -15,6 +15,7 @@ from qcompiler.errors import CalibrationError
 from qcompiler.formats import Format
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import note
+from qcompiler.units import counted
 
 Float32 = npt.NDArray[np.float32]
 
@@ -72,12 +73,15 @@ def choose_codes(
     cols = values.shape[1]
     if rows < cols // FEW:
         raise CalibrationError(
-            f"`calibrate` gave {rows} rows to '{path}', which has {cols} columns; {algorithm} needs at least "
-            f"{cols // FEW}, and {FEW * cols} or more to be of use. Give more or longer inputs, or "
+            f"`calibrate` gave {counted(rows, 'row')} to '{path}', which has {cols} columns; {algorithm} needs at "
+            f"least {cols // FEW}, and {FEW * cols} or more to be of use. Give more or longer inputs, or "
             "algorithm='nearest'"
         )
     if rows < FEW * cols:
-        note(f"'{path}' has {cols} columns, and `calibrate` gave it {rows} rows; {FEW * cols} or more are better")
+        note(
+            f"'{path}' has {cols} columns, and `calibrate` gave it {counted(rows, 'row')}; {FEW * cols} or more are "
+            "better"
+        )
     importance = (np.diag(sums) / rows).astype(np.float32) if fmt.takes_importance and sums.any() else None
     nearest = encode(fmt, values, importance=importance)
     try:
@@ -87,7 +91,7 @@ def choose_codes(
     shared = f", by the inputs of the first of its {uses} uses" if uses > 1 else ""
     return solved, (
         f"codes by gptq: squared error of the outputs {100 * solved.nearest_error:.2g} % -> "
-        f"{100 * solved.error:.2g} %, of {rows} rows{shared}"
+        f"{100 * solved.error:.2g} %, of {counted(rows, 'row')}{shared}"
     )
 
 

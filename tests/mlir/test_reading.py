@@ -137,7 +137,7 @@ def test_a_text_in_every_dialect_is_calibrated(dialect: str) -> None:
         errors = [np.square(found - module(x).numpy()).sum() for found in outputs]
     assert errors[1] < 0.9 * errors[0], errors
     report = str(program.report())
-    assert "codes by gptq" in report and "1 inputs" in report
+    assert "codes by gptq" in report and "1 input" in report
 
 
 def test_a_program_for_a_simulated_gpu() -> None:

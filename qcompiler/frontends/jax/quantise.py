@@ -37,6 +37,7 @@ from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import DTYPE_NAMES, NO_VALUES, NUMPY_DTYPES, Bytes, NoBytes, StoredTensor, WeightStore
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress
+from qcompiler.units import counted
 
 Array = npt.NDArray[Any]
 
@@ -425,7 +426,7 @@ class _Quantiser:
             weighs = self._weighs_columns(by_path[path])
             kinds = " and ".join(["importance of columns"] * weighs + ["range"] * static)
             dead = "; all of them are zero: encoded without it" if weighs and found.importance is None else ""
-            self.decisions.append(("calibrate", path, f"{kinds}, of {found.rows} rows{dead}"))
+            self.decisions.append(("calibrate", path, f"{kinds}, of {counted(found.rows, 'row')}{dead}"))
 
     def _weighs_columns(self, weight: _Weight) -> bool:
         """Whether it is encoded with an importance of columns."""
