@@ -1,7 +1,8 @@
-"""What rewrites of the float graph are worth: smoothing, AWQ's scales, equalisation and rotation.
+"""What rewrites of the float graph are worth (smoothing, AWQ's scales, equalisation, rotation), and corrected biases.
 
-    python benchmarks/rewrites.py                 prints the tables
-    python benchmarks/rewrites.py --write         and writes them into docs/quantisation.md
+    python benchmarks/rewrites.py                   prints the tables
+    python benchmarks/rewrites.py --write           and writes them into docs/quantisation.md
+    python benchmarks/rewrites.py --only encoder    one of the two tables: "encoder" or "language model"
 
 The repository's language model and its *outlier twin*, which computes the same floats: 20 channels of the gain of each
 norm times 50, the columns that read them divided by 50.  KL in bits from the fp32 model, over the first quarter of the
@@ -52,6 +53,7 @@ STORAGE: dict[str, dict[str, Any]] = {
 REWRITES: dict[str, dict[str, Any]] = {
     "none": {}, "smooth=0.5": {"smooth": 0.5}, 'algorithm="awq"': {"algorithm": "awq"},
     "equalise": {"equalise": True}, "rotate": {"rotate": True}, "rotate, gptq": {"rotate": True, "algorithm": "gptq"},
+    "correct_bias": {"correct_bias": True}, "gptq": {"algorithm": "gptq"},
 }  # fmt: skip
 ENCODER_STORAGE = {**STORAGE, "int4:group=128": {"linear": "int4"}, "int3:group=128": {"linear": "int3"}}
 
@@ -136,9 +138,13 @@ TABLES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=32, help="windows for calibration")
+    parser.add_argument("--only", choices=("language model", "encoder"), help="one of the two tables")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(HERE.parent)}")
     options = parser.parse_args()
-    for (mark, columns), rows in zip(TABLES.items(), (language_model(options.inputs), encoder()), strict=True):
+    makers = {"language model": lambda: language_model(options.inputs), "encoder": encoder}
+    for what in [options.only] if options.only else makers:
+        mark, rows = f"rewritten {what}", makers[what]()
+        columns = TABLES[mark]
         table = Table(*columns)
         for row in rows:
             table.add_row(*row)

@@ -33,6 +33,7 @@ from transformers import LlamaForCausalLM
 import qcompiler as qc
 from qcompiler.config import resolve_format
 from qcompiler.errors import FormatShapeError
+from qcompiler.runtime.encoder import encode
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "models" / "tiny_llama"
@@ -173,7 +174,7 @@ def error(text: str | None, matrices: Matrices) -> float | None:
             continue
         taken += 1
         wide = each.astype(np.float64)
-        lost += float(((fmt.decode(fmt.encode(each)) - wide) ** 2).sum())
+        lost += float(((fmt.decode(encode(fmt, each)) - wide) ** 2).sum())
         whole += float((wide**2).sum())
     return math.sqrt(lost / whole) if 2 * taken >= len(matrices) else None
 

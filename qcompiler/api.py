@@ -31,6 +31,7 @@ from qcompiler.program import Program, make_image
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.isa import buildable_isas, resolve_isa, runnable_isas
 from qcompiler.runtime.progress import OnStep, Stages, stage
+from qcompiler.units import counted
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -194,9 +195,9 @@ def finish(
     )
     for what, why in imported.notes:
         context.report.add("export", "", what, why)
+    data = counted(inputs_seen, "input") if inputs_seen is not None else ""
     for decided_in, path, what in imported.decisions:
-        by_data = inputs_seen is not None and decided_in != "insert-qdq"
-        context.report.add(decided_in, path, what, f"{inputs_seen} inputs" if by_data else "")
+        context.report.add(decided_in, path, what, data if decided_in != "insert-qdq" else "")
     for part in imported.torch_parts:
         context.report.add("import", part.path, f"torch runs {', '.join(part.operators)}", part.why)
     recipe = QuantConfig.of(quant)

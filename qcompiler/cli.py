@@ -343,6 +343,7 @@ def _run(options: argparse.Namespace) -> None:
     import numpy as np
 
     from qcompiler.input_files import by_structure, read_inputs
+    from qcompiler.runtime.array_files import write_archive
     from qcompiler.runtime.files import replacing
     from qcompiler.runtime.tree import result_names
 
@@ -355,12 +356,12 @@ def _run(options: argparse.Namespace) -> None:
     leaves = {name: tensors[number] for name, number in result_names(run.signature.outputs)}
     if options.output is not None:
         with replacing(options.output) as file:  # given a name, numpy would append .npz to it
-            np.savez(file, **leaves)
+            write_archive(file, leaves)
         return
     for name, value in leaves.items():
         values = np.asarray(value, dtype=np.float64)
         spread = f"mean {values.mean():.6g}, std {values.std():.6g}" if values.size else "empty"
-        print(f"{name}: {value.dtype} {list(value.shape)}, {spread}")
+        print(printable(f"{name}: {value.dtype} {list(value.shape)}, {spread}"))
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -160,8 +160,9 @@ class Program:
         self.image.require_values()
         if self._loaded is not None or self._is_here() or any(not each.startswith("cuda") for each in self.devices):
             return self.run, ()
-        gone = ", ".join(self.devices)
-        note = f"{gone} is not here: the program ran on the simulated GPU, which executes the same kernels"
+        gone = [device for device in self.devices if not is_available(device)]
+        note = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} not here: the program ran on the simulated GPU, "
+        note += "which executes the same kernels"
         return self.to("sim:0"), (note,)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Inputs of `qc run`: .npy files and .npz archives of plain numbers, from untrusted sources.
+"""Files of `qc run`: .npy files and .npz archives of plain numbers. Inputs come from untrusted sources.
 
     "\\x93NUMPY"  major  minor  u16 (version 1) or u32 length of the header
     {'descr': '<f4', 'fortran_order': False, 'shape': (2, 5), }
@@ -16,6 +16,7 @@ import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 from qcompiler.errors import ArgumentError
 from qcompiler.formats.foreign.json_text import open_regular, shown
+from qcompiler.units import printable
 
 Array = npt.NDArray[Any]
 
@@ -126,4 +128,21 @@ def _archive(file: BinaryIO, path: Path) -> dict[str, Array]:
     return arrays
 
 
-__all__ = ["read_arrays"]
+def write_archive(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
+    """Writes an uncompressed .npz file that `numpy.load` reads, under any names.
+
+    `numpy.savez` takes names as keywords: it fails for `file`, and loses `allow_pickle` without an error.  A control
+    character is written as its escape, since zipfile ends a name at a NUL; a name that is there already gets a `_`.
+    """
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        taken: set[str] = set()
+        for name, value in arrays.items():
+            member = printable(name)
+            while member in taken:
+                member += "_"
+            taken.add(member)
+            with archive.open(f"{member}.npy", "w", force_zip64=True) as opened:  # its size is not known before
+                np.lib.format.write_array(opened, np.asanyarray(value), allow_pickle=False)
+
+
+__all__ = ["read_arrays", "write_archive"]

@@ -120,20 +120,26 @@ def _tiles(fmt: Format, isa: str, seen: int) -> TileEncoder | None:
         encoder = _encoder(fmt)
         if encoder is None:
             return None
-        record = cache_dir("plans") / f"encoder-{_key(encoder, isa)}.json"
-        code = recorded(record, "encoder")
+        try:
+            code = _code(encoder, isa, seen)
+        except (CompilerMissingError, CompileFailedError) as error:
+            note_once(f"weights are encoded by NumPy, which is slower: {str(error).splitlines()[0]}")
+            _loaded[fmt, isa] = None
+            return None
         if code is None:
-            if seen * encoder.effort < WORTH_COMPILING:
-                return None
-            try:
-                code = compile_code(encoder.source, isa, name="encoder", extra_flags=sanitize.flags())
-            except (CompilerMissingError, CompileFailedError) as error:
-                note_once(f"weights are encoded by NumPy, which is slower: {str(error).splitlines()[0]}")
-                _loaded[fmt, isa] = None
-                return None
-            remember(record, code)
+            return None
         made = _loaded[fmt, isa] = _load(encoder, code)
         return made
+
+
+def _code(encoder: CompiledEncoder, isa: str, seen: int) -> Code | None:
+    """The compiled source, from the cache if it is there; None if `seen` elements are not worth compiling it."""
+    record = cache_dir("plans") / f"encoder-{_key(encoder, isa)}.json"
+    code = recorded(record, "encoder")
+    if code is None and seen * encoder.effort >= WORTH_COMPILING:
+        code = compile_code(encoder.source, isa, name="encoder", extra_flags=sanitize.flags())
+        remember(record, code)
+    return code
 
 
 def _key(encoder: CompiledEncoder, isa: str) -> str:
@@ -164,3 +170,35 @@ def _load(encoder: CompiledEncoder, code: Code) -> TileEncoder:
         return done == 0
 
     return encode_tile
+
+
+# --- paths through a trellis ------------------------------------------------------------------------------------------
+
+Windows = npt.NDArray[np.uint16]
+PathSolver = Callable[[Float32, Float32, Float32], Windows]
+"""Compiled `paths` of qcompiler/calibrate/trellis_gptq.py: (wanted, weights, share) to windows, with the same bits."""
+
+
+@functools.cache
+def path_solver(fmt: Format) -> PathSolver | None:
+    """The compiled search of a trellis that makes up for errors; None without a compiler, which stderr says once."""
+    encoder, isa = _encoder(fmt), host_isa()
+    assert encoder is not None
+    try:
+        with _lock:
+            code = _code(encoder, isa, WORTH_COMPILING)
+    except (CompilerMissingError, CompileFailedError) as error:
+        note_once(f"codes of {fmt} are chosen by NumPy, which is slower: {str(error).splitlines()[0]}")
+        return None
+    assert code is not None
+    function: Callable[..., None] = load(code).qc_paths  # releases the interpreter lock
+    function.restype = None  # type: ignore[attr-defined]
+    function.argtypes = (ctypes.c_int64, *[ctypes.c_void_p] * 4)  # type: ignore[attr-defined]
+
+    def paths(wanted: Float32, weights: Float32, share: Float32) -> Windows:
+        given = [np.ascontiguousarray(each, np.float32) for each in (wanted, weights, share)]
+        found = np.empty(wanted.shape, np.uint16)
+        function(len(wanted), *(each.ctypes.data for each in given), found.ctypes.data)
+        return found
+
+    return paths

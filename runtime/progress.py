@@ -123,8 +123,7 @@ class Stages:
         self._name, self._number = "start", 0
         self._done = threading.Event()
         self._bar: TaskID | None = None
-        self._until: float | None = None
-        self._rate = ""
+        self._expected: tuple[float, str] | None = None  # one attribute, since the speaker reads it at any time
 
     def __enter__(self) -> Stages:
         self._speaker = threading.Thread(target=self._speak, name="qcompiler-progress", daemon=True)
@@ -147,7 +146,7 @@ class Stages:
 
     def begin(self, name: str) -> None:
         """The next stage begins."""
-        self._name, self._number, self._until = name, self._number + 1, None
+        self._name, self._number, self._expected = name, self._number + 1, None
         if self._bar is not None:
             BARS.update(self._bar, self._number - 1, self.step.where, name)
         if self._progress is not None:
@@ -155,15 +154,16 @@ class Stages:
 
     def expect(self, seconds: float | None, rate: str = "") -> None:
         """The present stage is expected to take so many seconds more, by a rate; None if that is not known."""
-        self._until = None if seconds is None else time.monotonic() + seconds
-        self._rate = rate
+        self._expected = None if seconds is None else (time.monotonic() + seconds, rate)
 
     @property
     def step(self) -> Step:
-        now, until = time.monotonic(), self._until
-        # What takes longer than expected has no time left that could be told.
-        left = until - now if until is not None and until > now else None
-        return Step(self._name, self._number, self._total, now - self._began, left, self._rate)
+        now, expected = time.monotonic(), self._expected
+        seconds = now - self._began
+        if expected is None or expected[0] <= now:  # longer than expected: no time left would be true
+            return Step(self._name, self._number, self._total, seconds)
+        until, rate = expected
+        return Step(self._name, self._number, self._total, seconds, until - now, rate)
 
     def _speak(self) -> None:
         """Waits for two seconds, then speaks until the work is done."""
@@ -185,7 +185,10 @@ class Stages:
 
 
 class Progress:
-    """Counts bytes of a long piece of work; any thread may."""
+    """Counts bytes of a long piece of work; any thread may.
+
+    A total that is 0, or less than what is done, is not known: then neither it nor a time left is told.
+    """
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._done = what, total, 0
@@ -198,7 +201,11 @@ class Progress:
         if sys.stderr.isatty() and not is_quiet():
             self._timer = threading.Timer(BAR_AFTER, self._show)
             self._timer.daemon = True
-            self._timer.start()
+            try:  # Ctrl-C may come while the thread starts: then __exit__ is not called
+                self._timer.start()
+            except BaseException:
+                self._timer.cancel()
+                raise
         return self
 
     def __exit__(
@@ -225,7 +232,13 @@ class Progress:
     def _far(self) -> str:
         taken = time.monotonic() - self._began
         rate = f", {human_bytes(int(self._done / taken))}/s" if self._done and taken > 0 else ""
-        return f"{human_bytes(self._done)} of {human_bytes(self._total)}{rate}{self._left}"
+        total = f" of {human_bytes(self._total)}" if self._is_known else ""
+        return f"{human_bytes(self._done)}{total}{rate}{self._left}"
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the total can be true."""
+        return self._total > 0 and self._done <= self._total
 
     @property
     def _left(self) -> str:
@@ -250,7 +263,7 @@ class Progress:
         with self._lock:
             if self._timer is None:  # finished meanwhile
                 return
-            self._bar = BARS.add(self._what, self._total)
+            self._bar = BARS.add(self._what, self._total or None)
             BARS.update(self._bar, self._done, self._far)
 
 
@@ -264,8 +277,14 @@ class Counted(Progress):
     @property
     def _far(self) -> str:
         taken = time.monotonic() - self._began
-        rate = f", {self._done / taken:.3g}/s" if self._done and taken > 0 else ""
-        return f"{self._done} of {self._total} {self._unit}{rate}{self._left}"
+        rate = f", {_number(self._done / taken)}/s" if self._done and taken > 0 else ""
+        total = f" of {self._total}" if self._is_known else ""
+        return f"{self._done}{total} {self._unit}{rate}{self._left}"
+
+
+def _number(rate: float) -> str:
+    """Three figures, `0.5`, `12.3`, or a whole number, `123,400` instead of `1.23e+05`."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 class Runs(Counted):
@@ -295,7 +314,7 @@ class _Bars:
         self._lock = threading.Lock()
         self._bars: Bars | None = None
 
-    def add(self, what: str, total: int) -> TaskID:
+    def add(self, what: str, total: int | None) -> TaskID:
         with self._lock:
             if self._bars is None:
                 self._bars = _display()
@@ -323,8 +342,11 @@ def _display() -> Bars:
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"))
-    return Bars(*columns, console=Console(stderr=True), transient=True)
+    # Names of files may have brackets, which are no markup.
+    what, far = (TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[far]}"))
+    # rich prints above the bars what others write while they are shown, on stderr: not if that belongs into a file.
+    above = sys.stdout is not None and sys.stdout.isatty()
+    return Bars(what, BarColumn(), far, console=Console(stderr=True), transient=True, redirect_stdout=above)
 
 
 BARS = _Bars()

@@ -295,6 +295,62 @@ template <int BITS, int GROUP> struct qg_codes {
     }
 };
 
+// The codes of one panel of a trellis (formats/trellis.py), in the order that kernels/layouts/cpu.py draws: those of a
+// sequence are neighbours, so that the window of a code is a shift of a word that begins with the codes before it. A
+// block of 256 columns is a circle: before its first words stand its last ones.
+template <int BITS> struct qg_sequences {
+    static constexpr int GROUP = BITS == 4 ? 16 : 32, CIRCLE = 256 / GROUP;  // columns of two words; of them a block
+    static constexpr int RUN = GROUP / 4;                                     // codes of a sequence in a group
+    const uint32_t* words;
+    const uint32_t* highest;  // 3 bits: the words of the other plane
+    qg_words before[4];       // of each sequence the codes before, then as many of the group's as there is room for
+    qg_words all[BITS == 3 ? 4 : 1];  // 3 bits: all eight codes of the group
+
+    QG_METHOD void start(const qg_packed& from, int64_t panel) {
+        words = (const uint32_t*)from.part[0] + panel * (from.k / GROUP) * 32;
+        highest = (const uint32_t*)from.part[BITS == 3] + panel * (from.k / GROUP) * 16;
+    }
+    QG_METHOD void at(int64_t k) {
+        const int64_t group = (uint64_t)k / GROUP, last = (uint64_t)group % CIRCLE ? group - 1 : group + CIRCLE - 1;
+        __builtin_prefetch((const char*)(words + group * 32) + QG_AHEAD);
+        __builtin_prefetch((const char*)(words + group * 32) + QG_AHEAD + 64);
+        QG_UNROLL for (int pair = 0; pair < 2; pair++) {
+            const qg_words old = qg_load_words(words + last * 32 + pair * 16);
+            const qg_words now = qg_load_words(words + group * 32 + pair * 16);
+            if constexpr (BITS == 3) {
+                const qg_words old_highest = qg_load_words(highest + last * 16);
+                const qg_words now_highest = qg_load_words(highest + group * 16);
+                QG_UNROLL for (int i = 0; i < QC_REGS; i++)
+                    QG_UNROLL for (int t = 0; t < 2; t++) {
+                        const int s = 2 * pair + t;
+                        const qu codes = stream(now.r[i], now_highest.r[i], s);
+                        all[s].r[i] = codes;
+                        before[s].r[i] = qg_select<0xfff>(stream(old.r[i], old_highest.r[i], s) >> 12, codes << 12);
+                    }
+            } else {
+                QG_UNROLL for (int i = 0; i < QC_REGS; i++) {
+                    before[2 * pair].r[i] = qg_select<0xffff>(old.r[i], now.r[i] << 16);
+                    before[2 * pair + 1].r[i] = qg_select<0xffff>(old.r[i] >> 16, now.r[i]);
+                }
+            }
+        }
+    }
+    // The window of column J in the lowest 12 bits; above them stands anything.
+    template <int J> QG_METHOD qu code(int i) const {
+        constexpr int SEQUENCE = J % 8 / 2, PLACE = J / 16 * 4 + J % 16 / 8 * 2 + J % 2;
+        if constexpr (BITS == 4) return before[SEQUENCE].r[i] >> 4 * (PLACE + 2);
+        else if constexpr (BITS == 2) return before[SEQUENCE].r[i] >> 2 * (PLACE + 3);
+        else if constexpr (PLACE < 4) return before[SEQUENCE].r[i] >> 3 * (PLACE + 1);
+        else return all[SEQUENCE].r[i] >> 3 * (PLACE - 3);
+    }
+
+private:
+    // Eight codes of sequence s: 16 bits of a half word, and above them a byte; above that stands anything.
+    static QG_METHOD qu stream(qu word, qu bytes, int s) {
+        return qg_select<0xffff>(s % 2 ? word >> 16 : word, s == 3 ? bytes >> 8 : bytes << (16 - 8 * s));
+    }
+};
+
 // --- what codes stand for: `value<J>(codes)` gives the 16 lanes of column J ------------------------------------------
 
 // 16 floats that are looked up in registers; of an index only the lowest four bits count.
@@ -401,6 +457,35 @@ template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OF
 #else
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counting { typedef qg_counts<BITS, SIGNED, OFFSET> values; };
 #endif
+
+// The sum of the four signed bytes of each lane.
+QC_INLINE qi qg_sum_of_bytes(qu x) {
+#if defined(QC_AVX512)
+    const __m512i ones = _mm512_set1_epi8(1), pairs = _mm512_maddubs_epi16(ones, (__m512i)x);
+    return (qi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(QC_AVX2)
+    const __m256i ones = _mm256_set1_epi8(1), pairs = _mm256_maddubs_epi16(ones, (__m256i)x);
+    return (qi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+    const qi signed_x = (qi)x;
+    return (signed_x >> 24) + ((qi)(x << 8) >> 24) + ((qi)(x << 16) >> 24) + ((qi)(x << 24) >> 24);
+#endif
+}
+
+// Windows of a trellis: the sum of the bytes of a product.
+template <uint32_t MULTIPLIER> struct qg_hashed {
+    QG_METHOD void start() {}
+    template <class C> QG_METHOD void at(const C&) {}
+    template <int J, class C> QG_METHOD vf value(const C& codes) const {
+        return QC_EACH(vf, one(codes.template code<J>(i)));
+    }
+    static QG_METHOD qf one(qu window) {
+        return __builtin_convertvector(qg_sum_of_bytes((window & 0xfffu) * MULTIPLIER), qf);
+    }
+};
+template <uint32_t MULTIPLIER> QC_INLINE float qg_hash_of(uint32_t window) {
+    return qg_hashed<MULTIPLIER>::one((qu)q_seti((int32_t)window))[0];
+}
 
 // 8-bit floats. Codes without a number (NaN, infinity) are looked for in a whole group at once.
 template <int MANTISSA> struct qg_floats {

@@ -103,6 +103,16 @@ struct qg_job {
 // k (a multiple of GROUP, ascending), `value<J>()` gives the 16 lanes of column k + J in fp32, scaled as the format's
 // decoder does.
 
+// How a format's codes are read: in planes, unless its struct names another reader.
+template <class W, class = void> struct qg_codes_of {
+    typedef qg_codes<W::BITS, W::GROUP> type;
+    static constexpr bool PLANES = true;
+};
+template <class W> struct qg_codes_of<W, decltype((void)sizeof(typename W::codes))> {
+    typedef typename W::codes type;
+    static constexpr bool PLANES = false;
+};
+
 // Packed weights: W is the struct of their format (decode.h). COVERS columns share the entries (0: all columns do);
 // GROUP divides it.
 template <class W> struct qg_coded {
@@ -113,7 +123,7 @@ template <class W> struct qg_coded {
     static constexpr bool SUMMED = W::SCALED && SHARED >= 32 && SHARED % 16 == 0 && W::BITS <= 5;
     const qg_packed* from;
     int64_t panel, until;  // first column of the next entries
-    qg_codes<W::BITS, GROUP> codes;
+    typename qg_codes_of<W>::type codes;
     typename W::values values;
     W entries;
 

@@ -88,7 +88,8 @@ template <class W> struct qb_coded<qg_coded<W>> {
     static constexpr bool IN_PLANES =
         MIDDLE != 0 && codes::HIGH == 0 && LOW > 1 && W::COVERS != 0 && W::COVERS % PER == 0;
     static constexpr bool LOOKED_UP =
-        SUMMED && (IN_PLANES || (MIDDLE == 0 && (LOW == 2 || LOW == 4) && W::GROUP * LOW == 32));
+        SUMMED && qg_codes_of<W>::PLANES &&
+        (IN_PLANES || (MIDDLE == 0 && (LOW == 2 || LOW == 4) && W::GROUP * LOW == 32));
     static QG_METHOD int64_t span(int64_t k) { return W::COVERS ? W::COVERS : k / W::GROUP * W::GROUP; }
 };
 

@@ -43,6 +43,33 @@ QC_INLINE uint32_t qg_vector_code(
     const uint32_t digit = digits >> ((uint64_t)i % SIZE * WIDTH) & ((1u << WIDTH) - 1);
     return flags ? digit | (uint32_t)__builtin_parity(qg_packed_entry(flags[i], from)) << WIDTH : digit;
 }
+// Where a column of a block of a trellis stands: at which of the 64 places of its sequence; and back.
+QC_INLINE int qg_place_of(int64_t k) {
+    const int column = (int)((uint64_t)k % 256);
+    return column / 16 * 4 + column % 16 / 8 * 2 + column % 2;
+}
+QC_INLINE int64_t qg_column_of(int64_t k, int place) {
+    const int column = (int)((uint64_t)k % 256);
+    return k - column + place / 4 * 16 + place % 4 / 2 * 8 + column % 8 / 2 * 2 + place % 2;
+}
+// The window of column k: `code` gives the code of a column.
+template <int BITS, int CODES, class F> QC_INLINE uint32_t qg_window(int64_t k, F code) {
+    uint32_t window = 0;
+    for (int back = 0; back < CODES; back++)
+        window |= code(qg_column_of(k, (qg_place_of(k) + 64 - back) % 64)) << BITS * (CODES - 1 - back);
+    return window;
+}
+// The code of a trellis in panels (decode.h, `qg_sequences`).
+template <int BITS>
+QC_INLINE uint32_t qg_sequence_code(
+    const uint32_t* words, const uint32_t* highest, int64_t cols, int64_t row, int64_t k) {
+    constexpr int GROUP = BITS == 4 ? 16 : 32;
+    const int sequence = (int)((uint64_t)k % 8 / 2), place = qg_place_of(k) % (GROUP / 4);
+    const int64_t group = row / 16 * (cols / GROUP) + k / GROUP;
+    uint32_t stream = words[(group * 2 + sequence / 2) * 16 + row % 16] >> sequence % 2 * 16 & 0xffff;
+    if constexpr (BITS == 3) stream |= (highest[group * 16 + row % 16] >> 8 * sequence & 255) << 16;
+    return stream >> BITS * place & ((1u << BITS) - 1);
+}
 QC_INLINE float qg_half(uint32_t bits) { const uint16_t half = (uint16_t)bits; return qg_entry((const qc_f16*)&half); }
 
 // A base-3 digit of a byte that is a fraction of 256 (tq1_0); `power` is 3 to the number of digits before it.

@@ -114,22 +114,34 @@ def _section(table: PackedTable, field: Field) -> Section:
 
 
 def _code(table: PackedTable) -> str:
-    """The code of row `row`, column c + j, as an unsigned integer."""
+    """The code of row `row`, column c + j, as an unsigned integer; of a trellis its window."""
+    trellis = table.fmt.declaration.trellis
+    if trellis is None:
+        return _code_at(table, "c + j")
+    code = f"[&](int64_t column) -> uint32_t {{ return {_code_at(table, 'column')}; }}"
+    return f"qg_window<{trellis.bits}, {trellis.codes}>(c + j, {code})"
+
+
+def _code_at(table: PackedTable, column: str) -> str:
     field, cols = table.fmt.declaration.codes, table.cols
+    if table.layout in PANEL_LAYOUTS and table.fmt.declaration.trellis is not None:
+        sections = [table.sections[plane_name(shift)] for shift, _ in planes(field.bits)]
+        words = ", ".join(f"(const uint32_t*)(table + {s.offset})" for s in (sections[0], sections[-1]))
+        return f"qg_sequence_code<{field.bits}>({words}, {cols}, row, {column})"
     if table.layout in PANEL_LAYOUTS:
         found = []
         for shift, width in planes(field.bits):
             section, per = table.sections[plane_name(shift)], 32 // width
             words = f"((const uint32_t*)(table + {section.offset}))"
-            place = f"(row / {LANES} * {section.shape[1]} + (c + j) / {per}) * {LANES} + row % {LANES}"
-            code = f"({words}[{place}] >> (c + j) % {per} * {width} & {(1 << width) - 1}u)"
+            place = f"(row / {LANES} * {section.shape[1]} + ({column}) / {per}) * {LANES} + row % {LANES}"
+            code = f"({words}[{place}] >> ({column}) % {per} * {width} & {(1 << width) - 1}u)"
             found.append(f"{code} << {shift}" if shift else code)
         return " | ".join(found)
     if field.offset is not None or field.packing is not None:
-        return _in_block(table, field, "(inside + c - k + j)")
+        return _in_block(table, field, "(inside + c - k + j)" if column == "c + j" else f"(inside + {column} - k)")
     section = table.sections[field.name]
     per = cols if table.fmt.declaration.blocking == "flat" else table.entries_of_a_row(field)
-    return _in_order(field, f"table + {section.offset}", f"(row * {per} + c + j)")
+    return _in_order(field, f"table + {section.offset}", f"(row * {per} + {column})")
 
 
 def _in_order(field: Field, base: str, index: str) -> str:

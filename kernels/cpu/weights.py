@@ -87,6 +87,9 @@ def code_values(fmt: Format, table: str) -> CodeValues:
     """How to read the codes of `fmt`. `table` is the name of the C++ array, if one is needed."""
     d = fmt.declaration
     codes, values = d.codes, d.code_values
+    if d.trellis is not None:
+        multiplier = f"0x{d.trellis.multiplier:08x}u"
+        return CodeValues(f"qg_hashed<{multiplier}>", f"qg_hash_of<{multiplier}>({{code}})", None)
     if codes.kind in ("e4m3", "e5m2"):
         if d.split.of_code.text == codes.name:
             mantissa = 3 if codes.kind == "e4m3" else 2
@@ -145,7 +148,7 @@ def panel_weight(fmt: Format, dtype: DType, rows: int, cols: int, layout: str) -
     places = tuple(panels.place_of(fmt, f, cols) for f in fmt.declaration.fields)
     name, definitions = _panel_struct(fmt, across, places)
     walk = "qg_straddling" if across else "qg_coded"
-    group = columns_at_a_time(fmt.declaration.codes.bits, shared_columns(fmt))
+    group = columns_at_a_time(fmt)
     return PanelWeight(f"{walk}<{name}>", group, definitions, tuple(s.offset for s in sections), name)
 
 
@@ -165,7 +168,7 @@ def _panel_struct(fmt: Format, across: bool, places: tuple[str, ...]) -> tuple[s
 def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, table: str) -> str:
     d, covers = fmt.declaration, shared_columns(fmt)
     bits = d.codes.bits
-    group = columns_at_a_time(bits, covers)
+    group = columns_at_a_time(fmt)
     values = code_values(fmt, f"{table}_codes")
     looked_up = {n: f"{table}_{identifier(n)}" for n in _tables_of_entries(fmt)}
     tables = [c_table(where, d.table_arrays[n]) for n, where in looked_up.items()]
@@ -182,6 +185,7 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
         f"struct {name} {{",
         f"    static constexpr int BITS = {bits}, GROUP = {group}, COVERS = {covers};",
         f"    typedef {values.policy} values;",
+        *([f"    typedef qg_sequences<{bits}> codes;"] if d.trellis is not None else []),
         *indent(members),
         f"    QG_METHOD void load(const qg_packed& from, {where}) {{",
         *indent([*loads, *computed], 2),
@@ -190,7 +194,7 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
         f"    static constexpr bool SCALED = {str(line is not None).lower()};",
         f"    static constexpr bool OFFSET = {str(line is not None and line[1] is not None).lower()};",
     ]
-    if bits in (2, 3, 4, 5, 6) and line is not None:
+    if bits in (2, 3, 4, 5, 6) and line is not None and d.trellis is None:
         halves = _halves(d.code_values)
         lines.append(f"    static constexpr uint16_t HALVES[{len(halves)}] = {{{', '.join(halves)}}};  // in bf16")
     for what, equation in zip(("scale", "offset"), line or (), strict=False):
@@ -266,8 +270,11 @@ def _fields_of_tables(fmt: Format) -> set[str]:
     return found
 
 
-def columns_at_a_time(bits: int, covers: int) -> int:
+def columns_at_a_time(fmt: Format) -> int:
     """Columns per step of a decoder: a divisor of the columns that share entries, and whole words if possible."""
+    bits, covers = fmt.declaration.codes.bits, shared_columns(fmt)
+    if fmt.declaration.trellis is not None:
+        return 16 if bits == 4 else 32  # decode.h's qg_sequences
     if bits == 8:
         return 4 if covers == 0 else math.gcd(8, covers)
     return math.gcd(16 if bits & 2 else 8, covers)

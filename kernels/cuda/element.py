@@ -18,6 +18,7 @@ from qcompiler.kernels.cuda.weights import (
     device_table,
     entry_index,
     entry_tables,
+    hashed,
 )
 from qcompiler.kernels.decoding import first_of_integers
 from qcompiler.kernels.layouts.cuda import tile_columns
@@ -51,6 +52,8 @@ def _code_value(table: PackedTable) -> tuple[list[str], str]:
     """(definitions, expression) for the value of the code `stored`."""
     d = table.fmt.declaration
     match codes_of(d):
+        case "windows":
+            return [], hashed(d, "stored")
         case "counts":
             flipped = "(stored ^ 128u)" if d.codes.kind == "int" else "stored"
             return [], f"(float)((int){flipped} + {first_of_integers(d)})"
@@ -67,20 +70,31 @@ def _code_value(table: PackedTable) -> tuple[list[str], str]:
 
 
 def _code(table: PackedTable) -> str:
-    """The code of (row, k), as an unsigned integer."""
+    """The code of (row, k), as an unsigned integer; of a trellis its window."""
+    trellis = table.fmt.declaration.trellis
+    if trellis is None:
+        return _code_at(table, "k", "inside")
+    code = f"[&](int64_t column) -> uint32_t {{ return {_code_at(table, 'column', 'inside + column - k')}; }}"
+    return f"qc_window<{trellis.bits}, {trellis.codes}>(k, {code})"
+
+
+def _code_at(table: PackedTable, column: str, inside: str) -> str:
     field, sections = table.fmt.declaration.codes, table.sections
     if table.layout == LAYOUT:
         tiles = -(-table.cols // tile_columns(field.bits))
         found = []
+        if table.fmt.declaration.trellis is not None:
+            first, *others = (f"table + {sections[plane_name(shift)].offset}" for shift, _ in planes(field.bits))
+            return f"qc_sequence_code<{field.bits}>({', '.join([first, *(others or [first])])}, {tiles}, row, {column})"
         for shift, width in planes(field.bits):
             item = f"qc_tile_item<{width}>(table + {sections[plane_name(shift)].offset}, {tiles}, row, k)"
             found.append(f"{item} << {shift}" if shift else item)
         return " | ".join(found)
     if field.offset is not None or field.packing is not None:
-        return _in_block(table, field, "inside")
+        return _in_block(table, field, inside)
     flat = table.fmt.declaration.blocking == "flat"
     per_row = table.cols if flat else table.entries_of_a_row(field)
-    return _in_order(field, f"table + {sections[field.name].offset}", f"row * {per_row} + k")
+    return _in_order(field, f"table + {sections[field.name].offset}", f"row * {per_row} + {column}")
 
 
 def _entry(table: PackedTable, field: Field) -> str:

@@ -139,22 +139,29 @@ QC_DEVICE void qc_look_up_piece(uint32_t word, qc_table256 table, float (&v)[8])
 
 // --- codes -----------------------------------------------------------------------------------------------------------
 
-// Words of a piece: for each plane of codes one, of whole bytes bits / 4.
+// Words of a piece: for each plane of codes one, of whole bytes bits / 4; of a trellis one for row g and one for g + 8,
+// which begin with the codes before the piece's own.
 template <class W> struct qc_piece_of {
-    static constexpr bool narrow = W::packed && W::bits < 8;
-    static constexpr int words = narrow ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
+    static constexpr bool narrow = W::packed && W::bits < 8, sequences = qc_in_sequences<W>::value;
+    static constexpr int words =
+        sequences ? 2 : narrow ? (W::bits >> 2 & 1) + (W::bits >> 1 & 1) + (W::bits & 1) : W::bits / 4;
 };
 
 // A lane's words of codes of a tile, in the order of the planes.
 template <class W> struct qc_lane_codes {
+    static constexpr bool sequences = qc_piece_of<W>::sequences;
     static constexpr bool narrow = qc_piece_of<W>::narrow;
     static constexpr int two = W::bits & 4, one = W::bits & 6;  // where a plane's words begin
     static constexpr int count = narrow ? W::bits : 4, piece_words = qc_piece_of<W>::words;
     uint32_t words[count];
+    typename qc_if<sequences, qc_last_codes<W>, qc_no_codes>::type before;
 
     QC_DEVICE void clear() {
 #pragma unroll
         for (int i = 0; i < count; i++) words[i] = 0;
+        if constexpr (sequences)
+#pragma unroll
+            for (int i = 0; i < qc_last_codes<W>::count; i++) before.words[i] = 0;
     }
     // `share`: of this lane and the panel's first tile, 32 for each tile before it.
     QC_DEVICE void load(const uint8_t* w, int64_t share, qc_tile_index<W> tile) {
@@ -169,10 +176,13 @@ template <class W> struct qc_lane_codes {
         if constexpr (narrow && (W::bits & 1) != 0)
             words[one] =
                 ((const uint32_t*)(w + W::plane(((W::bits & 4) != 0) + ((W::bits & 2) != 0))) + share)[tile * 32];
+        if constexpr (sequences) before.load_before(w, share + (int64_t)tile * 32);
     }
     // The words of a piece, planes of 2 and 1 bits moved so that it stands first in them.
     QC_DEVICE void piece(int piece, uint32_t (&of)[piece_words]) const {
-        if constexpr (narrow) {
+        if constexpr (sequences) {
+            qc_piece_of_sequences<W>(words, before, piece, of);
+        } else if constexpr (narrow) {
             int next = 0;
             if constexpr ((W::bits & 4) != 0) of[next++] = words[piece];
             if constexpr ((W::bits & 2) != 0) of[next++] = words[two + piece / 2] >> piece % 2 * 8;
@@ -187,7 +197,11 @@ template <class W> struct qc_lane_codes {
 // The words of one piece of a tile, read alone.
 template <class W>
 QC_DEVICE void qc_load_piece(const uint8_t* w, int64_t share, int piece, uint32_t (&of)[qc_piece_of<W>::words]) {
-    if constexpr (qc_piece_of<W>::narrow) {
+    if constexpr (qc_piece_of<W>::sequences) {
+        qc_lane_codes<W> tile;
+        tile.load(w, share, 0);
+        tile.piece(piece, of);
+    } else if constexpr (qc_piece_of<W>::narrow) {
         constexpr int two = (W::bits & 4) != 0, one = two + ((W::bits & 2) != 0);
         if constexpr ((W::bits & 4) != 0) of[0] = ((const uint32_t*)(w + W::plane(0)))[share * 4 + piece];
         if constexpr ((W::bits & 2) != 0)
@@ -240,7 +254,11 @@ template <class W> QC_DEVICE float qc_byte_value(uint32_t byte) {
 // What mma_value takes of the codes of a piece, element by element.
 template <class W, class Table>
 QC_DEVICE void qc_piece_codes(const uint32_t (&words)[qc_piece_of<W>::words], Table table, float (&v)[8]) {
-    if constexpr (W::codes == QC_SIXTEEN) {
+    if constexpr (W::codes == QC_WINDOWS) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = W::code_value(words[i / 2 % 2] >> W::bits * (i / 4 * 2 + i % 2) & ((1u << W::bits * W::window) - 1));
+    } else if constexpr (W::codes == QC_SIXTEEN) {
         qc_look_up_piece(words[0], table, v);
     } else if constexpr (W::codes == QC_COUNTS && W::bits == 4) {
         // Nibble p + 4h is in byte p / 2 + 2h: two masks make bytes of all eight, one permutation a float of each.

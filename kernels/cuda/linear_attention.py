@@ -20,6 +20,10 @@ ENGINES = CUDA_CORES
 
 _THREADS = 128
 
+_UNROLLED = 64
+"""Loops over at most so many registers are unrolled. Longer rows (depth above 2048) lie in local memory, and the text
+of their loops stays short, whatever depth a program file names."""
+
 
 def _lanes(depth: int) -> int:
     """The lanes of a row: a power of two."""
@@ -44,7 +48,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     def columns(statement: str) -> list[str]:
         """A loop over the columns of this lane: `i` is the register, `j` the column."""
         return [
-            "#pragma unroll",
+            "#pragma unroll" if each <= _UNROLLED else "#pragma unroll 8",
             f"for (int i = 0; i < {each}; i++) {{",
             f"    const int64_t j = lane + i * {lanes};",
             *indent([statement]),

@@ -58,6 +58,31 @@ QC_DEVICE uint32_t qc_vector_code(
     const uint32_t digit = digits >> (int)(i % SIZE) * WIDTH & ((1u << WIDTH) - 1);
     return flags ? digit | (uint32_t)(__popc(qc_packed_entry(flags[i], block)) & 1) << WIDTH : digit;
 }
+// Where a column of a block of a trellis stands: at which of the 64 places of its sequence; and back.
+QC_DEVICE int qc_place_of(int64_t k) { return (int)(k % 256) / 16 * 4 + (int)(k % 16) / 8 * 2 + (int)(k % 2); }
+QC_DEVICE int64_t qc_column_of(int64_t k, int place) {
+    return k - k % 256 + place / 4 * 16 + place % 4 / 2 * 8 + k % 8 / 2 * 2 + place % 2;
+}
+// The window of column k: `code` gives the code of a column.
+template <int BITS, int CODES, class F> QC_DEVICE uint32_t qc_window(int64_t k, F code) {
+    uint32_t window = 0;
+#pragma unroll
+    for (int back = 0; back < CODES; back++)
+        window |= code(qc_column_of(k, (qc_place_of(k) + 64 - back) % 64)) << BITS * (CODES - 1 - back);
+    return window;
+}
+// The code of a trellis in cuda_t16_v1: of (row, k), panels of `tiles` tiles.
+template <int BITS>
+QC_DEVICE uint32_t qc_sequence_code(
+    const uint8_t* section, const uint8_t* other, int64_t tiles, int64_t row, int64_t k) {
+    const int half = (int)(row % 16) / 8, place = qc_place_of(k) % 16;
+    const int64_t lane = (row / 16 * tiles + k / 64) * 32 + row % 8 * 4 + k % 8 / 2;
+    const uint32_t* const words = (const uint32_t*)section + lane * (BITS == 4 ? 4 : 2);
+    if constexpr (BITS == 4) return words[place / 4] >> (16 * half + place % 4 * 4) & 15;
+    uint64_t stream = words[half];
+    if constexpr (BITS == 3) stream |= (uint64_t)(((const uint32_t*)other)[lane] >> 16 * half & 0xffff) << 32;
+    return (uint32_t)(stream >> BITS * place) & ((1u << BITS) - 1);
+}
 QC_DEVICE uint32_t qc_packed_entry(const qc_trit& at, const uint8_t* block) {
     return (block[at.byte] * (uint32_t)at.power & 255u) * 3 >> 8;
 }

@@ -46,7 +46,7 @@ LAYOUT = "cuda_t16_v1"
 PIECE = 16
 """Columns of a piece: the depth of one `mma`."""
 
-Codes = Literal["counts", "sixteen", "e4m3", "e5m2", "values"]
+Codes = Literal["counts", "sixteen", "e4m3", "e5m2", "values", "windows"]
 
 ENTRY_TYPES = {
     "f16": "qc_f16", "bf16": "qc_bf16", "f32": "float", "e4m3": "qc_e4m3", "e5m2": "qc_e5m2", "e8m0": "qc_e8m0",
@@ -188,6 +188,8 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
 def codes_of(declaration: Declaration) -> Codes:
     """What the codes of a declaration stand for, as kernels compute it."""
     codes = declaration.codes
+    if declaration.trellis is not None:
+        return "windows"
     if first_of_integers(declaration) is not None:
         return "counts"
     if declaration.split.of_code.text == codes.name:
@@ -198,6 +200,11 @@ def codes_of(declaration: Declaration) -> Codes:
 def _code_values(name: str, declaration: Declaration, kind: Codes) -> tuple[list[str], list[str]]:
     """(definitions before the struct, members) for the values of codes."""
     text = declaration.split.of_code.text
+    if declaration.trellis is not None:
+        return [], [
+            f"static constexpr int window = {declaration.trellis.codes};  // codes",
+            f"static QC_DEVICE float code_value(uint32_t window) {{ return {hashed(declaration, 'window')}; }}",
+        ]
     if kind == "counts":
         what = "a code, its sign bit flipped," if declaration.codes.kind == "int" else "a code"
         first = first_of_integers(declaration)
@@ -207,6 +214,12 @@ def _code_values(name: str, declaration: Declaration, kind: Codes) -> tuple[list
     table = f"qk_{name}_codes"
     member = f"static QC_DEVICE float code_value(uint32_t code) {{ return {table}[code]; }}"
     return [f"// What a code stands for: {text}\n", device_table(table, declaration.code_values)], [member]
+
+
+def hashed(declaration: Declaration, window: str) -> str:
+    """The C++ expression for the value of a trellis's window."""
+    assert declaration.trellis is not None
+    return f"qc_hashed<0x{declaration.trellis.multiplier:08x}u>({window})"
 
 
 def device_table(name: str, values: Float32) -> str:

@@ -33,6 +33,7 @@ from qcompiler.formats.nf4 import TableFormat
 from qcompiler.formats.nvfp4 import NVFP4, SMALLEST_SCALE, ZERO_SCALE
 from qcompiler.formats.packing import Piece, Pieces
 from qcompiler.formats.ternary import TQ2_0
+from qcompiler.formats.tq import TQ, UNIT
 from qcompiler.formats.vector_search import ROUNDS, TRIALS
 
 Array = npt.NDArray[np.generic]
@@ -92,6 +93,10 @@ def array_text(ctype: str, name: str, values: Iterable[str], size: str = "") -> 
     return f"alignas(64) static const {ctype} {name}[{size}] = {{{', '.join(values)}}};\n"
 
 
+def _importance_is_small(job: Encoding) -> bool:
+    return job.importance is None or bool(job.importance.max() <= LARGEST_IMPORTANCE)
+
+
 def _fields(*names: str) -> Callable[[Encoding], list[Array]]:
     return lambda job: [job.packed.section(name) for name in names]
 
@@ -148,6 +153,22 @@ def _nvfp4(fmt: NVFP4) -> CompiledEncoder:
     zero_scale = int(np.array(ZERO_SCALE).astype(E4M3.dtype).view(np.uint8))
     call = f"qe_nvfp4<{str(bool(fmt.setting('divisor'))).lower()}>(t, {float_text(SMALLEST_SCALE)}, {zero_scale})"
     return CompiledEncoder(translation_unit(("minifloat.h",), (), call), _fields("codes", "scales", "global_scale"))
+
+
+def _trellis(fmt: TQ) -> CompiledEncoder:
+    members = (
+        f"static constexpr int BITS = {fmt.bits}, CODES = {fmt.trellis.codes};",
+        f"static constexpr uint32_t MULTIPLIER = 0x{fmt.trellis.multiplier:08x};",
+        f"static constexpr float FACTOR = {float_text(fmt.factor)}, UNIT = {float_text(UNIT)};",
+    )
+    struct = "\n    ".join(("struct qe_format {", *members)) + "\n};\n"
+    paths = (
+        'extern "C" void qc_paths(int64_t rows, const float* y, const float* w, const float* share, uint16_t* windows) '
+        "{\n    qe_paths<qe_format>(rows, y, w, (const float (*)[64])share, windows);\n}\n"
+    )
+    source = translation_unit(("trellis.h",), (struct, paths), "qe_tq<qe_format>(t)")
+    # NumPy takes a second or two for 2^13 elements.
+    return CompiledEncoder(source, _fields("codes", "scales"), takes=_importance_is_small, effort=4096)
 
 
 # --- formats of GGUF files -------------------------------------------------------------------------------------------
@@ -216,7 +237,7 @@ def _ggml(headers: tuple[str, ...], template: str, fmt: GgmlFormat, *members: st
         translation_unit(("blocks.h", "search.h", *headers), [struct], call),
         _fields("blocks"),
         lambda job: job.notes.get("mean_square"),
-        lambda job: job.importance is None or bool(job.importance.max() <= LARGEST_IMPORTANCE),
+        _importance_is_small,
     )
 
 
@@ -282,4 +303,5 @@ _PRINTERS: tuple[tuple[type[Format], Callable[..., CompiledEncoder]], ...] = (
     (Q6_K, lambda fmt: _ggml(("ggml_32.h", "k_quants.h"), "qe_q6_k", fmt)),
     (_Iq4, _iq4),
     (_IQuant, _i_quant),
+    (TQ, _trellis),
 )

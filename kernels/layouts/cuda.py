@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +42,10 @@ class CudaT16V1(PanelLayout):
             word 2j + p / 2
             Codes of 3, 5, 6 and 7 bits are planes of these widths: for every width w, a shift by w (4j + p), counted
             in words of 32 / w codes, and one mask leave both codes of a pair in the halves of a word.
+            A trellis: the 16 codes of a row that a lane owns are a stream, the oldest lowest. 4 bits: word j holds its
+            bits 16 j … 16 j + 15, of row g in the low half, of row g + 8 in the high one. 2 bits: word 0 is row g's,
+            word 1 row g + 8's. 3 bits: likewise the lowest 32 bits; the word of the plane of 1 bit has the other 16
+            bits of row g in its low half, of row g + 8 in its high one
     values  bf16, f16, tile 16 x 16: word p is pair p, h = 0 in its low half
             f32, tile 16 x 8: word p is row g + 8 (p % 2), column t + 4 (p / 2)
     """
@@ -106,6 +111,38 @@ class CudaT16V1(PanelLayout):
             pairs = words.view(np.uint16).reshape(panels, tiles, 8, 4, 2, 2, 2)
             grid = np.ascontiguousarray(pairs.transpose(0, 6, 2, 1, 4, 5, 3)).view(np.uint8)
         return grid.reshape(panels * LANES, tiles * 32)[:rows, :nbytes]
+
+    def _pack_trellis(self, bits: int, codes: Bytes, out: Sequence[Items]) -> None:
+        panels, tiles = out[0].shape[:2]
+        # panel, row half, g, tile, piece, column half, t, h -> panel, tile, lane (g, t), row half, the stream's codes
+        split = _padded(codes, panels, 64 * tiles).reshape(panels, 2, 8, tiles, 4, 2, 4, 2)
+        runs = np.ascontiguousarray(split.transpose(0, 3, 2, 6, 1, 4, 5, 7)).reshape(panels, tiles, 32, 2, 16)
+        stream = np.zeros(runs.shape[:-1], np.uint64)
+        for place in range(16):
+            stream |= runs[..., place].astype(np.uint64) << np.uint64(bits * place)
+        if bits == 4:
+            quarters = stream.view(np.uint16).reshape(panels, tiles, 32, 2, 4)
+            out[0].view(np.uint16).reshape(panels, tiles, 32, 4, 2)[...] = quarters.transpose(0, 1, 2, 4, 3)
+            return
+        out[0][...] = stream.astype(np.uint32)
+        if bits == 3:
+            out[1].view(np.uint16).reshape(panels, tiles, 32, 2)[...] = (stream >> np.uint64(32)).astype(np.uint16)
+
+    def _unpack_trellis(self, bits: int, words: Sequence[Items], rows: int, cols: int) -> Bytes:
+        panels, tiles = words[0].shape[:2]
+        first = np.ascontiguousarray(words[0])
+        if bits == 4:
+            halves = first.view(np.uint16).reshape(panels, tiles, 32, 4, 2).transpose(0, 1, 2, 4, 3)
+            stream = np.ascontiguousarray(halves).view(np.uint64)[..., 0]
+        else:
+            stream = first.astype(np.uint64)
+        if bits == 3:
+            high = np.ascontiguousarray(words[1]).view(np.uint16).reshape(panels, tiles, 32, 2)
+            stream |= high.astype(np.uint64) << np.uint64(32)
+        places = np.arange(0, 16 * bits, bits, dtype=np.uint64)
+        runs = (stream[..., None] >> places & np.uint64((1 << bits) - 1)).astype(np.uint8)
+        split = runs.reshape(panels, tiles, 8, 4, 2, 4, 2, 2).transpose(0, 4, 2, 1, 5, 6, 3, 7)
+        return np.ascontiguousarray(split).reshape(panels * LANES, 64 * tiles)[:rows, :cols]
 
 
 def _pack_narrow(bits: int, grid: Bytes, out: Items) -> None:

@@ -47,6 +47,9 @@ class PanelLayout(Layout):
             (row * K + k) / covers
 
     Rows past the last one and codes past the last column are zero.
+
+    The codes of a trellis take the words that planes of their bits would take, in an order of their own: codes of one
+    sequence are neighbours.
     """
 
     WIDTHS: ClassVar[frozenset[int]]
@@ -109,6 +112,14 @@ class PanelLayout(Layout):
     def _unpack_codes(self, bits: int, words: Items, rows: int, nbytes: int) -> Bytes:
         """Unpacks bytes (rows, nbytes) from a plane's words."""
 
+    @abstractmethod
+    def _pack_trellis(self, bits: int, codes: Bytes, out: Sequence[Items]) -> None:
+        """Packs the codes (rows, cols) of a trellis into the zeroed words of its planes."""
+
+    @abstractmethod
+    def _unpack_trellis(self, bits: int, words: Sequence[Items], rows: int, cols: int) -> Bytes:
+        """Unpacks codes (rows, cols) from the words of their planes."""
+
     def sections(self, fmt: Format | None, dtype: DType, rows: int, cols: int) -> tuple[Section, ...]:
         self.check_rows(fmt, rows, cols)
         panels = -(-self.stored_rows(rows) // LANES)
@@ -166,6 +177,11 @@ class PanelLayout(Layout):
                         entries = [join_entries(each, field.bits) for each in entries]
                     to_panels(self._join(entries, last - first), bits[panels])
                     continue
+                if fmt.declaration.trellis is not None:
+                    codes = self._join([stored.read(field, a, b) for a, b in ranges], last - first)
+                    words = [targets[plane_name(shift)][panels] for shift, _ in planes(field.bits)]
+                    self._pack_trellis(field.bits, codes, words)
+                    continue
                 read_planes = [bytes_of_codes(stored, field, a, b) for a, b in ranges]
                 for shift, width in read_planes[0]:
                     row_bytes = self._join([each[shift, width] for each in read_planes], last - first)
@@ -199,6 +215,12 @@ class PanelLayout(Layout):
                     for (a, b), part in zip(ranges, entries, strict=True):
                         split = part if place == "panels" else split_entries(part, field.bits, per_row(field, cols))
                         stored.write(field, split, a, b)
+                    continue
+                if fmt.declaration.trellis is not None:
+                    of_planes = [source[plane_name(shift)][run] for shift, _ in planes(field.bits)]
+                    codes = self._unpack_trellis(field.bits, of_planes, last - first, cols)
+                    for (a, b), part in zip(ranges, self._split(codes, ranges), strict=True):
+                        stored.write(field, part, a, b)
                     continue
                 planes_of = {}
                 for shift, width in planes(field.bits):

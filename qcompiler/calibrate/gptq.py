@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.calibrate.levels import Codes, Float64, Levels, with_codes
+from qcompiler.calibrate import trellis_gptq
+from qcompiler.calibrate.levels import Codes, Float64, Levels, why_no_levels, with_codes
 from qcompiler.errors import CalibrationError
-from qcompiler.formats import PackedTensor
+from qcompiler.formats import Format, PackedTensor
 
 Float32 = npt.NDArray[np.float32]
 
@@ -48,6 +49,11 @@ class Solved:
     error: float
 
 
+def why_not(fmt: Format, cols: int) -> str:
+    """Why the codes of a matrix with so many columns cannot be chosen: "" if they can."""
+    return "" if fmt.declaration.trellis is not None else why_no_levels(fmt, cols)
+
+
 def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
     """Chooses the codes of `nearest`, which holds the matrix `weights` (rows, K), by `moments`.
 
@@ -58,6 +64,8 @@ def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
     live = np.flatnonzero(np.diag(moments) > 0)
     if not live.size:
         return Solved(nearest, weights, 0.0, 0.0)
+    if nearest.format.declaration.trellis is not None:
+        return _solve_paths(weights, nearest, moments)
     order = live[np.argsort(-np.diag(moments)[live], kind="stable")]
     factor, codes, rounded = _factor(moments, order), codes_of(nearest), weights.astype(np.float32)
     total = before = after = 0.0
@@ -78,6 +86,27 @@ def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
     if not total:
         return Solved(nearest, weights, 0.0, 0.0)
     return Solved(with_codes(nearest, codes), rounded, before / total, after / total)
+
+
+def _solve_paths(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
+    """The same for codes of a trellis, which are chosen by the sequence (trellis_gptq.py)."""
+    order = trellis_gptq.order_of(moments)
+    factor, codes = _factor(moments, order), codes_of(nearest)
+    total = before = after = 0.0
+    for first in range(0, nearest.rows, ROWS):
+        rows = slice(first, min(first + ROWS, nearest.rows))
+        wanted = weights[rows].astype(np.float64)
+        old = _squares(wanted - nearest.format.decode_rows(nearest, rows.start, rows.stop), moments)
+        chosen, values = trellis_gptq.sweep(wanted, nearest, rows, order, factor)
+        new = _squares(wanted - values, moments)
+        better = new < old
+        codes[rows][better] = chosen[better]
+        total += float(_squares(wanted, moments).sum())
+        before += float(old.sum())
+        after += float(np.where(better, new, old).sum())
+    if not total:
+        return Solved(nearest, weights, 0.0, 0.0)
+    return Solved(with_codes(nearest, codes), weights, before / total, after / total)
 
 
 def _sweep(wanted: Float64, levels: Levels, factor: Float64) -> tuple[Codes, Float64, Float64]:
@@ -137,4 +166,4 @@ def codes_of(packed: PackedTensor) -> Codes:
     return found.view(np.uint8).reshape(-1)[: packed.rows * packed.cols].reshape(packed.rows, packed.cols).copy()
 
 
-__all__ = ["DAMPING", "Solved", "codes_of", "solve"]
+__all__ = ["DAMPING", "Solved", "codes_of", "solve", "why_not"]

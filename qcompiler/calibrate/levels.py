@@ -32,6 +32,8 @@ def why_no_levels(fmt: Format, cols: int) -> str:
     """Why codes of a matrix with so many columns cannot be chosen one by one: "" if they can."""
     if isinstance(fmt.declaration.codes.packing, Vectors):
         return f"{fmt.name} stores vectors of a codebook"
+    if fmt.declaration.trellis is not None:
+        return f"{fmt.name} stores paths through a trellis, in which a value depends on the codes before it"
     block = fmt.declaration.block_size(cols)
     if fmt.name in _TERNARY:
         return f"{fmt.name} is for models that were trained with three values"

@@ -27,6 +27,7 @@ from qcompiler.formats.mx import MXFP4, MXFP8
 from qcompiler.formats.nf4 import NF4
 from qcompiler.formats.nvfp4 import NVFP4
 from qcompiler.formats.ternary import TQ1_0, TQ2_0
+from qcompiler.formats.tq import TQ
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
@@ -51,7 +52,8 @@ _GGML: tuple[type[Format], ...] = (
     IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S, TQ1_0, TQ2_0, MXFP4Ggml,
 )  # fmt: skip
 _FLOATS: tuple[type[Format], ...] = (FP8E4M3, FP8E5M2, MXFP4, MXFP8, NVFP4)
-FORMATS: dict[str, type[Format]] = {cls.name: cls for cls in (*_COMMON, *_FLOATS, *_GGML)}
+_TRELLIS: tuple[type[Format], ...] = (TQ,)
+FORMATS: dict[str, type[Format]] = {cls.name: cls for cls in (*_COMMON, *_FLOATS, *_TRELLIS, *_GGML)}
 
 
 def names() -> tuple[str, ...]:

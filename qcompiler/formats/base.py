@@ -376,7 +376,7 @@ class Format(ABC):
 
     def entries_of_rows(self, packed: PackedTensor, first: int, stop: int) -> dict[str, Entries]:
         """Every field's entries for the rows [first, stop), by name, shaped so that they broadcast to
-        (stop - first, cols).
+        (stop - first, cols). The codes of a trellis become windows, as the decode equation takes them.
 
         Blocks must lie in rows: by declaration, or since the rows are whole blocks.
         """
@@ -408,7 +408,9 @@ class Format(ABC):
             entries = np.repeat(entries, f.rows, axis=0)[first % f.rows :][: stop - first]
         if isinstance(f.covers, int) and f.covers > 1:
             entries = np.repeat(entries, f.covers, axis=1)
-        return entries[:, : packed.cols]
+        entries = entries[:, : packed.cols]
+        trellis = self.declaration.trellis
+        return trellis.windows(entries) if trellis is not None and f.covers == 1 else entries
 
     def _stored_rows(self, packed: PackedTensor, f: Field, first: int, stop: int) -> Entries:
         """Rows [first, stop) of a field's entries, as stored."""

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from qcompiler.formats.equation import Entries, Equation, Float32, Split
 from qcompiler.formats.packing import Packing
+from qcompiler.formats.trellis import BLOCK as TRELLIS_BLOCK
+from qcompiler.formats.trellis import Trellis
 
 Bytes = npt.NDArray[np.uint8]
 Kind = Literal["uint", "int", "f16", "bf16", "f32", "e4m3", "e5m2", "e8m0"]
@@ -126,7 +128,8 @@ class Declaration:
     `blocking` is "flat" when blocks run over the row-major stream of elements across rows, and "row" when every row is
     cut into blocks.  `tail` is the treatment of a remainder: "short" stores a last block with fewer elements, "refuse"
     makes the shape an error.  `pad_code` fills the unused entries of the last byte of codes.
-    `decode` gives the value of an element from its fields; `table` and `tables` are its lookup tables.
+    `decode` gives the value of an element from its fields; `table` and `tables` are its lookup tables.  With a
+    `trellis`, the equation's codes are windows of codes, and `table` has the value of each window.
     """
 
     summary: str
@@ -140,8 +143,11 @@ class Declaration:
     table: tuple[float, ...] | None = None
     tables: Mapping[str, tuple[float, ...]] = dataclass_field(default_factory=dict)
     pad_code: int = 0
+    trellis: Trellis | None = None
 
     def __post_init__(self) -> None:
+        if self.trellis is not None and (self.block, self.blocking, self.tail) != (TRELLIS_BLOCK, "row", "refuse"):
+            raise ValueError(f"sequences of a trellis lie in whole blocks of {TRELLIS_BLOCK} elements of a row")
         if sum(f.covers == 1 for f in self.fields) != 1:
             raise ValueError("a format has exactly one field of codes")
         declared = {*self.tables, *(["table"] if self.table is not None else [])}
@@ -206,7 +212,12 @@ class Declaration:
 
     @functools.cached_property
     def code_values(self) -> Float32:
-        """The value of each code before scales and zero points: fp32 (2 ** bits,), by the code's unsigned bits."""
+        """The value of each code before scales and zero points: fp32 (2 ** bits,), by the code's unsigned bits.
+
+        With a trellis, that of each window.
+        """
+        if self.trellis is not None:
+            return self.trellis.values
         codes = np.arange(1 << self.codes.bits, dtype=np.uint8).view(self.codes.dtype)
         return np.asarray(self.split.of_code.evaluate({self.codes.name: codes}, self.table_arrays), np.float32)
 

@@ -59,7 +59,7 @@ def diagram(fmt: Format) -> list[str]:
             continue
         per_block = d.entries_per_block(f, 4096)
         lines.append(f"section {f.name}: {f.nbytes(per_block)} bytes per block of {d.block_size(4096)}")
-        lines += _aligned(_shared_bytes(_stored(f, 0, per_block), ()))
+        lines += _aligned(_shared_bytes(_stored(f, 0, per_block), (3,) if f.bits == 3 else ()))
     return lines
 
 

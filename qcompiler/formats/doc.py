@@ -45,6 +45,7 @@ FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "integers": ("Integers", ("integers",)),
     "gguf": ("Formats of GGUF", ("ggml_32", "k_quants", "iq4", "i_quants", "ternary")),
     "floats": ("Small floats", ("fp8", "mx", "nvfp4")),
+    "trellis": ("Trellis codes", ("tq",)),
 }
 """The page below docs/formats/: its title, and the modules of `qcompiler.formats` whose formats it shows."""
 

@@ -111,9 +111,10 @@ def element_decoder(
 # --- integers --------------------------------------------------------------------------------------------------------
 
 
-def _stream(e: Element, width: int) -> Scalar:
-    """The element's entry in a stream of `width` bits each, lowest bits first. 3 bits may lie in two bytes."""
-    at = e.flat * width
+def _stream(e: Element, width: int, number: Scalar | None = None) -> Scalar:
+    """The element's entry in a stream of `width` bits each, lowest bits first, or that of element `number` of the
+    matrix. 3 bits may lie in two bytes."""
+    at = (e.flat if number is None else number) * width
     shift = (at % 8).to("i32")
     word = e.byte("codes", at // 8)
     if 8 % width:
@@ -211,10 +212,35 @@ def _nvfp4(e: Element) -> Scalar:
     return e.looked_up(_E2M1, _stream(e, 4)) * (scale / whole if e.params["divisor"] else scale * whole)
 
 
+# --- trellis ---------------------------------------------------------------------------------------------------------
+
+# Codes of a window, and the number that it is multiplied with, by the bits of a code. The computed code is QTIP's 1MAD
+# (Tseng et al. 2024, section 3.1.1) without its addition.
+_TRELLISES = {4: (3, 0x35D08399), 3: (4, 0xC55EC2CD), 2: (6, 0x2618B891)}
+
+
+def _tq(e: Element) -> Scalar:
+    width = e.params["bits"]
+    assert isinstance(width, int)
+    codes, multiplier = _TRELLISES[width]
+    inside = e.col % 256
+    first, place = e.flat - inside + inside % 8 // 2 * 2, inside // 16 * 4 + inside % 16 // 8 * 2 + inside % 2
+    window = e.code.constant(0, "i32")
+    for back in range(codes):
+        at = (place + (64 - back)) % 64
+        code = _stream(e, width, first + at // 4 * 16 + at % 4 // 2 * 8 + at % 2)
+        window = window | code << width * (codes - 1 - back)
+    product = window * (multiplier - (multiplier >> 31 << 32))
+    total = e.code.constant(0, "i32")
+    for byte in range(4):
+        total = total + (product >> 8 * byte).to("i8").to("i32")
+    return total.to("f32") * (e.number("scales", e.flat // 256) * 2.0**-7)
+
+
 DECODERS: dict[str, Callable[[Element], Scalar]] = {
     "nf4": _blockwise(_NF4), "fp4": _blockwise(_FP4), "llm_int8": _llm_int8,
     "int8": _integers(8), "int4": _integers(4), "int3": _integers(3), "int2": _integers(2),
-    "fp8_e4m3": _fp8(e4m3), "fp8_e5m2": _fp8(e5m2), "mxfp4": _mxfp4, "mxfp8": _mxfp8, "nvfp4": _nvfp4,
+    "fp8_e4m3": _fp8(e4m3), "fp8_e5m2": _fp8(e5m2), "mxfp4": _mxfp4, "mxfp8": _mxfp8, "nvfp4": _nvfp4, "tq": _tq,
     **GGML,
     **I_QUANTS,
 }  # fmt: skip

@@ -21,7 +21,7 @@ from qcompiler.lm.evaluate import Reader, Score, scores
 from qcompiler.lm.llama_cpp_reader import LlamaCpp
 from qcompiler.lm.model import CausalLM, load_causal_lm
 from qcompiler.runtime.progress import Counted
-from qcompiler.units import printable
+from qcompiler.units import counted, printable
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Answer:
         speed = self.speed()
         return (
             f"[{speed['prompt_tokens']} tokens read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; "
-            f"{len(self.tokens)} tokens, {speed['tokens_per_second']:.1f} a second]"
+            f"{counted(len(self.tokens), 'token')}, {speed['tokens_per_second']:.1f} a second]"
         )
 
 

@@ -24,6 +24,7 @@ from qcompiler.lm.adapter import adapted
 from qcompiler.lm.model import CausalLM
 from qcompiler.lm.probe import ring_rows
 from qcompiler.lm.record import LanguageModel
+from qcompiler.lm.state_reads import check_read
 from qcompiler.lm.text import Text
 from qcompiler.plan.kinds.sample import WORDS
 from qcompiler.runtime.progress import OnStep, note
@@ -115,7 +116,7 @@ def compile_causal_lm(
         prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length, chunk) as step,
     ):
         program = qcompile(
-            step, (), example_inputs(max_batch, rows, chunk, step.has_states),
+            step, (), inputs_to_trace(step, rows, chunk),
             dynamic_shapes=ranges_of(max_batch, chunk, step.has_states),
             buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
             dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source,
@@ -233,6 +234,14 @@ def example_inputs(batch: int, rows: int, chunk: int, counts: bool = False) -> d
         "how": torch.full((b, WORDS), -1, dtype=torch.int64),
         **more,
     }
+
+
+def inputs_to_trace(step: DecoderStep, rows: int, chunk: int) -> dict[str, torch.Tensor]:
+    """`example_inputs` of a step. ExportError if it keeps states that such a call does not read."""
+    inputs = example_inputs(step.batch, rows, chunk, step.has_states)
+    if step.has_states:
+        check_read(step, step.language_model, [state.name for state in step.states], inputs)
+    return inputs
 
 
 def calibration_inputs(

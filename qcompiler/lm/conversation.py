@@ -20,6 +20,7 @@ from qcompiler.plan.kinds.sample import ROW, WORDS
 from qcompiler.plan.sample_rule import Floats, Words
 from qcompiler.runtime.array_files import read_arrays
 from qcompiler.runtime.files import replacing
+from qcompiler.units import counted
 
 if TYPE_CHECKING:
     from qcompiler.lm.record import LanguageModel
@@ -176,13 +177,16 @@ class Conversation:
     def _checked(self, new: Sequence[Sequence[int]] | Sequence[int]) -> list[Ids]:
         rows: Any = [new] if len(self) == 1 and (not len(new) or np.ndim(new[0]) == 0) else new
         if len(rows) != len(self):
-            raise ArgumentError(f"{len(rows)} lists of tokens for a conversation of {len(self)} sequences")
+            raise ArgumentError(
+                f"{counted(len(rows), 'list')} of tokens for a conversation of {counted(len(self), 'sequence')}"
+            )
         found = [tokens_of(ids, self.record.vocabulary) for ids in rows]
         for i, ids in enumerate(found):
             if len(self.tokens[i]) + len(ids) > self.record.max_seq_len:
                 raise ArgumentError(
-                    f"sequence {i} has {len(self.tokens[i])} tokens and would get {len(ids)} more: the cache takes "
-                    f"{self.record.max_seq_len}. Shorten it (`truncate`, `reset`), or compile with a larger max_seq_len"
+                    f"sequence {i} has {counted(len(self.tokens[i]), 'token')} and would get {len(ids)} more: the "
+                    f"cache takes {self.record.max_seq_len}. Shorten it (`truncate`, `reset`), "
+                    "or compile with a larger max_seq_len"
                 )
         return found
 
@@ -267,7 +271,9 @@ class Conversation:
         layer has a state that each token changes.
         """
         if not 0 <= length <= len(self.tokens[sequence]):
-            raise ArgumentError(f"length {length}: sequence {sequence} has {len(self.tokens[sequence])} tokens")
+            raise ArgumentError(
+                f"length {length}: sequence {sequence} has {counted(len(self.tokens[sequence]), 'token')}"
+            )
         with self.alone():
             self._mend()
             has_keys = max(0, length - self.record.window + 1) >= self._kept[sequence] or not self.record.ring
@@ -331,7 +337,7 @@ class Conversation:
             raise CorruptFileError(f"{path} is no saved conversation: it is a single array")
         names = [f"tokens:{i}" for i in range(len(self))]
         if {name for name in arrays if name.startswith("tokens:")} != set(names):
-            raise CorruptFileError(f"{path} does not hold a conversation of {len(self)} sequences")
+            raise CorruptFileError(f"{path} does not hold a conversation of {counted(len(self), 'sequence')}")
         try:
             tokens = [tokens_of(arrays[name], self.record.vocabulary).tolist() for name in names]
         except ArgumentError as error:

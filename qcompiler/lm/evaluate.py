@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qcompiler.errors import ArgumentError
+from qcompiler.units import counted
 
 if TYPE_CHECKING:
     from qcompiler.lm.model import CausalLM
@@ -107,7 +108,7 @@ def scores(
     fewer than two tokens.
     """
     if len(ids) < 2:
-        raise ArgumentError(f"a text of {len(ids)} tokens predicts nothing; at least two are needed")
+        raise ArgumentError(f"a text of {counted(len(ids), 'token')} predicts nothing; at least two are needed")
     tallies = {name: _Tally() for name in readers}
     begin, done = 0, 1
     while done < len(ids):

@@ -17,6 +17,7 @@ from qcompiler.lm.sampling import Allowed, Sampling
 from qcompiler.lm.text import Text
 from qcompiler.runtime import load
 from qcompiler.runtime.loaded import LoadedProgram
+from qcompiler.units import counted
 
 if TYPE_CHECKING:
     from qcompiler.inspect.upstream import UpstreamModule, Weights
@@ -127,7 +128,9 @@ class CausalLM:
             raise ArgumentError("`ids` and `input_ids` are the same argument; give one of them")
         held = conversation if conversation is not None else self.conversation(len(prompts))
         if len(held) != len(prompts):
-            raise ArgumentError(f"{len(prompts)} prompts for a conversation of {len(held)} sequences")
+            raise ArgumentError(
+                f"{counted(len(prompts), 'prompt')} for a conversation of {counted(len(held), 'sequence')}"
+            )
         ends = self._ends(eos_token_id)
         sampling = Sampling(
             temperature=_temperature(temperature, do_sample, (top_k, top_p, min_p)), top_k=top_k or 0,
@@ -206,7 +209,7 @@ class CausalLM:
             if room < 1 or (new is not None and new > room) or (length is not None and length > self.max_seq_len + 1):
                 asked = f" and {new} new ones" if new is not None else ""
                 raise ArgumentError(
-                    f"sequence {i} has {before} tokens{asked}: the model was compiled for "
+                    f"sequence {i} has {counted(before, 'token')}{asked}: the model was compiled for "
                     f"max_seq_len={self.max_seq_len}. Shorten the prompt, ask for fewer tokens, or compile for more"
                 )
             limits.append(min(room, NEW_TOKENS) if new is None and length is None else room)

@@ -43,11 +43,12 @@ def convolution(
 ) -> Tensor:
     """The causal convolution of each channel: hidden_states (b, channels, L), weight (channels, K).
 
-    Returns the columns whose window is whole, (b, channels, L - K + 1), of which callers take the last.
+    In a step, returns the columns whose window is whole, (b, channels, L - K + 1), of which callers take the last: a
+    state of K columns is before them. A probing call has no state, and gets a column for each that it gives.
     """
     taps, width = weight.shape[-1], hidden_states.shape[-1]
     wide = hidden_states.to(weight.dtype)
-    if width < taps:  # a call without a state before it
+    if states.current() is None or width < taps:
         wide = functional.pad(wide, (taps - 1, 0))
         width += taps - 1
     columns = [wide[:, :, i : i + width - taps + 1] * weight[:, i, None] for i in range(taps)]
@@ -181,9 +182,13 @@ def scan_of_one(
 
 
 def _asked() -> Tensor | None:
-    """The state that the model asked for last: Mamba's scan is not given it."""
+    """The state that the model asked for last: Mamba's scan is not given it. Each is used once, so that no layer reads
+    the state of another."""
     step = states.current()
-    return None if step is None else step.asked
+    if step is None:
+        return None
+    found, step.asked = step.asked, None
+    return found
 
 
 def _attended(

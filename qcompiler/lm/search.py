@@ -13,7 +13,7 @@ from qcompiler.errors import ArgumentError, CalibrationError, ExportError
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 from qcompiler.lm.compile import (
     calibration_inputs,
-    example_inputs,
+    inputs_to_trace,
     model_and_weights,
     ranges_of,
     sizes_of,
@@ -138,9 +138,7 @@ def _search_language_model(
         inputs = [{**each, "wanted": torch.arange(each["ids"].shape[1])} for each in with_counts(pieces, step)]
         if not inputs:
             raise CalibrationError("the data has no tokens")
-        asked = Asked(
-            step, (), example_inputs(1, length, chunk, step.has_states), ranges_of(1, chunk, step.has_states), source
-        )
+        asked = Asked(step, (), inputs_to_trace(step, length, chunk), ranges_of(1, chunk, step.has_states), source)
         return search_model(asked, inputs, options)
 
 

@@ -70,9 +70,10 @@ def test_every_form_of_a_linear_has_the_mean_of_the_float_model(dtype: torch.dty
     assert {row.parameters[0]: row.format for row in found.ledger.rows}["second.bias"] == ""
 
 
-def test_a_decoder_is_nearer_to_the_float_model_on_other_inputs() -> None:
+def test_a_decoder_keeps_the_means_of_its_logits() -> None:
     """Each algorithm's final codes are those that are corrected: the logits keep their means."""
     model = Decoder("offset")
+    model.embed.weight.data += 0.5  # a mean that goes through the residual stream to the head
     for options in ({}, {"algorithm": "hqq"}, {"algorithm": "awq"}):
         found = quantised(model, ids(), EXAMPLE, SHAPES, linear="int3:group=32", correct_bias=True, **options)
         with torch.no_grad():
@@ -80,6 +81,7 @@ def test_a_decoder_is_nearer_to_the_float_model_on_other_inputs() -> None:
                 torch.cat([run(x).reshape(-1, run(x).shape[-1]) for x in ids()]) for run in (model, found.module)
             )
         assert (right.mean(0) - ours.mean(0)).abs().max() < 1e-5 * right.abs().max()
+        assert all(what.startswith("corrected: ") for what in said(found).values())
 
 
 def test_weights_that_cannot_be_corrected_say_why() -> None:
@@ -91,13 +93,71 @@ def test_weights_that_cannot_be_corrected_say_why() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(self.shared(self.shared(x)))
 
-    x = torch.randn(9, WIDTH)
+    x = torch.randn(9, WIDTH) + 1
     found = quantised(Twice().eval(), [x], (x,), linear="int4:group=32", correct_bias=True)
     assert said(found)["shared.weight"] == "not corrected: 2 linears read it"
     assert said(found)["last.weight"].startswith("corrected: ")
     with pytest.raises(RecipeError, match="correct_bias=True serves nothing here: 2 linears read it"):
         rules = {"last": None}
         quantised(Twice().eval(), [x], (x,), linear="int4:group=32", correct_bias=True, rules=rules)
+
+
+class Borrowed(nn.Module):
+    """A linear whose bias is a buffer, a constant or an argument, or is read by another one, and a second linear."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.weight, self.last = kind, nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("held", torch.randn(WIDTH))
+        self.constant = torch.randn(WIDTH)
+        self.shared = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        computed = self.shared.exp()
+        bias = {"buffer": self.held, "constant": self.constant, "input": given, "computed": computed}
+        x = nn.functional.linear(x, self.weight, bias.get(self.kind, self.shared)).relu()
+        return self.last(x), given + self.shared
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("buffer", "its bias is a buffer or a constant"),
+        pytest.param("constant", "its bias is a buffer or a constant", marks=pytest.mark.slow),
+        pytest.param("input", "its bias is an input of the model", marks=pytest.mark.slow),
+        pytest.param("computed", "its bias is computed", marks=pytest.mark.slow),
+        pytest.param("shared", "others read its bias, too", marks=pytest.mark.slow),
+    ],
+)
+def test_a_bias_that_cannot_change_is_not_said_to_be_corrected(kind: str, why: str) -> None:
+    model, inputs = Borrowed(kind).eval(), (torch.randn(40, WIDTH) + 1, torch.randn(WIDTH))
+    found = quantised(model, [inputs], inputs, linear="int3:group=32", correct_bias=True)
+    assert said(found)["weight"] == f"not corrected: {why}"
+    with torch.no_grad():
+        right, ours = (run(*inputs)[0].double().mean(0) for run in (model, found.module))
+    assert (right - ours).abs().max() < 1e-4  # the next linear takes back what this one keeps; values up to 100
+
+
+@pytest.mark.slow
+def test_convolutions_have_a_reason() -> None:
+    model, x = nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 3), nn.Linear(7, WIDTH)).eval(), torch.randn(2, WIDTH, 9)
+    rules = {"0": "int8"}
+    found = quantised(model, [x], (x,), linear="int8", correct_bias=True, rules=rules)
+    assert said(found)["0.weight"] == "not corrected: a convolution reads it"
+
+
+def test_a_mean_that_few_rows_do_not_show_is_not_corrected(capfd: pytest.CaptureFixture[str]) -> None:
+    """A correction by one row would take its error away, and double that of others."""
+    model, rows = nn.Linear(WIDTH, WIDTH).eval(), torch.randn(400, WIDTH)
+    for many in (rows[:1], rows[:40]):  # rows without a mean
+        found = quantised(model, [many], (many,), linear="int4:group=32", correct_bias=True)
+        plain = quantised(model, None, (many,), linear="int4:group=32")
+        assert said(found)["weight"].startswith("not corrected: ")
+        assert torch.equal(found.module(many), plain.module(many))
+        assert "no bias is corrected" in capfd.readouterr().err
+    with pytest.raises(CalibrationError, match="gave no rows to 'weight': give inputs that are not empty"):
+        shapes = {"input": {0: ("rows", 0, 64)}}
+        quantised(model, [rows[:0]], (rows[:40],), shapes, linear="int4:group=32", correct_bias=True)
 
 
 def test_data_is_needed_and_must_be_finite() -> None:

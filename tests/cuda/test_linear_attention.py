@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from linear_attention_cases import FORMS, answer, assert_close, given, spec
+
+from qcompiler.kernels.cuda import linear_attention
 
 SPECS = {
     **{form: spec(f"k{i}", form) for i, form in enumerate(FORMS)},
@@ -35,3 +38,11 @@ def test_every_form_equals_float64(kernels: Any, name: str) -> None:
             assert_close(found[1], out)
             idle = slice(2, 3) if batch > 2 else slice(batch, None)
             assert np.array_equal(found[0][idle], arrays[0][idle])
+
+
+def test_the_text_of_a_long_row_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program file may name any depth; a loop over 32,768 registers must not be unrolled."""
+    monkeypatch.setitem(FORMS, "long", {"width": 1, "depth": 1 << 20})
+    text = linear_attention.emit(spec("long", "long"), "sm_90").text
+    assert "float s[32768];" in text
+    assert set(re.findall(r"#pragma unroll(.*)\n *for \(int i = ", text)) == {" 8"}

@@ -112,3 +112,15 @@ def test_a_program_of_another_folder_is_refused_and_nothing_is_written(
     with pytest.raises(WeightsError, match=r"q_proj.bias', and the model of .* has no such parameter"):
         qc.convert(folder, tmp_path / "out", layout="gptq", program=corrected)
     assert [each.name for each in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_tied_head_is_no_parameter_that_the_folder_lacks(tmp_path: Path) -> None:
+    config = LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,
+                         num_key_value_heads=4, vocab_size=96, tie_word_embeddings=True)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "tied")
+    quant = qc.QuantConfig("float", linear="int4:group=128,scale=fp16")
+    data = {"input_ids": IDS[:1]}
+    program = qc.qcompile(qc.from_checkpoint(tmp_path / "tied"), (), data, quant=quant, device="cpu")
+    assert "lm_head.weight" in places_of(program.plan)
+    done = qc.convert(tmp_path / "tied", tmp_path / "out", layout="gptq", program=program)
+    assert "7 in another format" in str(done)

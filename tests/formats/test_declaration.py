@@ -23,8 +23,9 @@ from qcompiler.formats.equation import Equation
 
 ALL = [fmt for cls in formats.FORMATS.values() for fmt in variants(cls)]
 IDS = [str(f) for f in ALL]
-LONG = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
-"""Formats that NumPy compares with every vector of a codebook: large matrices of them are for the full run."""
+LONG = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq")
+"""Formats that NumPy compares with every vector of a codebook, or with every window of a trellis: large matrices of
+them are for the full run."""
 BRIEF = [pytest.param(f, marks=[pytest.mark.slow] * (f.name in LONG), id=str(f)) for f in ALL]
 
 

@@ -19,13 +19,19 @@ ALL = [fmt for cls in formats.FORMATS.values() for fmt in variants(cls)]
 C_TYPES = {"uint": "const uint8_t*", "int": "const int8_t*"}  # floats of every width are handed over as fp32
 
 
+def c_type(fmt: Format, f: Field) -> str:
+    """Of a field's entries; the codes of a trellis are handed over as windows."""
+    windows = f.covers == 1 and fmt.declaration.trellis is not None
+    return "const uint16_t*" if windows else C_TYPES.get(f.kind, "const float*")
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """One function per format: decode_<i>(n, fields…, out) over arrays with one entry per element."""
     text = ["#include <stdint.h>"]
     for i, fmt in enumerate(ALL):
         d = fmt.declaration
-        arguments = ", ".join(f"{C_TYPES.get(f.kind, 'const float*')} {f.name}" for f in d.fields)
+        arguments = ", ".join(f"{c_type(fmt, f)} {f.name}" for f in d.fields)
         tables = "".join(
             f"    static const float {name}[] = {{{', '.join(f'{float(v).hex()}f' for v in values)}}};\n"
             for name, values in d.table_arrays.items()
@@ -46,6 +52,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def per_element(fmt: Format, packed: PackedTensor, f: Field) -> npt.NDArray[Any]:
     """A field's entries, one for each element (rows, cols)."""
     entries = fmt.entries(packed, f.name)
+    if f.covers == 1 and fmt.declaration.trellis is not None:
+        return fmt.declaration.trellis.windows(entries)
     if f.covers == "tensor":
         return np.full((packed.rows, packed.cols), entries[0])
     if entries.ndim == 1:

@@ -23,7 +23,7 @@ def variants() -> list[formats.Format]:
     return found
 
 
-LONG = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+LONG = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq")
 """Formats that take NumPy long to encode."""
 BRIEF = [pytest.param(f, marks=[pytest.mark.slow] * (f.name in LONG), id=str(f)) for f in variants()]
 

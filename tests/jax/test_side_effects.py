@@ -32,6 +32,42 @@ def test_a_dict_that_is_changed_in_place_is_noted_unless_it_is_returned(check: A
     assert not check(returns_the_cache, P, {"x": X}).notes
 
 
+def test_what_replaces_an_array_may_be_anything() -> None:
+    """The note has no line where no operation made the value, or where a second trace goes another way."""
+    traces: list[str] = []
+
+    def puts(value: Any) -> Any:
+        def function(p: Any, batch: Any) -> Any:
+            result = batch["x"] @ p["w"]
+            batch["x"] = value
+            return result
+
+        return function
+
+    def once(p: Any, batch: Any) -> Any:
+        if not traces:
+            batch["x"] = batch["x"] / 255
+        traces.append("")
+        return batch["x"] @ p["w"]
+
+    def fails_later(p: Any, batch: Any) -> Any:
+        batch["x"] = batch["x"] / 255
+        traces.append("")
+        assert len(traces) == 1
+        return batch["x"] @ p["w"]
+
+    def has_other_keys(p: Any, batch: Any) -> Any:
+        batch[0] = batch["x"]
+        return batch[0] @ p["w"]
+
+    for function in (puts("read"), puts(0.0), puts(object()), once, fails_later):
+        traces.clear()
+        assert [what for what, _ in import_jax(function, (P, {"x": X})).notes] == [
+            "the function replaces 'batch.x' in its argument"
+        ]
+    assert not import_jax(has_other_keys, (P, {"x": X})).notes
+
+
 def _modules() -> Any:
     nnx = pytest.importorskip("flax.nnx", reason="a dependency of the tests alone")
 

@@ -198,7 +198,7 @@ def test_formats_without_an_integer_product_say_why() -> None:
     reasons = {name: integer_product.integer_product(formats.get(name)) for name in formats.names()}
     assert "table" in str(reasons["nf4"]) and "table" in str(reasons["fp4"])
     served = {name for name, found in reasons.items() if isinstance(found, IntegerProduct)}
-    assert set(reasons) - served == {"nf4", "fp4", "fp8_e4m3", "fp8_e5m2", "mxfp8"}
+    assert set(reasons) - served == {"nf4", "fp4", "tq", "fp8_e4m3", "fp8_e5m2", "mxfp8"}
     spec = linear_spec("int8", layout="canonical")
     with pytest.raises(KernelSelectionError, match="'cpu_p16_v1' or 'cpu_p16_v2'"):
         emit(spec, "x86-64-v4")

@@ -187,7 +187,7 @@ def test_a_conversation_is_saved_and_restored(tmp_path: Path) -> None:
     assert other.tokens == held.tokens
     for ours, theirs in zip(other.read([[1], []]), held.read([[1], []]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(CorruptFileError, match="conversation of 1 sequences"):
+    with pytest.raises(CorruptFileError, match="conversation of 1 sequence"):
         lm.conversation(1).restore(tmp_path / "talk.npz")
     single = lm.conversation()
     foreign = {"tokens:0": np.array([1]), "state:state.other": np.zeros(8, np.uint8)}
@@ -392,7 +392,7 @@ def test_a_conversation_of_another_program_with_the_same_sizes_is_refused(tmp_pa
     ({"rows": LENGTH}, CorruptFileError, "sizes or tokens"),
     ({"chunk": LENGTH + 1}, CorruptFileError, "sizes or tokens"),
     ({"chunk": 8}, CorruptFileError, "is not what"), ({"max_batch": 2}, CorruptFileError, "is not what"),
-    ({"rows": LENGTH + 17}, CorruptFileError, "is not what"), ({"version": 4, "more": 1}, NewerFileError, "version 4"),
+    ({"rows": LENGTH + 17}, CorruptFileError, "is not what"), ({"version": 5, "more": 1}, NewerFileError, "version 5"),
     ({"version": -1}, CorruptFileError, "sizes or tokens"), ({"samples": False}, CorruptFileError, "is not what"),
 ])  # fmt: skip
 def test_a_record_is_held_against_the_program(

@@ -62,7 +62,7 @@ def changed(sound: Path, folder: Path, file: str, **values: Any) -> Path:
     ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, NAN]}}, "rope_scaling.short_factor is nan"),
     ({"anything": {"deep": [[NAN]]}}, "anything.deep is nan"),
     ({"num_key_value_heads": 3}, "cannot read tokens with a cache .*check that its configuration is that of"),
-    ({"num_hidden_layers": 0}, "hands no keys and values to a cache"),
+    ({"num_hidden_layers": 0}, "hands neither keys and values nor states to a cache"),
     ({"num_hidden_layers": 2**40}, "num_hidden_layers is 1099511627776"),
     ({"vocab_size": 2**50}, "vocab_size is"),
     ({"max_position_embeddings": 2**60}, "max_position_embeddings is"),

@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from by_path import load
 from msgspec.structs import replace
 
 import qcompiler as qc
-from qcompiler.errors import CorruptFileError
+from qcompiler.errors import CorruptFileError, ExportError
 from qcompiler.inspect.checks import copied_bytes
 from qcompiler.lm import recurrences
+from qcompiler.lm.compile import inputs_to_trace
 from qcompiler.lm.model import CausalLM
+from qcompiler.lm.step import prepared
 from qcompiler.plan.plan import Launch
 
 models = load("tests/support/state_models.py")
@@ -204,6 +207,28 @@ def test_replaced_functions_are_transformers_own_again() -> None:
     module = sys.modules[type(models.small()).__module__]
     assert recurrences.kernel_of(module.mamba_selective_scan) == "selective_scan_fn"
     assert not recurrences._held
+
+
+def test_a_model_that_reads_no_state_in_calls_of_several_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call would forget those before it, and no other error would say so."""
+    with prepared(models.small(), 1, 100, None, 100, CHUNK) as step:
+        inputs_to_trace(step, 100, CHUNK)
+        assert not any(step.get_buffer(state.name).any() for state in step.states), "the check computes nothing"
+        monkeypatch.setattr(recurrences, "_asked", lambda: None)
+        with pytest.raises(ExportError, match="keeps the states recurrent_0_0 and does not read them"):
+            inputs_to_trace(step, 100, CHUNK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("taps", [1, 2, 3, 9])
+def test_convolutions_of_every_width(taps: int) -> None:
+    """Windows shorter than the probing call's three tokens, of three, and longer than a call's eight."""
+    kind, values = models.MODELS["lfm2"]
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**values, conv_L_cache=taps)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config).eval()
+    held = qc.compile_causal_lm(model, max_seq_len=100, chunk=8).conversation()
+    assert_same(held.read(PROMPTS[1], logits="all")[0], logits_of(model, PROMPTS[1]))
 
 
 def test_right_padding_changes_the_states_of_transformers() -> None:

@@ -88,6 +88,16 @@ def test_constants_are_weights_by_the_names_of_their_resources() -> None:
     assert [line.rpartition(":")[2] for line in named] == [str(n) for n in numbers], "lines of the text itself"
 
 
+def test_a_location_of_a_text_names_a_file_that_is_not_read(tmp_path: Path) -> None:
+    """A text comes from anywhere, and may name any file of this machine."""
+    other = tmp_path / "settings.py"
+    other.write_text("KEY = 'of my own'\n")
+    text = function(
+        f'    %0 = stablehlo.tanh %x : tensor<2x2xf32> loc("{other}":1:0)\n', "%x: tensor<2x2xf32>", "tensor<2x2xf32>"
+    )  # fmt: skip
+    assert read(text).lines == {"settings.py:1": ((f"{other}:1", ("stablehlo.tanh",)),)}
+
+
 def test_a_constant_that_is_read_twice_is_one_weight_and_numbers_are_none() -> None:
     text = function(
         "    %w = stablehlo.constant dense<[[1.0, 2.0], [3.0, 4.5]]> : tensor<2x2xf32>\n"

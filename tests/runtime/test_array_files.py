@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qcompiler.errors import ArgumentError
-from qcompiler.runtime.array_files import read_arrays
+from qcompiler.runtime.array_files import read_arrays, write_archive
 
 VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
@@ -29,6 +29,19 @@ def test_what_numpy_writes_is_read(array: np.ndarray, tmp_path: Path) -> None:
     for found in (alone, plain["x"], packed["x"]):
         assert found.dtype == np.asarray(array).dtype
         np.testing.assert_array_equal(found, array)
+
+
+def test_results_of_any_name_are_written_and_read_by_numpy_and_by_us(tmp_path: Path) -> None:
+    names = ["file", "allow_pickle", "self", "result.0", "keys/long", "größe", "a\0b", "a\0c", r"a\x00c", ""]
+    arrays = {name: VALUES * number for number, name in enumerate(names)}
+    with (tmp_path / "x.npz").open("wb") as file:
+        write_archive(file, arrays)
+    wanted = dict(zip([*names[:6], r"a\x00b", r"a\x00c", r"a\x00c_", ""], arrays.values(), strict=True))
+    ours = read_arrays(tmp_path / "x.npz")
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as numpys:
+        assert list(ours) == list(numpys) == list(wanted)
+        assert all(np.array_equal(numpys[name], array) for name, array in wanted.items())
+        assert all(np.array_equal(ours[name], array) for name, array in wanted.items())
 
 
 @pytest.mark.parametrize(

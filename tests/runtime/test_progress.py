@@ -77,14 +77,18 @@ def test_long_work_says_which_stage_it_is_in(
     assert not [each for each in left if each.name == "qcompiler-progress"]
 
 
-def test_bytes_within_a_stage_share_its_terminal(screen: Callable[..., Screen]) -> None:
+def test_bytes_within_a_stage_share_its_terminal(
+    screen: Callable[..., Screen], capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = screen(terminal=True)
     with Stages(2):
         stage("insert-qdq")
-        with Progress("packing weights", 90_900_000) as bar:
-            assert shown.wait_for("packing weights")
+        with Progress("writing a[/b].gguf", 90_900_000) as bar:
+            assert shown.wait_for("writing a[/b].gguf"), "names of files are no markup"
             bar.reach(12_000_000)
             assert shown.wait_for("12.0 MB of 90.9 MB")
+            print("of the caller")
+            assert capsys.readouterr().out == "of the caller\n", "stdout is no terminal, and keeps what is written"
     assert progress.BARS._bars is None, "the display goes with the last bar"
 
 
@@ -99,6 +103,13 @@ def test_runs_of_unequal_work_tell_the_time_that_is_left(monkeypatch: pytest.Mon
     assert runs._far == "2 of 3 runs, 30 s left", "40 of 100 in 20 s"
     tokens.reach(10)
     assert tokens._far == "10 of 4000 tokens, 0.5/s, 2 h 13 min left"
+    tokens.reach(2_469_200)
+    assert tokens._far == "2469200 tokens, 123,460/s", "a total that cannot be true is not told, nor a time left"
+    for total in (0, 4_000_000):
+        packing = Progress("packing weights", total)
+        clock[0] += 1
+        packing.step(4_500_000)
+        assert packing._far == "4.5 MB, 4.5 MB/s"
 
 
 def test_short_and_quiet_work_says_nothing(screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from qcompiler import formats
 from qcompiler.formats import FORMATS
 
 OF_256 = ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs", "tq1_0", "tq2_0", "iq3_s", "iq3_xxs",
-          "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")  # fmt: skip
+          "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq")  # fmt: skip
 
 
 def all_parameters(name: str) -> list[dict[str, Any]]:

@@ -46,6 +46,7 @@ from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import replacing_folder
 from qcompiler.runtime.image import ProgramImage
 from qcompiler.runtime.progress import Progress
+from qcompiler.units import counted
 
 LAYOUTS = ("gguf", "gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes")
 
@@ -80,7 +81,8 @@ class Conversion:
     def __str__(self) -> str:
         moved = sum(1 for each in self.tensors if each.before != each.after and not each.loss)
         kept = len(self.tensors) - moved - len(self.lossy)
-        text = f"{self.path}: {kept} tensors as they were, {moved} in another format without loss"
+        same = counted(kept, "tensor as it was", "tensors as they were")
+        text = f"{self.path}: {same}, {moved} in another format without loss"
         if not self.lossy:
             return text
         worst = max(self.lossy, key=lambda each: each.loss.relative)
@@ -298,8 +300,7 @@ class _Folder:
                     f"{name!r} in {self.checkpoint.path} has the shape {list(item.shape)}, and the model of its "
                     f"configuration {list(declared[name])}"
                 )
-        known = {*declared, *(name for name, _ in self.checkpoint.module.named_buffers())}
-        made = [name for name in (*self.plain, *self.own) if name not in known]
+        made = [name for name in (*self.plain, *self.own) if not self._is_known(name)]
         if made:
             raise WeightsError(
                 f"the program has '{made[0]}', and the model of {self.checkpoint.path} has no such parameter: "
@@ -321,6 +322,14 @@ class _Folder:
                 item.release()
                 progress.step(size)
         writer.close()
+
+    def _is_known(self, name: str) -> bool:
+        """Whether the model has this tensor, by any name of a tied one. Constants of the graph have no dot."""
+        path, _, attribute = name.rpartition(".")
+        holder: Any = self.checkpoint.module
+        for part in path.split(".") if path else ():
+            holder = getattr(holder, part, None)
+        return not path or getattr(holder, attribute, None) is not None
 
     def _arrays(self, name: str, item: InFile, linears: set[str], done: Conversion) -> Iterator[tuple[str, Array]]:
         layer = name.rpartition(".")[0]

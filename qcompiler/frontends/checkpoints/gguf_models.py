@@ -41,6 +41,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures import (
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTensor, type_name
 from qcompiler.frontends.torch.common.empty_weights import empty_weights
 from qcompiler.frontends.weights.weight_source import EXPERTS_TRANSPOSED, FileWeights, InFile, StoredCodes
+from qcompiler.units import counted
 
 _TORCH = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 """Types of plain values of weights, by GGUF's number of the type."""
@@ -173,7 +174,7 @@ class _Names:
         extra = sorted(name for name in set(self.file.tensors) - used if not self._is_spare(name))
         if extra:
             raise WeightsError(
-                f"{self.file.path} holds {len(extra)} tensors that {self.architecture.model} does not have: "
+                f"{self.file.path} holds {counted(len(extra), 'tensor')} that {self.architecture.model} does not have: "
                 + ", ".join(map(shown, extra[:10]))
             )
         return found

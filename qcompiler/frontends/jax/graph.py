@@ -173,14 +173,19 @@ _PACKAGES = (*_JAX, "/site-packages/", "/dist-packages/", "importlib")
 
 def user_line(location: str) -> tuple[str, str]:
     """(`model.py:12`, `/path/model.py:12: y = x @ w`) of an MLIR location: the innermost line of the user's code,
-    empty where there is none."""
+    empty where there is none.
+
+    The text of the line is read from the file, so the location must be of a trace in this process: see `user_place`.
+    """
+    own = user_place(location)
+    return (f"{Path(own[0]).name}:{own[1]}", f"{own[0]}:{own[1]}" + _code(*own)) if own is not None else ("", "")
+
+
+def user_place(location: str) -> tuple[str, int] | None:
+    """The file and the line that an MLIR location names as the innermost ones of the user's code. Reads no file."""
     found = ((m["file"], int(m["line"])) for m in _FILE.finditer(location))
     traced = itertools.takewhile(lambda each: _TRACER not in each[0], found)
-    own = next((each for each in traced if not any(p in each[0] for p in _PACKAGES)), None)
-    if own is None:
-        return "", ""
-    file, line = own
-    return f"{Path(file).name}:{line}", f"{file}:{line}" + _code(file, line)
+    return next((each for each in traced if not any(p in each[0] for p in _PACKAGES)), None)
 
 
 def _code(file: str, number: int) -> str:

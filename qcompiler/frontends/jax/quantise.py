@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qcompiler.calibrate import gptq
 from qcompiler.calibrate.chosen_codes import Moments, choose_codes
-from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import Activations, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import FormatShapeError, FormatValueError, FrontendError, RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
@@ -228,7 +228,7 @@ class _Weight:
             return "it is no linear"
         if "embedding" in self.matrix.kinds:
             return "it is an embedding, too"
-        return why_no_levels(resolve_format(self.format or ""), self.matrix.cols)
+        return gptq.why_not(resolve_format(self.format or ""), self.matrix.cols)
 
     @property
     def wide_bytes(self) -> int:
@@ -393,10 +393,10 @@ class _Quantiser:
 
     def _calibrate(self, weights: Sequence[_Weight], arrays: dict[Value, Any]) -> None:
         """Chooses codes by the inputs of `calibrate`, and measures the importance of the columns of other linears."""
-        gptq = self.recipe.algorithm == "gptq"
+        by_data = self.recipe.algorithm == "gptq"
         static = self.recipe.inputs is not None and self.recipe.inputs.kind == "tensor"
         if self.floats is None:
-            needs = [f"activations={self.recipe.activations!r}"] * static + ["algorithm='gptq'"] * gptq
+            needs = [f"activations={self.recipe.activations!r}"] * static + ["algorithm='gptq'"] * by_data
             if needs:
                 raise RecipeError(f"{needs[0]} needs calibration data: qcompile(…, calibrate=[inputs])")
             return
@@ -409,7 +409,7 @@ class _Quantiser:
             array = self.exported.values(arrays[weight.leaf], path)
             return weight.matrix.values(array) if weight.matrix is not None else _stored(array)
 
-        if gptq:
+        if by_data:
             self._choose_codes(weights, self.floats, plain)
         read = [w for w in weights if w.is_linear and w.path in self.floats.reads]
         chosen = [w for w in read if static or self._weighs_columns(w)]

@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 
-from qcompiler.errors import ExportError
+from qcompiler.errors import ArgumentStructureError, ExportError
 from qcompiler.frontends.jax.graph import Graph
 from qcompiler.frontends.jax.refusals import place
-from qcompiler.frontends.jax.trees import flattened, variable_paths
+from qcompiler.frontends.jax.trees import flattened, is_array, variable_paths
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ def watched(function: Callable[[], Any], containers: Any, arrays: Sequence[Any])
     before, _ = flattened(containers)
     variables = variable_paths(containers)
     result = function()
-    after = {jax.tree_util.keystr(path): leaf for path, leaf in flattened(containers)[0]}
+    try:
+        after = {jax.tree_util.keystr(path): leaf for path, leaf in flattened(containers)[0]}
+    except ArgumentStructureError:  # a dict got keys that have no order: only its copy in the trace has them
+        after = {}
     numbers = {id(array): number for number, array in enumerate(arrays)}
     returned = {id(leaf) for leaf in jax.tree_util.tree_leaves(result)}
     found = []
@@ -70,11 +73,17 @@ def check(found: Iterable[Replaced], graph: Graph, line: Callable[[int], str]) -
 
 
 def line_of(traced: Callable[..., list[Replaced]], arguments: Sequence[Any], number: int) -> str:
-    """The place where array `number` gets its new value; the function is traced again to find it."""
+    """The place where array `number` gets its new value; the function is traced again to find it.
+
+    "" if no operation made the value, and for a function that does something else, or fails, when it is traced again.
+    """
 
     def new_value(*given: Any) -> list[Any]:
-        return [each.value for each in traced(*given) if each.number == number]
+        return [each.value for each in traced(*given) if each.number == number and is_array(each.value)]
 
-    jaxpr = jax.make_jaxpr(new_value)(*arguments).jaxpr
-    made = [eqn for eqn in jaxpr.eqns if jaxpr.outvars[0] in eqn.outvars]
+    try:
+        jaxpr = jax.make_jaxpr(new_value)(*arguments).jaxpr
+    except Exception:  # whatever the function raises; its first trace went well
+        return ""
+    made = [eqn for eqn in jaxpr.eqns for result in jaxpr.outvars if result in eqn.outvars]
     return place(made[0]) if made else ""

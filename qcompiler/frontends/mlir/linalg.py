@@ -13,13 +13,14 @@ for JAX. A destination (`outs`) only gives a shape, or the start of a sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qcompiler.errors import UnsupportedOperatorError
 from qcompiler.frontends.jax.fold import fold, scalar_of
-from qcompiler.frontends.jax.graph import NUMPY, Graph, Node, Value, user_line
+from qcompiler.frontends.jax.graph import NUMPY, Graph, Node, Value, user_place
 from qcompiler.frontends.jax.scope import splat
 from qcompiler.frontends.mlir import loops as _loops  # noqa: F401  # registers builders
 from qcompiler.frontends.mlir.constants import Constants
@@ -95,7 +96,8 @@ class LinalgReader:
 
     def line(self, op: Any) -> str:
         location = str(op.location)
-        return user_line(location)[0] or self.model.line(location)
+        own = user_place(location)
+        return f"{Path(own[0]).name}:{own[1]}" if own is not None else self.model.line(location)
 
     def unsupported(self, op: Any, why: str) -> UnsupportedOperatorError:
         return UnsupportedOperatorError(f"{op.name} ({self.line(op)}): {why}")

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from qcompiler.errors import ExportError, UnsupportedOperatorError
 from qcompiler.frontends.jax.attributes import array_of as dense_array
 from qcompiler.frontends.jax.attributes import attributes_of, static_shape
 from qcompiler.frontends.jax.fold import entries_of, fold, scalar_of
-from qcompiler.frontends.jax.graph import NUMPY, Graph, Value, user_line
+from qcompiler.frontends.jax.graph import NUMPY, Graph, Value, user_place
 from qcompiler.frontends.jax.reader import _RULES as READER_RULES
 from qcompiler.frontends.jax.reader import IDENTITIES, Reader
 from qcompiler.frontends.jax.table import BUILDERS, COMPOSITES
@@ -57,10 +58,13 @@ class StablehloReader(Reader):
         self.model, self.constants = model, constants
 
     def place(self, op: Any) -> tuple[str, str]:
+        """The line and the place that a text names. It may name any file, so none is read."""
         location = str(op.location)
-        line, source = user_line(location)
+        if (own := user_place(location)) is not None:
+            file, line = own
+            return f"{Path(file).name}:{line}", f"{file}:{line}"
         named = self.model.line(location)
-        return (line, source) if line else (named, named)
+        return named, named
 
     def _read(self, op: Any, operands: list[Value], values: Values) -> list[Value]:
         for result in op.results:

@@ -13,7 +13,7 @@ Correction", arXiv:1906.04721, section 4.2; here the means are measured.)
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,7 +26,8 @@ from qcompiler.frontends.quantise.graph_weights import GraphWeight, is_quantised
 from qcompiler.frontends.quantise.rewrites.moved_weights import Added, MovedWeights
 from qcompiler.frontends.quantise.rewrites.new_parameters import bias_of, give_bias
 from qcompiler.frontends.weights.weight_uses import reads
-from qcompiler.runtime.progress import Progress
+from qcompiler.runtime.progress import Progress, note
+from qcompiler.units import counted
 
 aten = torch.ops.aten
 
@@ -40,6 +41,31 @@ class _Linear:
     bias: str
     nbytes: int
     """Of the weight's values, for progress."""
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """What the mean of a linear's outputs is short of, (N,) in fp64, and its share of their squared error."""
+
+    mean: torch.Tensor
+    share: float
+    rows: int
+
+    @property
+    def chance(self) -> float:
+        """The share up to which a correction does not pay on other inputs.
+
+        Let m be the mean over R rows, and V the variance of a row's error, summed over columns.  |m|^2 is V / R above
+        the square of the true mean, and a correction by m adds V / R to the error of a new row: it pays if
+        |m|^2 > 2 V / R.  With the squared error S of all rows, V = (S - R |m|^2) / (R - 1), which makes it
+        R |m|^2 / S > 2 / (R + 1).
+        """
+        return 2 / (self.rows + 1)
+
+    @property
+    def known(self) -> bool:
+        """Whether the mean is corrected."""
+        return self.share > self.chance
 
 
 @dataclass
@@ -57,10 +83,11 @@ class BiasCorrection:
         RecipeError if no bias can be corrected, with the reasons.
         """
         made, reasons = [], []
+        owner = {node: weight for weight in weights for node in weight.nodes}
         for weight in weights:
-            if weight.format is None or "linear" not in weight.kinds:
+            if weight.format is None or not weight.kinds - {"embedding"}:
                 continue
-            why = _why_not(weight)
+            why = _why_not(weight, owner)
             if why:
                 reasons.append(why)
                 self.decisions.append(("bias", weight.targets[0], f"not corrected: {why}"))
@@ -106,21 +133,26 @@ class BiasCorrection:
             {node.name: functools.partial(read, weight) for weight in weights for node in weight.nodes}
             for read in (self.tensors.value, decoded)
         )
-        for linear, (mean, share, rows) in zip(self.linears, self._means(inputs, floats, quantised), strict=True):
-            self.source.change(linear.bias, Added(mean))
-            said = f"corrected: {100 * share:.2g} % of the squared error of its outputs was an error of their mean"
-            self.decisions.append(("bias", linear.path, f"{said}, over {rows} rows"))
+        measured = self._means(inputs, floats, quantised)
+        for linear, found in zip(self.linears, measured, strict=True):
+            share = f"{100 * found.share:.3g} % of the squared error of its outputs was an error of their mean"
+            said = f"corrected: {share}, over {counted(found.rows, 'row')}"
+            if found.known:
+                self.source.change(linear.bias, Added(found.mean))
+            else:
+                said = f"not {said}; above {100 * found.chance:.3g} % it is more than chance"
+            self.decisions.append(("bias", linear.path, said))
+        if not any(found.known for found in measured):
+            note("no bias is corrected: the means of the outputs moved no more than by chance. Give more inputs")
 
-    def _means(
-        self, inputs: Sequence[object], floats: Values, quantised: Values
-    ) -> list[tuple[torch.Tensor, float, int]]:
-        """For each linear, what its outputs' mean is short of (N,) in fp64, the share of their error, and the rows."""
+    def _means(self, inputs: Sequence[object], floats: Values, quantised: Values) -> list[_Mean]:
+        """What was measured for each linear."""
         run = GraphRun(self.tensors.program, [], floats)
         by_node = {each.node: each for each in self.linears}
         run.keep({node for node in by_node if node in run.done.get(node, ())})  # results of the model
         leaves = [run.leaves(given) for given in inputs]
         exact, ours = ([run.begun(each) for each in leaves] for _ in range(2))
-        found: dict[fx.Node, tuple[torch.Tensor, float, int]] = {}
+        found: dict[fx.Node, _Mean] = {}
         with Progress("correcting biases", sum(each.nbytes for each in self.linears)) as progress:
             for node in run.nodes:
                 run.step(node, exact, floats)
@@ -131,8 +163,12 @@ class BiasCorrection:
         return [found[each.node] for each in self.linears]
 
 
-def _why_not(weight: GraphWeight) -> str:
-    """Why the bias of a quantised weight's linear cannot be corrected: "" if it can."""
+def _why_not(weight: GraphWeight, owner: Mapping[fx.Node, GraphWeight]) -> str:
+    """Why the bias of a quantised weight's linear cannot be corrected: "" if it can. `owner` is by placeholder."""
+    if "linear" not in weight.kinds:
+        return "a convolution reads it"
+    if weight.codes is not None:
+        return "the source has its codes, and no values to compare with"
     if weight.experts is not None:
         return "the outputs of experts are not collected by expert"
     if not is_quantised_linear(weight):
@@ -141,12 +177,16 @@ def _why_not(weight: GraphWeight) -> str:
     if len(linears) != 1:
         return f"{len(linears)} linears read it"
     bias = bias_of(linears[0][0], weight)
-    if bias is not None and bias.op != "placeholder":
+    if bias is None:
+        return ""
+    if bias.op != "placeholder":
         return "its bias is computed"
-    return "others read its bias, too" if bias is not None and len(bias.users) > 1 else ""
+    if bias not in owner or not owner[bias].is_parameter:  # these keep the values that they have
+        return "its bias is a buffer or a constant" if bias in owner else "its bias is an input of the model"
+    return "others read its bias, too" if len(owner[bias].users) > 1 else ""
 
 
-def _mean_moved(linear: _Linear, exact: Sequence[Env], ours: Sequence[Env]) -> tuple[torch.Tensor, float, int]:
+def _mean_moved(linear: _Linear, exact: Sequence[Env], ours: Sequence[Env]) -> _Mean:
     """Moves the outputs of a linear to the mean of the float model's, as its bias will."""
     rows, squares = 0, 0.0
     total = torch.zeros(exact[0][linear.node].shape[-1], dtype=torch.float64)
@@ -155,14 +195,19 @@ def _mean_moved(linear: _Linear, exact: Sequence[Env], ours: Sequence[Env]) -> t
         rows += len(error)
         total += error.sum(0)
         squares += float((error * error).sum())
+    if not rows:
+        raise CalibrationError(f"`calibrate` gave no rows to '{linear.path}': give inputs that are not empty")
     if not torch.isfinite(total).all():
-        raise CalibrationError(f"the outputs of '{linear.path}' are not finite while its bias is corrected")
-    mean = total / max(rows, 1)
-    for wrong in ours:
+        raise CalibrationError(
+            f"the outputs of '{linear.path}' are not finite while its bias is corrected: leave out inputs that give "
+            "NaN or infinity, such as rows of padding alone, or leave out correct_bias"
+        )
+    mean = total / rows
+    found = _Mean(mean, rows * float((mean * mean).sum()) / squares if squares else 0.0, rows)
+    for wrong in ours if found.known else ():
         values = wrong[linear.node]
         wrong[linear.node] = (values.double() + mean.to(values.device)).to(values.dtype)
-    removed = rows * float((mean * mean).sum())
-    return mean, removed / squares if squares else 0.0, rows
+    return found
 
 
 __all__ = ["BiasCorrection"]

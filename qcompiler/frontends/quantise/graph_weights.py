@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec
 
+from qcompiler.calibrate import gptq
 from qcompiler.calibrate.free_scales import why_no_scales
 from qcompiler.calibrate.levels import why_no_levels
 from qcompiler.config import format_text, parse_format, resolve_format
@@ -181,8 +182,8 @@ def why_encoders_scales(weight: GraphWeight) -> str:
     return why_no_scales(resolve_format(weight.format), weight.shape[1])
 
 
-def why_nearest(weight: GraphWeight) -> str:
-    """Why the codes of a linear are not chosen by data: "" if they are."""
+def why_nearest(weight: GraphWeight, algorithm: str) -> str:
+    """Why `algorithm` does not choose the codes of a linear by data: "" if it does."""
     if "linear" not in weight.kinds:
         return "it is no linear"
     if weight.codes is not None:
@@ -194,7 +195,8 @@ def why_nearest(weight: GraphWeight) -> str:
     if not is_quantised_linear(weight):
         return "a recurrent layer reads it"
     assert weight.format is not None
-    return why_no_levels(resolve_format(weight.format), weight.shape[1])
+    why = gptq.why_not if algorithm == "gptq" else why_no_levels
+    return why(resolve_format(weight.format), weight.shape[1])
 
 
 def why_kept(weight: GraphWeight) -> str:

@@ -71,6 +71,7 @@ from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress, note
+from qcompiler.units import counted
 
 aten = torch.ops.aten
 PACKED = "_packed"
@@ -249,7 +250,7 @@ class _Rewriter(GraphTensors):
             self.inputs[weight.targets[0]] = found[weight.targets[0]]
             kinds = ["importance of columns"] * takes_importance(weight) + ["range"] * static
             rows = found[weight.targets[0]].rows
-            self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {rows} rows"))
+            self.decisions.append(("calibrate", weight.targets[0], f"{' and '.join(kinds)}, of {counted(rows, 'row')}"))
 
     def _choose_scales(self, weights: Sequence[GraphWeight]) -> None:
         """Reports whose scales are chosen while they are encoded, and why others are not."""
@@ -266,7 +267,11 @@ class _Rewriter(GraphTensors):
         """Chooses the codes of linears by the inputs of `calibrate`."""
         assert self.calibration is not None
         linears = [weight for weight in weights if weight.format is not None and "linear" in weight.kinds]
-        whys = {weight.targets[0]: why_nearest(weight) for weight in weights if weight.format is not None}
+        whys = {
+            weight.targets[0]: why_nearest(weight, self.recipe.algorithm)
+            for weight in weights
+            if weight.format is not None
+        }
         chosen = [self._matrix(weight) for weight in linears if not whys[weight.targets[0]]]
         solver = Solver(chosen, self.calibration.folder, self.recipe.algorithm)
         if not solver.matrices or not self.source.valued:
@@ -428,6 +433,7 @@ class _Rewriter(GraphTensors):
             self._quantize(weight)
         elif weight.is_parameter:
             self._keep(weight)
+        self.final.pop(weight.targets[0], None)
         self.source.release(weight.targets)
 
     def _transpose(self, weight: GraphWeight) -> None:
@@ -509,7 +515,7 @@ class _Rewriter(GraphTensors):
 
         def step(elements: int) -> None:
             if out is not None:  # while weights are packed
-                self.progress.step(elements * matrix.itemsize)
+                self.progress.step(elements * weight.tensor.element_size())  # the values may be wider
 
         with naming_errors(weight):
             packed = encode(resolve_format(weight.format), matrix, out=out, importance=importance, step=step)

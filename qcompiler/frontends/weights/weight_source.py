@@ -26,6 +26,7 @@ from qcompiler.frontends.torch.common.empty_weights import is_empty
 from qcompiler.frontends.torch.common.values import row_major, to_numpy
 from qcompiler.frontends.weights.safetensors_files import read_tensors
 from qcompiler.frontends.weights.weight_uses import storage_key
+from qcompiler.units import counted
 
 Identity = dict[str, Any]
 """JSON that is equal only if values are equal: a file's tensor by its place and the file's change, else a digest."""
@@ -279,7 +280,9 @@ class FileWeights:
         if missing:
             problems.append(f"it lacks {len(missing)} of the model's parameters: {_few(missing)}")
         if unexpected:
-            problems.append(f"it holds {len(unexpected)} tensors that the model does not have: {_few(unexpected)}")
+            problems.append(
+                f"it holds {counted(len(unexpected), 'tensor')} that the model does not have: {_few(unexpected)}"
+            )
         if mismatched:
             problems.append(f"{len(mismatched)} shapes differ: {_few(mismatched)}")
         if problems:

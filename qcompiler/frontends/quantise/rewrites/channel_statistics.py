@@ -14,7 +14,7 @@ from qcompiler.frontends.quantise.graph_run import GraphRun, Watched
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
 from qcompiler.frontends.quantise.graph_weights import GraphWeight
 from qcompiler.frontends.quantise.rewrites.scale_groups import Group
-from qcompiler.runtime.progress import Progress
+from qcompiler.runtime.progress import Counted
 
 ROWS = 512
 """Rows that are kept of each group's inputs, over all inputs."""
@@ -71,7 +71,7 @@ def measure(
     values = {node.name: functools.partial(tensors.value, weight) for weight in weights for node in weight.nodes}
     run = GraphRun(tensors.program, watched, values)
     each = -(-ROWS // max(len(inputs), 1)) if keep else 0
-    with Progress("measuring channels", len(inputs)) as progress:
+    with Counted("measuring channels", len(inputs), "inputs") as progress:
         for given in inputs:
             run.feed(run.leaves(given), lambda path, x: found[path].add(path, x.movedim(axes[path], -1), each))
             progress.step(1)

@@ -27,7 +27,7 @@ from qcompiler.frontends.quantise.rewrites.residual import find_streams
 from qcompiler.frontends.quantise.rewrites.rotate import rotate
 from qcompiler.frontends.quantise.rewrites.scale_groups import Found, Group, find_groups
 from qcompiler.frontends.quantise.rewrites.scales import awq, equalise, smooth
-from qcompiler.runtime.progress import Progress, note
+from qcompiler.runtime.progress import Counted, note
 
 EQUALISE, SMOOTH, AWQ, ROTATE = "equalise", "smooth-scales", "awq-scales", "rotate-hidden"
 
@@ -127,7 +127,7 @@ class FloatRewrites:
     def _search(self, groups: Sequence[Group], weights: Sequence[GraphWeight], inputs: Sequence[Any]) -> None:
         statistics = measure(self.tensors, weights, groups, inputs, keep=True)
         int8_rows = self.recipe.inputs is not None and self.recipe.inputs.kind == "token"
-        with Progress("searching scales (awq)", len(groups)) as progress:
+        with Counted("searching scales (awq)", len(groups), "groups") as progress:
             for group in groups:
                 chosen = awq(group, self.tensors.value, statistics, int8_rows=int8_rows)
                 progress.step(1)

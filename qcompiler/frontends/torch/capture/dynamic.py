@@ -26,6 +26,7 @@ from torch.export import Dim
 
 from qcompiler.errors import ArgumentError, ArgumentShapeError, ArgumentStructureError, UnboundedDimError
 from qcompiler.plan.dims import Range
+from qcompiler.units import counted
 
 Tree = Any
 """A pytree of a call's arguments, or of their dimension specs."""
@@ -161,7 +162,8 @@ def _match(arguments: Mapping[str, Any], dynamic_shapes: Any) -> dict[str, Tree]
         if len(dynamic_shapes) > len(arguments):
             count, names = len(arguments), ", ".join(arguments)
             raise ArgumentStructureError(
-                f"dynamic_shapes has {len(dynamic_shapes)} entries for {count} arguments ({names})"
+                f"dynamic_shapes has {counted(len(dynamic_shapes), 'entry', 'entries')} for "
+                f"{counted(count, 'argument')} ({names})"
             )
         return dict(zip(arguments, dynamic_shapes, strict=False))
     if not isinstance(dynamic_shapes, Mapping):
@@ -203,7 +205,9 @@ class _Collector:
             return {key: self.walk(item, (spec or {}).get(key), f"{path}[{key!r}]") for key, item in value.items()}
         if isinstance(value, list | tuple):
             if spec is not None and (not isinstance(spec, list | tuple) or len(spec) != len(value)):
-                raise ArgumentStructureError(f"dynamic_shapes of '{path}' must have {len(value)} entries")
+                raise ArgumentStructureError(
+                    f"dynamic_shapes of '{path}' must have {counted(len(value), 'entry', 'entries')}"
+                )
             return [
                 self.walk(item, spec[i] if spec is not None else None, f"{path}[{i}]") for i, item in enumerate(value)
             ]

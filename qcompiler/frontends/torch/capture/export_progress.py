@@ -18,12 +18,11 @@ def counting_modules(model: nn.Module) -> Iterator[None]:
 
     The total is an upper bound: a module that the model holds and does not call is never counted.
     """
-    waiting = {id(module) for module in model.modules() if _has_forward(module)}
+    waiting = {id(module): module for module in model.modules() if _has_forward(module)}
     with Counted("tracing the model", len(waiting), "modules") as progress:
 
         def called(module: nn.Module, _args: Any, _result: Any) -> None:
-            if id(module) in waiting:
-                waiting.remove(id(module))
+            if waiting.pop(id(module), None) is not None:  # one step, also if two threads call the module
                 progress.step(1)
 
         # For the modules of the whole process: a hook of this model's would be a change of the model.

@@ -18,6 +18,7 @@ from qcompiler.errors import UnknownFormatError
 from qcompiler.formats import Field, Format
 from qcompiler.formats.codebook import Vectors
 from qcompiler.formats.packing import Pieces, Trits
+from qcompiler.formats.trellis import Trellis
 
 Tensor = torch.Tensor
 
@@ -65,6 +66,8 @@ def _of_elements(fmt: Format, f: Field, packed: Tensor, rows: int, cols: int) ->
     if fmt.declaration.blocking == "flat":
         return entries.repeat_interleave(int(f.covers))[: rows * cols]
     by_row = entries.reshape(-(-rows // f.rows), -1)
+    if f.covers == 1 and fmt.declaration.trellis is not None:
+        return _windows(fmt.declaration.trellis, by_row.to(torch.int32))
     by_row = by_row.repeat_interleave(f.rows, dim=0)[:rows] if f.rows > 1 else by_row
     if f.covers == "row":
         return by_row[:, :1].expand(rows, cols)
@@ -115,6 +118,20 @@ def _pieces(packing: Pieces, raw: Tensor) -> Tensor:
         for e, bits in zip(which, width, strict=True):
             places[e] += bits
     return out
+
+
+def _windows(trellis: Trellis, codes: Tensor) -> Tensor:
+    """The window that ends at each code (rows, cols): the code at place p of a sequence comes from column `columns[p]`
+    of its block, with the sequence's number times two added."""
+    place = torch.arange(64, device=codes.device)
+    columns = place // 4 * 16 + place % 4 // 2 * 8 + place % 2
+    blocks = codes.reshape(len(codes), -1, 256)
+    found = torch.zeros_like(blocks)
+    for sequence in range(0, 8, 2):
+        for back in range(trellis.codes):
+            earlier = blocks[..., columns[(place - back) % 64] + sequence]
+            found[..., columns + sequence] |= earlier << trellis.bits * (trellis.codes - 1 - back)
+    return found.reshape(codes.shape)
 
 
 def _trits(packing: Trits, raw: Tensor) -> Tensor:
