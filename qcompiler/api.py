@@ -101,8 +101,9 @@ def qcompile(
 
     `calibrate` is an iterable of inputs (each a tensor, a tuple of arguments, or a dict of keywords).  The float model
     runs over them, one at a time, and the statistics of linears' inputs weight the errors when weights are encoded in
-    formats that search for their scales (`takes_importance`: the k-quants and most others of GGUF).  With `workdir`
-    calibration, too, continues after a kill.
+    formats that search for their scales (`takes_importance`: the k-quants and most others of GGUF); codes by
+    `algorithm="gptq"` and static scales of activations take them, too.  With `workdir` calibration of a model of torch
+    continues after a kill.
 
     `progress` is called at the beginning of each stage with a `Step`: `stage`, `number`, `of`, `seconds`.
     `progress=print` works, and an exception from it ends the compile.  Without `progress`, a compile of more than two
@@ -132,10 +133,10 @@ def qcompile(
     if is_function or mlir is not None:
         if mlir is not None:
             check_mlir(mlir, kwargs, weights, donate_argnums)
-        check_function(weights, calibrate, fallback)
+        check_function(weights, fallback)
         return _compile_function(
-            model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, device=device, targets=targets,
-            dump_ir=dump_ir, print_after=print_after, verify_each=verify_each, buckets=buckets,
+            model, args, kwargs, quant=quant, dynamic_shapes=dynamic_shapes, calibrate=calibrate, device=device,
+            targets=targets, dump_ir=dump_ir, print_after=print_after, verify_each=verify_each, buckets=buckets,
             valued=weights != "none", workdir=workdir, progress=progress, donate_argnums=donate_argnums,
         )  # fmt: skip
     if donate_argnums is not None:
@@ -225,15 +226,13 @@ def all_stages() -> tuple[str, ...]:
     return (*FRONTEND_STAGES, *(each.name for each in STAGES))
 
 
-def check_function(weights: Any, calibrate: Any, fallback: Any) -> None:
+def check_function(weights: Any, fallback: Any) -> None:
     """ArgumentError for the arguments of `qcompile` that only models of torch have."""
     if weights not in (None, "none"):
         raise ArgumentError(
             f"weights={weights!r}: the weights of a function are the arrays of its first argument; pass them there, or "
             'weights="none" for a plan without values'
         )
-    if calibrate is not None:
-        raise ArgumentError("calibrate: functions of JAX are quantised without data; leave `calibrate` out")
     if fallback is not None:
         raise ArgumentError("fallback: torch runs operators of torch only; a function of JAX is compiled as a whole")
 
@@ -245,6 +244,7 @@ def _compile_function(
     *,
     quant: str | QuantConfig | None,
     dynamic_shapes: Any,
+    calibrate: Iterable[Any] | None,
     device: Devices | None,
     targets: Sequence[str] | None,
     dump_ir: str | Path | None,
@@ -262,18 +262,22 @@ def _compile_function(
     placement = place(device if device is not None else "cpu")
     target = compile_target(placement.devices, targets)
 
+    from qcompiler.frontends.jax.float_run import Calibration
     from qcompiler.frontends.weights.workdir import WorkFolder
     from qcompiler.passes.pipeline import STAGES
 
     directory = dump_ir if dump_ir is not None else os.environ.get("QC_DUMP_IR")
     dumps = StageDumps(directory or None, stages_to_print(print_after), all_stages())
     files = WorkFolder(workdir) if workdir is not None and valued else None
+    calibration = None if calibrate is None else Calibration(calibrate)
     with Stages(len(FRONTEND_STAGES) + len(STAGES) + 1, progress):
-        imported = _import_function(function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums)
+        imported = _import_function(
+            function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums, calibration
+        )
         paths = [row.parameters[0].rpartition(".")[0] for row in imported.ledger]
         return finish(
             imported, dumps, placement, target, quant=quant, verify_each=verify_each, buckets=buckets, targets=targets,
-            paths=paths,
+            paths=paths, inputs_seen=calibration.ran if calibration is not None else None,
         )  # fmt: skip
 
 
@@ -286,14 +290,15 @@ def _import_function(
     valued: bool,
     files: Any,
     donate_argnums: int | Sequence[int] | None,
+    calibration: Any,
 ) -> Imported:
     if is_mlir(function):
         from qcompiler.frontends.mlir.frontend import import_mlir
 
-        return import_mlir(function, args, quant, dynamic_shapes, valued, files)
+        return import_mlir(function, args, quant, dynamic_shapes, valued, files, calibration)
     from qcompiler.frontends.jax.frontend import import_jax
 
-    return import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums)
+    return import_jax(function, args, kwargs, quant, dynamic_shapes, valued, files, donate_argnums, calibration)
 
 
 def check_mlir(model: Any, kwargs: Any, weights: Any, donate_argnums: Any) -> None:

@@ -3,6 +3,7 @@
     outputs = run(module, weights, [x])                        # one call, `@init` included
     interpreter = Interpreter(module, weights)                 # many calls: `@init` and decoded weights are kept
     outputs = interpreter.run([x], entry="main", states={"kv": kv})
+    run_together(module, weights, [[x], [y]], Watch(…))         # op by op over several inputs, for calibration
 
 `interpreter_qc.py`, `interpreter_linear_attention.py`, `interpreter_linalg.py`, `interpreter_scalar.py` hold one rule
 per op. Every result is checked against the type that the IR states.
@@ -10,7 +11,8 @@ per op. Every result is checked against the type that the IR states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from qcompiler.ir import (  # they register their rules
     interpreter_linalg,  # noqa: F401
     interpreter_linear_attention,  # noqa: F401
     interpreter_qc,  # noqa: F401
+    qc,
 )
 from qcompiler.ir.interpreter_base import RULES, Array, Frame, Unpack, check_result, where
 from qcompiler.ir.interpreter_linalg import evaluate_structured
@@ -36,9 +39,23 @@ from qcompiler.plan.equations import solve
 from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import WeightStore
 
-__all__ = ["RULES", "Interpreter", "Unpack", "bind_symbols", "evaluate_op", "run"]
+__all__ = ["RULES", "Interpreter", "Unpack", "Watch", "bind_symbols", "evaluate_op", "run", "run_together"]
 
 Arrays = Sequence[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a run over several inputs is told and shows (`run_together`).
+
+    `constant` gives the values of a constant (None: those of the weight store). It is asked at each use, so that the
+    values may change between two of them. `shown` gives an op's value that `see` gets, of each input, before the op
+    runs and before its constants are asked for.
+    """
+
+    constant: Callable[[qc.ConstOp], Array | None]
+    shown: Mapping[Operation, SSAValue]
+    see: Callable[[Operation, list[Array]], None]
 
 
 class Interpreter:
@@ -100,6 +117,24 @@ def run(
     return Interpreter(module, weights, unpack=unpack).run(inputs, entry=entry, states=states)
 
 
+def run_together(
+    module: ModuleOp,
+    weights: WeightStore,
+    inputs: Sequence[Arrays],
+    watch: Watch,
+    states: Mapping[str, Array] | None = None,
+) -> None:
+    """Runs `@main`, of a module without `@init`, over all inputs in step: each op over all of them before the next op.
+
+    Each input begins with `states`. Values live until their last use, once for each input. Results are dropped.
+    InterpreterError if an input does not fit.
+    """
+    function = find_func(module, "main")
+    assert function is not None and init_func(module) is None
+    frames = [Frame(bind_symbols(function, given), weights, dict(states or {})) for given in inputs]
+    _in_step(function, inputs, frames, watch)
+
+
 def evaluate_op(
     op: Operation,
     operands: Arrays,
@@ -143,26 +178,57 @@ def bind_symbols(function: func.FuncOp, inputs: Arrays) -> dict[str, int]:
     return symbols
 
 
-def _call(function: func.FuncOp, inputs: Arrays, frame: Frame) -> list[Array]:
+def _call(function: func.FuncOp, inputs: Arrays, frame: Frame, watch: Watch | None = None) -> list[Array]:
     """Runs a function's block. Each value is dropped after its last use."""
+    return _in_step(function, [inputs], [frame], watch)[0]
+
+
+def _in_step(
+    function: func.FuncOp, inputs: Sequence[Arrays], frames: Sequence[Frame], watch: Watch | None = None
+) -> list[list[Array]]:
+    """Runs a function's block for several inputs, one op after the other, each over all inputs."""
     block = function.body.block
-    values: dict[SSAValue, Array] = dict(zip(block.args, inputs, strict=True))
+    calls: list[dict[SSAValue, Array]] = [dict(zip(block.args, given, strict=True)) for given in inputs]
     remaining: dict[SSAValue, int] = {}
-    frame.values = values
+    later: dict[SSAValue, Operation] = {}
+    for frame, values in zip(frames, calls, strict=True):
+        frame.values = values
     with np.errstate(all="ignore"):
         for op in block.ops:
-            operands = [values[v] for v in op.operands]
+            if watch is not None and _is_read_later(op):
+                later[op.results[0]] = op
+                continue
+            if watch is not None and op in watch.shown:
+                watch.see(op, [values[watch.shown[op]] for values in calls])
+            constants = {v: _watched(later[v], [], watch, frames[0])[0] for v in op.operands if v in later and watch}
+            given = [[constants[v] if v in constants else values[v] for v in op.operands] for values in calls]
             if isinstance(op, func.ReturnOp):
-                return operands
-            for value, result in zip(op.results, _evaluate(op, operands, frame), strict=True):
-                values[value] = result
-                remaining[value] = sum(1 for _ in value.uses)
+                return given
+            for values, operands, frame in zip(calls, given, frames, strict=True):
+                found = _evaluate(op, operands, frame) if watch is None else _watched(op, operands, watch, frame)
+                values.update(zip(op.results, found, strict=True))
+            remaining.update((value, value.uses.get_length()) for value in op.results)
             for value in op.operands:
                 if value in remaining:
                     remaining[value] -= 1
                     if remaining[value] == 0:
-                        del values[value], remaining[value]
+                        del remaining[value]
+                        for values in calls:
+                            del values[value]
     raise InterpreterError(f"@{function.sym_name.data} does not end in func.return")
+
+
+def _is_read_later(op: Operation) -> bool:
+    """Whether a constant's values may be asked for at each use: no body of a loop reads it as a whole tensor."""
+    return isinstance(op, qc.ConstOp) and all(use.operation.parent is op.parent for use in op.result.uses)
+
+
+def _watched(op: Operation, operands: Sequence[Array], watch: Watch, frame: Frame) -> list[Array]:
+    given = watch.constant(op) if isinstance(op, qc.ConstOp) else None
+    if given is None:
+        return _evaluate(op, operands, frame)
+    check_result(op, 0, given, frame)
+    return [given]
 
 
 def _evaluate(op: Operation, operands: Sequence[Array], frame: Frame) -> list[Array]:

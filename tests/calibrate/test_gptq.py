@@ -287,16 +287,16 @@ def test_outputs_for_other_inputs_are_nearer_than_with_nearest_codes() -> None:
 
 @pytest.mark.slow
 def test_searched_scales_are_weighted_by_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qcompiler.frontends.quantise import solve_codes
+    from qcompiler.calibrate import chosen_codes
 
     seen: list[Any] = []
-    encode = solve_codes.encode
+    encode = chosen_codes.encode
 
     def noted(fmt: Any, matrix: Any, *, importance: Any) -> Any:
         seen.append(importance)
         return encode(fmt, matrix, importance=importance)
 
-    monkeypatch.setattr(solve_codes, "encode", noted)
+    monkeypatch.setattr(chosen_codes, "encode", noted)
     imported(recipe(linear="q3_K"))
     assert len(seen) == 4 and all(each.shape == (K,) and (each > 0).all() for each in seen)
 

@@ -19,6 +19,7 @@ def test_columns_mean_squares_do_not_depend_on_how_rows_came() -> None:
         found.add("l", part)
     assert found.rows == 1000 and found.magnitudes is None
     np.testing.assert_allclose(found.importance, (x.astype(np.float64) ** 2).mean(0), rtol=1e-6)
+    assert InputStatistics(np.zeros(4), 8).importance is None  # a search for scales would have no error to weight
 
 
 def test_a_value_that_is_not_finite_names_the_module() -> None:

@@ -216,9 +216,8 @@ def test_a_function_without_arguments_is_told_what_to_write() -> None:
 def test_what_only_torch_has_is_refused() -> None:
     for options, kind in (
         ({"weights": "folder"}, ArgumentError),
-        ({"calibrate": [X]}, ArgumentError),
         ({"fallback": "torch"}, ArgumentError),
-        ({"quant": qc.QuantConfig("int8", activations="int8:static")}, RecipeError),
+        ({"quant": qc.QuantConfig("int8", smooth=0.5, promise_bits=None)}, RecipeError),
     ):  # fmt: skip
         with pytest.raises(kind):
             qc.qcompile(lambda p, x: x @ p["w"], (P, X), **options)

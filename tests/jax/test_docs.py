@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+DATA = np.random.default_rng(0).standard_normal((2, 300, 64)).astype(np.float32)
 PAGE = Path(__file__).parents[2] / "docs" / "doors.md"
 
 
@@ -21,3 +23,12 @@ def test_the_example_of_the_page_runs() -> None:
     exec(inside, names)
     assert np.allclose(names["step"](np.ones((3, 64), np.float32)), np.tanh(names["y"]), rtol=1e-5)
     assert [row.format for row in names["prog"].ledger] == ["nf4:block=64"] * 2
+
+
+@pytest.mark.slow
+def test_the_example_of_calibration_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (calibrated,) = (each for each in blocks if "calibrate=inputs" in each)
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    exec(calibrated, names | {"x": DATA[0], "inputs": [DATA[0], (DATA[1],)]})

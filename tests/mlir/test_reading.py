@@ -122,6 +122,24 @@ def test_programs_run_with_checked_passes_and_load_again(dialect: str, tmp_path:
         assert np.array_equal(loaded(x.numpy()), program(x.numpy()))
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_text_in_every_dialect_is_calibrated(dialect: str) -> None:
+    """GPTQ makes the error of outputs fall, for correlated inputs that it has not seen."""
+    module, x = model("mlp"), example("mlp", 600)
+    width = x.shape[-1]
+    x, seen = (x + x @ torch.from_numpy(np.random.default_rng(0).standard_normal((width, width))).float()).split(300)
+    made, outputs = qc.from_mlir(text(module, x, dialect)), []
+    for algorithm, data in (("nearest", None), ("gptq", [seen])):
+        quant = qc.QuantConfig("int4:group=32", promise_bits=None, algorithm=algorithm)
+        program = qc.qcompile(made, (), quant=quant, calibrate=data)
+        outputs.append(np.asarray(program(x.numpy())))
+    with torch.no_grad():
+        errors = [np.square(found - module(x).numpy()).sum() for found in outputs]
+    assert errors[1] < 0.9 * errors[0], errors
+    report = str(program.report())
+    assert "codes by gptq" in report and "1 input" in report
+
+
 def test_a_program_for_a_simulated_gpu() -> None:
     x = example("mlp", 3)
     program = qc.qcompile(qc.from_mlir(text(model("mlp"), x, "linalg")), quant=NF4, device="sim:0")

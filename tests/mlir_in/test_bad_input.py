@@ -204,7 +204,7 @@ def test_malformed_sizes_are_refused(shapes: Any, kind: type[QCompilerError], me
 
 def test_arguments_of_qcompile_that_a_text_does_not_take() -> None:
     model = qc.from_mlir(function(ADD), trusted=True)
-    for given in ({"kwargs": {"x": W}}, {"weights": "w.safetensors"}, {"calibrate": [W]}, {"fallback": "torch"}):
+    for given in ({"kwargs": {"x": W}}, {"weights": "w.safetensors"}, {"calibrate": 4}, {"fallback": "torch"}):
         with pytest.raises(ArgumentError):
             qc.qcompile(model, **given)  # type: ignore[arg-type]
     with pytest.raises(ArgumentStructureError, match="2 example inputs"):

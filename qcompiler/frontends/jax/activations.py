@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qcompiler.config import Activations
-from qcompiler.formats.int8_rows import row_bytes
+from qcompiler.formats.int8_rows import clip_factors, row_bytes
 from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
 from qcompiler.frontends.jax.scope import Scalars, Scope, V
 from qcompiler.ir import qc, types
@@ -24,8 +24,9 @@ Input = Callable[[Scope, V], tuple[V, V | None]]
 """(x as its linear reads it, or the columns that a second linear of the same weight reads), of x (…, K)."""
 
 
-def as_integers(kind: Activations) -> Input:
-    """Rows of int8 and their values, for a weight that is multiplied as integers."""
+def as_integers(kind: Activations, clip: float = 0.0) -> Input:
+    """Rows of int8 and their values, for a weight that is multiplied as integers. `clip` is the magnitude that becomes
+    127, of kind "tensor"."""
 
     def rows(s: Scope, x: V) -> tuple[V, V | None]:
         shape, dtype = shape_of(x.type), tensor_dtype(x.type)
@@ -35,19 +36,21 @@ def as_integers(kind: Activations) -> Input:
             alone = s.pointwise([columns, x], lambda m, c, v: m.select(m.nonzero(c), v, m.const(0)), compute=dtype,
                                 result=dtype, shape=shape)  # fmt: skip
         depth = row_bytes(int(shape[-1]))
-        value = kind.threshold if kind.kind == "outliers" else 0.0
+        value = {"token": 0.0, "tensor": clip, "outliers": kind.threshold}[kind.kind]
         codes = qc.QuantizeRowsOp(x, columns, types.tensor([*shape[:-1], depth], "i8"), kind=kind.kind, value=value)
         return s.insert(qc.DequantizeRowsOp(s.insert(codes), types.tensor(shape, dtype))), alone
 
     return rows
 
 
-def as_floats(kind: Activations) -> Input:
+def as_floats(kind: Activations, clip: float = 0.0) -> Input:
     """The same values of x, computed in fp32 and rounded once to x's type."""
 
     def rounded(s: Scope, x: V) -> tuple[V, V | None]:
         shape, dtype = shape_of(x.type), tensor_dtype(x.type)
         wide = s.cast(x, "f32")
+        if kind.kind == "tensor":
+            return s.cast(_tensor(s, wide, clip), dtype), None
         out = _token(s, wide, shape) if kind.kind == "token" else _outliers(s, wide, shape, kind.threshold)
         return s.cast(out, dtype), None
 
@@ -69,6 +72,16 @@ def _token(s: Scope, x: V, shape: tuple[Dim, ...]) -> V:
         return m.mul(_code(m, m.div(v, scale)), scale)
 
     return s.pointwise([x, _largest(s, x, shape)], body, compute="f32", result="f32", shape=shape)
+
+
+def _tensor(s: Scope, x: V, clip: float) -> V:
+    """One scale for all: codes of ``x * fp32(127 / clip)``; inputs that were always 0 become 0."""
+    factor, scale = (float(each) for each in clip_factors(clip))
+
+    def body(m: Scalars, v: V) -> V:
+        return m.mul(_code(m, m.mul(v, m.const(factor))), m.const(scale))
+
+    return s.pointwise([x], body, compute="f32", result="f32")
 
 
 def _outliers(s: Scope, x: V, shape: tuple[Dim, ...], threshold: float) -> V:

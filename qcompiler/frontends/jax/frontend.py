@@ -7,6 +7,7 @@ from typing import Any
 
 from qcompiler.config import QuantConfig
 from qcompiler.frontends.jax.export import export_function
+from qcompiler.frontends.jax.float_run import Calibration
 from qcompiler.frontends.jax.importer import JaxImport, import_in_stages
 from qcompiler.frontends.jax.table import COMPOSITES
 from qcompiler.frontends.weights.weight_files import WeightFiles
@@ -21,6 +22,7 @@ def import_jax(
     valued: bool = True,
     files: WeightFiles | None = None,
     donated: int | Sequence[int] | None = None,
+    calibration: Calibration | None = None,
 ) -> JaxImport:
     """Runs the three stages; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
 
@@ -31,4 +33,5 @@ def import_jax(
         quant,
         valued=valued,
         files=files,
+        calibration=calibration,
     )

@@ -23,6 +23,7 @@ from qcompiler.config import QuantConfig
 from qcompiler.errors import ArgumentError, DimError, FrontendError, QCompilerError, UnsupportedOperatorError
 from qcompiler.frontends.common.imported import Compared, GraphValues, Stages
 from qcompiler.frontends.jax.exported import Exported
+from qcompiler.frontends.jax.float_run import Calibration, FloatRun
 from qcompiler.frontends.jax.graph import Node, Value
 from qcompiler.frontends.jax.indexing import row_index
 from qcompiler.frontends.jax.products import conv_of, product_of
@@ -95,9 +96,16 @@ class JaxImport:
 
 
 def import_in_stages(
-    export: Callable[[], Exported], quant: QuantConfig | str | None, *, valued: bool, files: WeightFiles | None
+    export: Callable[[], Exported],
+    quant: QuantConfig | str | None,
+    *,
+    valued: bool,
+    files: WeightFiles | None,
+    calibration: Calibration | None = None,
 ) -> JaxImport:
     """Runs the three stages; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
+
+    `calibration` has the inputs that the float graph runs over before weights are encoded.
 
     See `quantise` and `import_graph` for errors.
     """
@@ -106,12 +114,19 @@ def import_in_stages(
         exported = export()
         stages.texts["00-export"] = exported.graph.text()
     with stages("insert-qdq"):
-        quantized = quantise(exported, quant, valued=valued, files=files)
+        floats = None if calibration is None else _float_run(exported, calibration)
+        quantized = quantise(exported, quant, valued=valued, files=files, floats=floats)
         stages.texts["01-insert-qdq"] = quantized.text()
     with stages("import"):
         result = import_graph(quantized)
     result.texts, result.seconds = stages.texts, stages.seconds
     return result
+
+
+def _float_run(exported: Exported, calibration: Calibration) -> FloatRun:
+    """The graph with float weights, which have no values in its store."""
+    plain = import_graph(quantise(exported, None, valued=False))
+    return FloatRun(plain.module, plain.weights, exported.inputs, exported.states, calibration)
 
 
 def import_graph(quantized: Quantized) -> JaxImport:

@@ -22,7 +22,7 @@ from jax.extend import core
 from qcompiler.config import Activations
 from qcompiler.errors import FrontendError
 from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
-from qcompiler.frontends.jax.exported import Arithmetic, Run
+from qcompiler.frontends.jax.exported import Arithmetic, Run, StaticScales
 from qcompiler.frontends.jax.trees import is_array, struct
 
 CODE = 127.0
@@ -30,23 +30,31 @@ CODE = 127.0
 
 @dataclass(frozen=True)
 class _Traced:
-    """A value of the evaluation; `weight` is the number of the leaf that it is a view of."""
+    """A value of the evaluation; `weight` is the number of the leaf that it is a view of. `parts` is the same view of
+    the numbers of its parts, where each has a static scale."""
 
     value: Any
     weight: int | None = None
+    parts: Any = None
 
 
-def in_arithmetic(run: Run, arithmetic: Mapping[int, Arithmetic], traced_types: Mapping[int, str] | None = None) -> Run:
+def in_arithmetic(
+    run: Run,
+    arithmetic: Mapping[int, Arithmetic],
+    traced_types: Mapping[int, str] | None = None,
+    scales: Mapping[int, StaticScales] | None = None,
+) -> Run:
     """`run(leaves, args, kwargs)` with linears in another arithmetic, by the numbers of their leaves; jittable.
 
     `traced_types` are NumPy's names of the types that the function sees of leaves that are given in wider ones.
+    `scales` are static ones, by the numbers of leaves.
     """
 
     def computed(leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         def function(leaves: list[Any], given: Any) -> Any:
             return run(leaves, *given)
 
-        return Evaluation(arithmetic, traced_types or {}).call(function, list(leaves), (args, kwargs))
+        return Evaluation(arithmetic, traced_types or {}, scales or {}).call(function, list(leaves), (args, kwargs))
 
     return computed
 
@@ -57,6 +65,7 @@ class Evaluation:
 
     arithmetic: Mapping[int, Arithmetic]
     traced_types: Mapping[int, str] = field(default_factory=dict)
+    scales: Mapping[int, StaticScales] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
 
     def call(self, function: Callable[[list[Any], Any], Any], leaves: list[Any], given: Any) -> Any:
@@ -77,7 +86,8 @@ class Evaluation:
         arrays = [flat[i] for i in places]
         seen = [struct(x.shape, self.traced_types.get(number, x.dtype)) for number, x in enumerate(leaves)]
         closed, shape = jax.make_jaxpr(traced, return_shape=True)(seen, arrays)
-        values = [_Traced(leaf, number) for number, leaf in enumerate(leaves)]
+        parts = {number: each.parts for number, each in self.scales.items()}
+        values = [_Traced(leaf, number, parts.get(number)) for number, leaf in enumerate(leaves)]
         found = self.jaxpr(closed.jaxpr, closed.consts, [*values, *map(_Traced, arrays)])
         if missing := set(self.arithmetic) - self.met:
             raise FrontendError(
@@ -105,12 +115,16 @@ class Evaluation:
             weights = [position for position in (0, 1) if operands[position].weight in self.arithmetic]
             if len(weights) == 1:
                 return [_Traced(self._product(params, operands, weights[0]))]
-        found = eqn.primitive.bind(*(each.value for each in operands), **eqn.primitive.get_bind_params(params))
-        results = found if eqn.primitive.multiple_results else [found]
+        results = _bound(eqn, [each.value for each in operands])
         weight = operands[0].weight if operands and name in _VIEWS else None
         if name == "gather" and len(params["dimension_numbers"].offset_dims) < results[0].ndim:
             weight = None  # rows of a table, one for each index: x of the products behind it
-        return [_Traced(result, weight) for result in results]
+        if weight is None or operands[0].parts is None:
+            return [_Traced(result, weight) for result in results]
+        parts: Sequence[Any] = [operands[0].parts]
+        if name != "convert_element_type":
+            parts = _bound(eqn, [operands[0].parts, *(each.value for each in operands[1:])])
+        return [_Traced(result, weight, part) for result, part in zip(results, parts, strict=True)]
 
     # --- control flow ---
 
@@ -118,15 +132,15 @@ class Evaluation:
         consts, carries = params["num_consts"], params["num_carry"]
         held, begin, over = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
 
-        def body(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
+        def body(carry: list[Any], parts: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
             given = [*held, *map(_Traced, carry)]
-            given += [_Traced(part, whole.weight) for part, whole in zip(parts, over, strict=True)]
+            given += [_Traced(part, whole.weight, numbers) for part, numbers, whole in zip(*parts, over, strict=True)]
             found = [each.value for each in self.jaxpr(*_open(params["jaxpr"]), given)]
             return found[:carries], found[carries:]
 
         end, made = lax.scan(
-            body, [each.value for each in begin], [each.value for each in over], length=params["length"],
-            reverse=params["reverse"],
+            body, [each.value for each in begin], ([each.value for each in over], [each.parts for each in over]),
+            length=params["length"], reverse=params["reverse"],
         )  # fmt: skip
         return [_Traced(each) for each in (*end, *made)]
 
@@ -163,7 +177,11 @@ class Evaluation:
         weight, x = operands[position].value, operands[1 - position].value
         contracted, batch = (params["dimension_numbers"][part][1 - position] for part in (0, 1))
         if how.codes is not None:
-            x = codes_of(x, how.codes, contracted, batch)
+            scales = None
+            if number in self.scales:
+                at = _parts_of(operands[position].parts, params["dimension_numbers"], position, x.ndim)
+                scales = (jnp.asarray(self.scales[number].factors)[at], jnp.asarray(self.scales[number].scales)[at])
+            x = codes_of(x, how.codes, contracted, batch, scales)
         if how.bf16:
             x, weight = (lax.reduce_precision(each.astype(jnp.float32), 8, 7) for each in (x, weight))
         lhs, rhs = (weight, x) if position == 0 else (x, weight)
@@ -188,14 +206,39 @@ _VIEWS = frozenset({
 """Primitives behind which a weight is still a weight. Reads of other kinds keep the leaf from being quantised."""
 
 
+def _bound(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation's primitive."""
+    found = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    results: Sequence[Any] = found if eqn.primitive.multiple_results else [found]
+    return results
+
+
+def _parts_of(parts: Any, numbers: Any, position: int, rank: int) -> Any:
+    """The part of a leaf that each entry of the batch dims is, as an array that broadcasts with x of this rank."""
+    mine, theirs = numbers[1][position], numbers[1][1 - position]
+    others = tuple(axis for axis in range(parts.ndim) if axis not in mine)
+    held = jnp.max(parts, others)  # in the order of the axes; batch dims are named in the order of the pairs
+    order = sorted(range(len(mine)), key=lambda pair: mine[pair])
+    places = [theirs[pair] for pair in order]
+    held = jnp.transpose(held, sorted(range(len(places)), key=lambda i: places[i]))
+    return jnp.expand_dims(held, [axis for axis in range(rank) if axis not in theirs])
+
+
 def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """(jaxpr, consts) of an open or closed jaxpr."""
     return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "consts") else (jaxpr, ())
 
 
-def codes_of(x: Any, kind: Activations, contracted: Sequence[int], batch: Sequence[int]) -> Any:
-    """x through int8 codes and back: a row is what the contracted dims hold (formats/int8_rows.py)."""
+def codes_of(x: Any, kind: Activations, contracted: Sequence[int], batch: Sequence[int], scales: Any = None) -> Any:
+    """x through int8 codes and back: a row is what the contracted dims hold (formats/int8_rows.py).
+
+    `scales` are the factor for x and the scale, of kind "tensor".
+    """
     wide, axes = x.astype(jnp.float32), tuple(contracted)
+    if kind.kind == "tensor":
+        largest = jnp.max(jnp.abs(wide), axes, keepdims=True)
+        factor, scale = scales
+        return _decoded(wide * factor, scale, largest).astype(x.dtype)
     if kind.kind == "token":
         largest = jnp.max(jnp.abs(wide), axes, keepdims=True)
         scale = jnp.where(largest / CODE > 0, largest / CODE, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from qcompiler.config import QuantConfig
 from qcompiler.errors import ArgumentStructureError, ExportError
 from qcompiler.frontends.jax.exported import Exported
+from qcompiler.frontends.jax.float_run import Calibration
 from qcompiler.frontends.jax.graph import NUMPY, Graph, Value
 from qcompiler.frontends.jax.importer import JaxImport, import_graph, import_in_stages
 from qcompiler.frontends.jax.quantise import quantise
@@ -35,12 +37,14 @@ def import_mlir(
     dynamic_shapes: Mapping[str, Any] | None = None,
     valued: bool = True,
     files: WeightFiles | None = None,
+    calibration: Calibration | None = None,
 ) -> JaxImport:
     """Runs the three stages for StableHLO and linalg; `result.texts` holds the dumps "00-export" and "01-insert-qdq".
 
     `args` are example inputs, for `verify_each="numerics"`; without them numbers are drawn.
     """
-    return import_in_stages(lambda: _export(model, args, dynamic_shapes), quant, valued=valued, files=files)
+    export = functools.partial(_export, model, args, dynamic_shapes)
+    return import_in_stages(export, quant, valued=valued, files=files, calibration=calibration)
 
 
 def _export(model: MlirModel, args: Sequence[Any], dynamic_shapes: Mapping[str, Any] | None) -> Exported:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from qcompiler.calibrate.chosen_codes import NO_INPUTS
 from qcompiler.errors import CalibrationError, WorkdirError
 from qcompiler.frontends.quantise.graph_run import GraphRun, Watched
 from qcompiler.frontends.quantise.observers import InputStatistics, Magnitudes
@@ -106,7 +107,7 @@ class Calibration:
             fresh = {each.path: InputStatistics.of(each.cols, magnitudes=magnitudes) for each in watched}
             found = self._over(run, [], fresh, journal)
         if not self.inputs_seen:
-            raise CalibrationError("`calibrate` gave no inputs; it is an iterable of inputs of the model")
+            raise CalibrationError(NO_INPUTS)
         if self.reused:
             note(f"{self.reused} of {self.inputs_seen} calibration inputs were measured before")
         return found

@@ -103,6 +103,8 @@ class InputStatistics:
             self.magnitudes.add(x)
 
     @property
-    def importance(self) -> npt.NDArray[np.float32]:
-        """The mean square of each column, fp32 (K,)."""
-        return (self.squares / max(self.rows, 1)).astype(np.float32)
+    def importance(self) -> npt.NDArray[np.float32] | None:
+        """The mean square of each column, fp32 (K,). None if all inputs were zero, as for an expert that no input
+        reaches: a search for scales needs an error to weight."""
+        found = (self.squares / max(self.rows, 1)).astype(np.float32)
+        return found if found.any() else None

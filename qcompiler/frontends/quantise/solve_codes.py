@@ -32,6 +32,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from qcompiler.calibrate import gptq
+from qcompiler.calibrate.chosen_codes import NO_INPUTS, ROWS, choose_codes, not_finite
 from qcompiler.calibrate.levels import Float64
 from qcompiler.errors import CalibrationError, WorkdirError
 from qcompiler.formats import Format, PackedTensor
@@ -41,18 +42,12 @@ from qcompiler.frontends.quantise.graph_blocks import Block, find_blocks
 from qcompiler.frontends.quantise.graph_run import GraphRun, Values, Watched
 from qcompiler.frontends.quantise.learn_rounding import BlockRun
 from qcompiler.frontends.quantise.soft_codes import SoftMatrix
-from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import write_private
 from qcompiler.runtime.progress import Progress, note
-from qcompiler.units import counted
 
 Float32 = npt.NDArray[np.float32]
 
 VERSION = 3
-ROWS = 1 << 12
-"""Rows whose moments are summed up in fp32, in one product."""
-FEW = 4
-"""With fewer rows than this many for each column, the note says so: the codes would fit the inputs, not the model."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ class Solver:
         graph = GraphRun(program, [each.watched for each in self.matrices], values)
         leaves = [graph.leaves(given) for given in inputs]
         if not leaves:
-            raise CalibrationError("`calibrate` gave no inputs; it is an iterable of inputs of the model")
+            raise CalibrationError(NO_INPUTS)
         journal = _Journal.of(self, graph, leaves, identity) if self.folder is not None else None
         with Progress(f"choosing codes ({self.algorithm})", sum(map(_nbytes, self.matrices))) as progress:
             work = _Work(graph, {each.path: each for each in self.matrices}, journal, progress)
@@ -198,32 +193,11 @@ class Solver:
 
         CalibrationError names its path.
         """
-        sums, rows = moments
-        path, cols = matrix.path, matrix.watched.cols
-        if rows < cols // FEW:
-            raise CalibrationError(
-                f"`calibrate` gave {counted(rows, 'row')} to '{path}', which has {cols} columns; "
-                f"{self.algorithm} needs at least {cols // FEW}, and {FEW * cols} or more to be of use. "
-                "Give more or longer inputs, or algorithm='nearest'"
-            )
-        if rows < FEW * cols:
-            note(
-                f"'{path}' has {cols} columns, and `calibrate` gave it {counted(rows, 'row')}; "
-                f"{FEW * cols} or more are better"
-            )
-        importance = (np.diag(sums) / rows).astype(np.float32) if matrix.format.takes_importance else None
-        nearest = encode(matrix.format, values, importance=importance)
-        try:
-            solved = gptq.solve(values, nearest, sums)
-        except CalibrationError as error:
-            raise CalibrationError(f"'{path}': {error}") from None
-        self.packed[path] = solved.packed
-        uses = len(matrix.watched.reads)
-        shared = f", by the inputs of the first of its {uses} uses" if uses > 1 else ""
-        self.found[path] = (
-            f"codes by gptq: squared error of the outputs {100 * solved.nearest_error:.2g} % -> "
-            f"{100 * solved.error:.2g} %, of {counted(rows, 'row')}{shared}"
+        path, uses = matrix.path, len(matrix.watched.reads)
+        solved, self.found[path] = choose_codes(
+            path, matrix.format, values, moments, uses=uses, algorithm=self.algorithm
         )
+        self.packed[path] = solved.packed
         return solved.rounded
 
 
@@ -253,7 +227,7 @@ class _Moments:
                 wide = part.to(torch.float32).cpu()
                 total += (wide.T @ wide).double()
         if not torch.isfinite(total).all():
-            raise CalibrationError(f"the inputs of '{path}' are not finite, or too large for fp32, while calibrating")
+            raise not_finite(path)
         self.x, self.known = x, (total.numpy(), rows)
         return self.known
 
