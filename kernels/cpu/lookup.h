@@ -53,7 +53,7 @@ QC_INLINE int64_t qg_column_of(int64_t k, int place) {
     return k - column + place / 4 * 16 + place % 4 / 2 * 8 + column % 8 / 2 * 2 + place % 2;
 }
 // The window of column k: `code` gives the code of a column.
-template <int BITS, int CODES, class F> QC_INLINE uint32_t qg_window(int64_t k, F code) {
+template <int BITS, int CODES, class F> QC_INLINE uint32_t qg_trellis_window(int64_t k, F code) {
     uint32_t window = 0;
     for (int back = 0; back < CODES; back++)
         window |= code(qg_column_of(k, (qg_place_of(k) + 64 - back) % 64)) << BITS * (CODES - 1 - back);

@@ -119,7 +119,7 @@ def _code(table: PackedTable) -> str:
     if trellis is None:
         return _code_at(table, "c + j")
     code = f"[&](int64_t column) -> uint32_t {{ return {_code_at(table, 'column')}; }}"
-    return f"qg_window<{trellis.bits}, {trellis.codes}>(c + j, {code})"
+    return f"qg_trellis_window<{trellis.bits}, {trellis.codes}>(c + j, {code})"
 
 
 def _code_at(table: PackedTable, column: str) -> str:

@@ -75,7 +75,7 @@ def _code(table: PackedTable) -> str:
     if trellis is None:
         return _code_at(table, "k", "inside")
     code = f"[&](int64_t column) -> uint32_t {{ return {_code_at(table, 'column', 'inside + column - k')}; }}"
-    return f"qc_window<{trellis.bits}, {trellis.codes}>(k, {code})"
+    return f"qc_trellis_window<{trellis.bits}, {trellis.codes}>(k, {code})"
 
 
 def _code_at(table: PackedTable, column: str, inside: str) -> str:

@@ -64,7 +64,7 @@ QC_DEVICE int64_t qc_column_of(int64_t k, int place) {
     return k - k % 256 + place / 4 * 16 + place % 4 / 2 * 8 + k % 8 / 2 * 2 + place % 2;
 }
 // The window of column k: `code` gives the code of a column.
-template <int BITS, int CODES, class F> QC_DEVICE uint32_t qc_window(int64_t k, F code) {
+template <int BITS, int CODES, class F> QC_DEVICE uint32_t qc_trellis_window(int64_t k, F code) {
     uint32_t window = 0;
 #pragma unroll
     for (int back = 0; back < CODES; back++)

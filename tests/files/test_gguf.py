@@ -316,7 +316,7 @@ def test_what_does_not_fit_a_model_is_named(llama: Any, tmp_path: Path) -> None:
         ({"blk.0.attn_v.weight": None}, r"lacks 'blk.0.attn_v.weight', the parameter 'model.layers.0.self_attn.v_proj"),
         (
             {"blk.0.more.weight": np.zeros(4, np.float32)},
-            r"holds 1 tensors that LlamaForCausalLM does not have: 'blk.0.more.weight'",
+            r"holds 1 tensor that LlamaForCausalLM does not have: 'blk.0.more.weight'",
         ),
         (
             {"output_norm.weight": np.ones(128, np.float32)},

@@ -7,6 +7,7 @@ import pytest
 
 from qcompiler import formats
 from qcompiler.formats import Format, stacking
+from qcompiler.runtime.encoder import encode
 
 ROWS, COLS = (16, 48, 5), 512
 
@@ -25,7 +26,7 @@ def every() -> list[Format]:
 
 def encoded(fmt: Format, rows: tuple[int, ...], cols: int) -> list[formats.PackedTensor]:
     rng = np.random.default_rng(0)
-    return [fmt.encode(rng.standard_normal((count, cols)).astype(np.float32)) for count in rows]
+    return [encode(fmt, rng.standard_normal((count, cols)).astype(np.float32)) for count in rows]
 
 
 @pytest.mark.parametrize("fmt", every(), ids=str)
@@ -42,7 +43,7 @@ def test_a_stack_decodes_to_its_parts_and_gives_them_back(fmt: Format) -> None:
     assert fmt.decode(whole).tobytes() == b"".join(fmt.decode(part).tobytes() for part in parts)
     for number, part in enumerate(parts):
         assert np.array_equal(stacking.take(fmt, ROWS, COLS, number, whole.data), part.data)
-    (other,) = (fmt.encode(np.full((ROWS[1], COLS), 0.25, np.float32)),)
+    other = encode(fmt, np.full((ROWS[1], COLS), 0.25, np.float32))
     stacking.put(fmt, ROWS, COLS, 1, other.data, whole.data)
     changed = fmt.decode(whole)
     assert changed[ROWS[0] : ROWS[0] + ROWS[1]].tobytes() == fmt.decode(other).tobytes()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from by_path import ROOT
 
 from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.used_definitions import CppHeader, used
@@ -106,3 +109,16 @@ def test_every_cuda_header_is_listed_and_can_be_cut() -> None:
         name for header in emit.HEADERS for piece in CppHeader.parse(emit.header(header)).pieces for name in piece.names
     ]
     assert {"qc_mma_16816", "QC_SHARED", "qm_product", "QC_COUNTS", "QM_CHUNK", "qc_is_float"} <= set(names)
+
+
+TYPE = re.compile(r"^(?:template <.*> )?(?:struct|enum|union) (?:alignas\(\d+\) )?(\w+)\b(?! \w+ ?[=(\[])", re.M)
+FUNCTION = re.compile(r"^(?:template <.*> )?(?:QC_INLINE|QC_DEVICE|static|inline) [^(\n=]*?\b(\w+)\(", re.M)
+
+
+@pytest.mark.parametrize("pattern", ["cpu/*.h", "cuda/*.cuh"])
+def test_no_name_is_a_type_in_one_header_and_a_function_in_another(pattern: str) -> None:
+    """Pieces of one name are taken together, so both would be in every module that uses either."""
+    text = "\n".join(path.read_text() for path in sorted((ROOT / "kernels").glob(pattern)))
+    types, functions = set(TYPE.findall(text)), set(FUNCTION.findall(text))
+    assert len(types) > 10 and len(functions) > 100
+    assert not types & functions

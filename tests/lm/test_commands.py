@@ -164,7 +164,7 @@ def test_a_text_longer_than_the_cache_is_scored_in_windows_and_each_token_once()
         done, begin = end, end - window // 2
     assert (found.tokens, found.nbytes) == (149, 150)
     assert found.bits == pytest.approx(bits, rel=1e-5)
-    with pytest.raises(ArgumentError, match="1 tokens"):
+    with pytest.raises(ArgumentError, match="1 token "):
         score(compiled(), [5], 1)
 
 

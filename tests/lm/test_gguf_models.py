@@ -288,5 +288,5 @@ def test_blocks_that_predict_further_tokens_are_left_alone_and_other_tensors_are
     for name in ("foo", "blk.x.attn_k.weight", "blk.9.attn_k.weight"):
         other = {**tensors, name: NewTensor.of(name, np.ones(4, np.float32))}
         qc.write_gguf(tmp_path / "other.gguf", other, dict(source.metadata))
-        with pytest.raises(WeightsError, match=f"holds 1 tensors that .* does not have: '{name}'"):
+        with pytest.raises(WeightsError, match=f"holds 1 tensor that .* does not have: '{name}'"):
             qc.from_gguf(tmp_path / "other.gguf")

@@ -109,6 +109,7 @@ VARIANTS = [
     "fp8_e4m3", "fp8_e4m3:per=tensor", "fp8_e5m2:per=block", "mxfp4", "mxfp8", "nvfp4", "nvfp4:divisor", "mxfp4_ggml",
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs",
     "iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq1_0", "tq2_0",
+    "tq:bits=2",
 ]  # fmt: skip
 
 
@@ -116,7 +117,7 @@ def test_every_format_is_named_above() -> None:
     assert {text.partition(":")[0] for text in VARIANTS} == set(qc.formats.names())
 
 
-SLOW = ("iq3_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+SLOW = ("iq3_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq:bits=2")
 """Formats that take NumPy long to encode; iq3_xxs stands for them in the short run."""
 
 
