@@ -121,7 +121,7 @@ def _tiles(fmt: Format, isa: str, seen: int) -> TileEncoder | None:
         if encoder is None:
             return None
         try:
-            code = _code(encoder, isa, seen)
+            code = _code(encoder, isa, seen * encoder.effort >= WORTH_COMPILING)
         except (CompilerMissingError, CompileFailedError) as error:
             note_once(f"weights are encoded by NumPy, which is slower: {str(error).splitlines()[0]}")
             _loaded[fmt, isa] = None
@@ -132,11 +132,11 @@ def _tiles(fmt: Format, isa: str, seen: int) -> TileEncoder | None:
         return made
 
 
-def _code(encoder: CompiledEncoder, isa: str, seen: int) -> Code | None:
-    """The compiled source, from the cache if it is there; None if `seen` elements are not worth compiling it."""
+def _code(encoder: CompiledEncoder, isa: str, worth_compiling: bool) -> Code | None:
+    """The compiled source, from the cache if it is there; None if it is not, and not worth compiling."""
     record = cache_dir("plans") / f"encoder-{_key(encoder, isa)}.json"
     code = recorded(record, "encoder")
-    if code is None and seen * encoder.effort >= WORTH_COMPILING:
+    if code is None and worth_compiling:
         code = compile_code(encoder.source, isa, name="encoder", extra_flags=sanitize.flags())
         remember(record, code)
     return code
@@ -186,7 +186,7 @@ def path_solver(fmt: Format) -> PathSolver | None:
     assert encoder is not None
     try:
         with _lock:
-            code = _code(encoder, isa, WORTH_COMPILING)
+            code = _code(encoder, isa, worth_compiling=True)
     except (CompilerMissingError, CompileFailedError) as error:
         note_once(f"codes of {fmt} are chosen by NumPy, which is slower: {str(error).splitlines()[0]}")
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,27 +21,30 @@ from qcompiler.units import counted
 Float32 = npt.NDArray[np.float32]
 
 ROWS = 1 << 12
-"""Rows whose moments are summed up in fp32, in one product."""
+"""Rows that are measured at a time: their moments are summed up in fp32, in one product."""
 FEW = 4
 """With fewer rows than this many for each column, the note says so: the codes would fit the inputs, not the model."""
 
 NO_INPUTS = "`calibrate` gave no inputs; it is an iterable of inputs of the model"
 
 
-def not_finite(path: str) -> CalibrationError:
-    """The error for moments that are not finite."""
-    return CalibrationError(f"the inputs of '{path}' are not finite, or too large for fp32, while calibrating")
+def _in_fp32(rows: npt.NDArray[Any]) -> Float32:
+    return rows.astype(np.float32)
 
 
 @dataclass
 class Moments:
-    """X^T X of the inputs of a linear, in NumPy. Linears that read the same arrays (q, k and v) share it."""
+    """X^T X of the inputs of a linear. Linears that read the same arrays (q, k and v) share it.
 
-    x: list[npt.NDArray[Any]] = field(default_factory=list)
+    `wide` gives rows in fp32, in memory that NumPy reads: of NumPy's arrays, or of another library's.
+    """
+
+    wide: Callable[[Any], Any] = _in_fp32
+    x: list[Any] = field(default_factory=list)
     known: tuple[Float64, int] | None = None
 
-    def of(self, path: str, x: list[npt.NDArray[Any]]) -> tuple[Float64, int]:
-        """The sums (K, K) in fp64, of products in fp32, and the number of rows.
+    def of(self, path: str, x: list[Any]) -> tuple[Float64, int]:
+        """The sums (K, K) in fp64, of products in fp32 by the library of `x`, and the number of rows.
 
         CalibrationError for values that are not finite.
         """
@@ -53,10 +57,10 @@ class Moments:
             flat = each.reshape(-1, cols)
             rows += len(flat)
             for first in range(0, len(flat), ROWS):
-                wide = flat[first : first + ROWS].astype(np.float32)
-                total += wide.T @ wide
+                wide = self.wide(flat[first : first + ROWS])
+                total += np.asarray(wide.T @ wide)
         if not np.isfinite(total).all():
-            raise not_finite(path)
+            raise CalibrationError(f"the inputs of '{path}' are not finite, or too large for fp32, while calibrating")
         self.x, self.known = x, (total, rows)
         return self.known
 
@@ -95,4 +99,4 @@ def choose_codes(
     )
 
 
-__all__ = ["FEW", "NO_INPUTS", "ROWS", "Moments", "choose_codes", "not_finite"]
+__all__ = ["FEW", "NO_INPUTS", "ROWS", "Moments", "choose_codes"]

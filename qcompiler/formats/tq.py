@@ -14,7 +14,7 @@ from qcompiler.formats.equation import Equation, Float32
 from qcompiler.formats.ggml import LARGEST_FP16, LARGEST_IMPORTANCE, quiet
 from qcompiler.formats.ggml_search import ordered_sum
 from qcompiler.formats.packing import stream
-from qcompiler.formats.trellis import BLOCK, Trellis, from_sequences, to_sequences
+from qcompiler.formats.trellis import BLOCK, LENGTH, Trellis, from_sequences, to_sequences
 from qcompiler.formats.trellis_search import choose
 
 TRELLISES = {4: Trellis(4, 3, 0x35D08399), 3: Trellis(3, 4, 0xC55EC2CD), 2: Trellis(2, 6, 0x2618B891)}
@@ -31,7 +31,7 @@ would be 147 times less, which is subnormal in fp16 for small weights."""
 
 
 class TQ(Format):
-    """tq; without parameters 4 bits."""
+    """tq: 4 bits, unless `bits` says 2 or 3."""
 
     name: ClassVar[str] = "tq"
     takes_importance = True
@@ -101,7 +101,7 @@ class TQ(Format):
         codes = np.zeros(blocks.shape, np.uint8)
         if live.any():
             wanted = to_sequences(blocks[live] / divisor[live, None])
-            found = choose(self.trellis, wanted.reshape(-1, 64), to_sequences(importance[live]).reshape(-1, 64))
+            found = choose(self.trellis, wanted.reshape(-1, LENGTH), to_sequences(importance[live]).reshape(-1, LENGTH))
             codes[live] = from_sequences(found.reshape(wanted.shape))
         return codes
 

@@ -43,8 +43,8 @@ def convolution(
 ) -> Tensor:
     """The causal convolution of each channel: hidden_states (b, channels, L), weight (channels, K).
 
-    In a step, returns the columns whose window is whole, (b, channels, L - K + 1), of which callers take the last: a
-    state of K columns is before them. A probing call has no state, and gets a column for each that it gives.
+    In a step, the first K columns are the layer's state. The result has a column for each whole window, (b, channels,
+    L - K + 1), and callers take the last ones.  A probing call has no state: its result has L columns.
     """
     taps, width = weight.shape[-1], hidden_states.shape[-1]
     wide = hidden_states.to(weight.dtype)

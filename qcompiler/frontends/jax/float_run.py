@@ -20,7 +20,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from qcompiler.calibrate.chosen_codes import NO_INPUTS
+from qcompiler.calibrate.chosen_codes import NO_INPUTS, ROWS
 from qcompiler.errors import (
     ArgumentDtypeError,
     ArgumentError,
@@ -40,9 +40,6 @@ from qcompiler.runtime.tree import input_flattener
 Array = npt.NDArray[Any]
 Values = Callable[[str], Array | None]
 """The values of a constant by its key; None for one that belongs to the graph."""
-
-ROWS = 1 << 12
-"""Rows that are measured at a time."""
 
 
 @dataclass

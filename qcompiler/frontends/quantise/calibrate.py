@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from qcompiler.calibrate.chosen_codes import NO_INPUTS
+from qcompiler.calibrate.chosen_codes import NO_INPUTS, ROWS
 from qcompiler.errors import CalibrationError, WorkdirError
 from qcompiler.frontends.quantise.graph_run import GraphRun, Watched
 from qcompiler.frontends.quantise.observers import InputStatistics, Magnitudes
@@ -44,9 +44,6 @@ UNREADABLE = (
     zlib.error,
 )  # fmt: skip
 """What NumPy and zipfile raise for a damaged file."""
-
-ROWS = 1 << 12
-"""Rows that are measured at a time."""
 
 
 @dataclass

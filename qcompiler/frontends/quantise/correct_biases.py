@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from qcompiler.calibrate.chosen_codes import NO_INPUTS
 from qcompiler.errors import CalibrationError, RecipeError
 from qcompiler.frontends.quantise.graph_run import Env, GraphRun, Values
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
@@ -108,9 +109,9 @@ class BiasCorrection:
     def _parameter(self, target: str) -> GraphWeight:
         """A parameter that was made, as `GraphTensors.grouped` would give it."""
         spec = next(each for each in self.tensors.specs if each.target == target)
-        node = self.tensors.graph.find_nodes(op="placeholder")
-        mine = next(each for each in node if each.name == spec.arg.name)
-        return GraphWeight([target], [spec], [mine], self.tensors.state[target])
+        placeholders = self.tensors.graph.find_nodes(op="placeholder")
+        node = next(each for each in placeholders if each.name == spec.arg.name)
+        return GraphWeight([target], [spec], [node], self.tensors.state[target])
 
     def correct(
         self,
@@ -128,7 +129,7 @@ class BiasCorrection:
             self.decisions.append(("bias", "", "not corrected: the weights have no values"))
             return
         if not inputs:
-            raise CalibrationError("`calibrate` gave no inputs; it is an iterable of inputs of the model")
+            raise CalibrationError(NO_INPUTS)
         floats, quantised = (
             {node.name: functools.partial(read, weight) for weight in weights for node in weight.nodes}
             for read in (self.tensors.value, decoded)

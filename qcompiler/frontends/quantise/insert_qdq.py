@@ -282,7 +282,7 @@ class _Rewriter(GraphTensors):
             packed = solver.packed.get(weight.targets[0])
             if packed is None:
                 return self._nearest(weight) if whys.get(weight.targets[0]) else self.value(weight)
-            return weight.restored(torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype))
+            return _model_values(weight, packed)
 
         values, floats = (
             {node.name: functools.partial(each, weight) for weight in weights for node in weight.nodes}
@@ -315,8 +315,8 @@ class _Rewriter(GraphTensors):
         def decoded(weight: GraphWeight) -> torch.Tensor:
             if weight.format is None or weight.codes is not None:
                 return self.value(weight)
-            packed = self.final[weight.targets[0]] = self._packed(weight, self.value(weight))
-            return weight.restored(torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype))
+            packed = self.final[weight.targets[0]] = self._packed(weight, _stored_matrix(weight, self.value(weight)))
+            return _model_values(weight, packed)
 
         assert self.calibration is not None
         self.biases.correct(weights, self.calibration.held(), decoded)
@@ -329,10 +329,8 @@ class _Rewriter(GraphTensors):
             return values  # what its codes mean
         if path not in self.nearest:
             with naming_errors(weight):
-                matrix = to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
-                self.nearest[path] = encode(resolve_format(weight.format or ""), matrix)
-        packed = self.nearest[path]
-        return weight.restored(torch.from_numpy(packed.format.decode(packed)).to(values.dtype))
+                self.nearest[path] = encode(resolve_format(weight.format or ""), _stored_matrix(weight, values))
+        return _model_values(weight, self.nearest[path])
 
     def _matrix(self, weight: GraphWeight) -> Matrix:
         def values() -> npt.NDArray[np.float32]:
@@ -494,16 +492,15 @@ class _Rewriter(GraphTensors):
         if weight.codes is not None:
             out[...] = weight.codes.read().data
             return
-        values = self.source.read(weight.targets, weight.tensor)
+        matrix = _stored_matrix(weight, self.source.read(weight.targets, weight.tensor))
         with naming_errors(weight):
-            packed = self._packed(weight, values, out)
+            packed = self._packed(weight, matrix, out)
             if packed.data is not out:
                 out[...] = packed.data
-            matrix = to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
             self._measure_loss(weight, lost_share(packed.format, matrix, packed))
 
-    def _packed(self, weight: GraphWeight, values: torch.Tensor, out: Bytes | None = None) -> PackedTensor:
-        """The codes of a weight, however they are chosen; in `out` if they are encoded here and now."""
+    def _packed(self, weight: GraphWeight, matrix: npt.NDArray[Any], out: Bytes | None = None) -> PackedTensor:
+        """The codes of a weight, however they are chosen, for its stored matrix; in `out` if they are encoded here."""
         path, importance = weight.targets[0], self._importance(weight)
         made = self.final.get(path, self.solved.get(path))
         if made is None and importance is None:
@@ -511,7 +508,6 @@ class _Rewriter(GraphTensors):
         if made is not None:
             return made
         assert weight.format is not None
-        matrix = to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
 
         def step(elements: int) -> None:
             if out is not None:  # while weights are packed
@@ -602,6 +598,16 @@ class _Rewriter(GraphTensors):
             else spec
             for spec, node in zip(specs, returned, strict=True)
         ]
+
+
+def _stored_matrix(weight: GraphWeight, values: torch.Tensor) -> npt.NDArray[Any]:
+    """The matrix (rows, K) that is encoded, of the model's values."""
+    return to_numpy(row_major(weight.arranged(values)).reshape(weight.shape))
+
+
+def _model_values(weight: GraphWeight, packed: PackedTensor) -> torch.Tensor:
+    """What codes mean, in the model's order and type."""
+    return weight.restored(torch.from_numpy(packed.format.decode(packed)).to(weight.tensor.dtype))
 
 
 def _modules(graph: fx.Graph, targets: Iterable[str]) -> list[str]:

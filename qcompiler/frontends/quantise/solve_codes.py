@@ -32,7 +32,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from qcompiler.calibrate import gptq
-from qcompiler.calibrate.chosen_codes import NO_INPUTS, ROWS, choose_codes, not_finite
+from qcompiler.calibrate.chosen_codes import NO_INPUTS, Moments, choose_codes
 from qcompiler.calibrate.levels import Float64
 from qcompiler.errors import CalibrationError, WorkdirError
 from qcompiler.formats import Format, PackedTensor
@@ -104,7 +104,7 @@ class Solver:
             if self.algorithm == "round":
                 self._by_block(work, leaves, floats)
                 return
-            last = _Moments()
+            last = Moments(_in_fp32)
 
             def see(path: str, x: list[torch.Tensor]) -> None:
                 if path in self.packed:  # a weight that several linears read
@@ -163,7 +163,7 @@ class Solver:
     def _learn(self, work: _Work, run: BlockRun, step: Callable[[int], object]) -> None:
         """The codes of one block: GPTQ's, or those that are learned from them on, if their loss is lower."""
         soft: dict[str, SoftMatrix] = {}
-        last, envs = _Moments(), [dict(env) for env in run.inputs]
+        last, envs = Moments(_in_fp32), [dict(env) for env in run.inputs]
         for path in run.block.paths:
             self.packed.pop(path, None)
         for node in work.graph.nodes[run.block.first : run.block.stop]:
@@ -206,30 +206,8 @@ def _nbytes(matrix: Matrix) -> int:
     return 4 * matrix.rows * matrix.watched.cols
 
 
-class _Moments:
-    """X^T X of the inputs of a linear. Linears that read the same tensors (q, k and v) share it."""
-
-    def __init__(self) -> None:
-        self.x: list[torch.Tensor] = []
-        self.known: tuple[Float64, int] | None = None
-
-    def of(self, path: str, x: list[torch.Tensor]) -> tuple[Float64, int]:
-        """The sums (K, K) in fp64, and the number of rows. CalibrationError for values that are not finite."""
-        if self.known is not None and len(x) == len(self.x) and all(a is b for a, b in zip(x, self.x, strict=True)):
-            return self.known
-        self.known = None  # before the next one is made: a matrix of moments may be large
-        cols = x[0].shape[-1]
-        total, rows = torch.zeros(cols, cols, dtype=torch.float64), 0
-        for each in x:
-            flat = each.reshape(-1, cols)
-            rows += flat.shape[0]
-            for part in flat.split(ROWS):  # type: ignore[no-untyped-call]
-                wide = part.to(torch.float32).cpu()
-                total += (wide.T @ wide).double()
-        if not torch.isfinite(total).all():
-            raise not_finite(path)
-        self.x, self.known = x, (total.numpy(), rows)
-        return self.known
+def _in_fp32(rows: torch.Tensor) -> torch.Tensor:
+    return rows.to(torch.float32).cpu()
 
 
 @dataclass(frozen=True)

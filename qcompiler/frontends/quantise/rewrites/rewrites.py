@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from qcompiler.calibrate.chosen_codes import NO_INPUTS
 from qcompiler.config import QuantConfig
 from qcompiler.errors import CalibrationError, RecipeError
 from qcompiler.frontends.quantise.calibrate import Calibration
@@ -104,7 +105,7 @@ class FloatRewrites:
         assert self.calibration is not None
         inputs = self.calibration.held()
         if not inputs:
-            raise CalibrationError("`calibrate` gave no inputs; it is an iterable of inputs of the model")
+            raise CalibrationError(NO_INPUTS)
         if recipe.smooth is not None:
             self._checked(SMOOTH, weights, lambda: self._smooth(served, weights, inputs))
         if recipe.algorithm == "awq":

@@ -51,18 +51,8 @@ def linear_attention(
 
 
 @linear_attention.register_fake
-def _(
-    state: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor,
-    first: Tensor,
-    counts: Tensor,
-    rate: Tensor | None,
-    beta: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    del query, key, decay, first, counts, rate, beta
+def _(state: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Tensor | None) -> tuple[Tensor, Tensor]:
+    del query, key
     return state.new_empty(state.shape), value.new_empty(value.shape)
 
 
