@@ -22,7 +22,7 @@ from qcompiler.plan.kernel import Strict
 from qcompiler.plan.plan import Plan, Signature, WeightEntry
 from qcompiler.plan.weights import NO_VALUES, WeightStore
 from qcompiler.runtime.code import Code
-from qcompiler.runtime.memory import Block, Bytes
+from qcompiler.runtime.memory import Block, Bytes, ask_for_huge_pages
 
 CHUNK = 16 << 20
 """Each digest covers this many bytes of a weight."""
@@ -67,6 +67,12 @@ def open_program(path: Path) -> BufferedReader:
         raise ForeignFileError(f"{path} is not a qcompiler program: it is not a regular file") from error
 
 
+def _mapped(file: BufferedReader) -> mmap.mmap:
+    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    ask_for_huge_pages(mapping)
+    return mapping
+
+
 class MappedFile:
     """A mapped file, and its status at that time. If its name moves to another file, this one stays as it is."""
 
@@ -75,7 +81,7 @@ class MappedFile:
         with open_program(path) as file:
             self.status = os.fstat(file.fileno())
             size = self.status.st_size
-            self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+            self.data = memoryview(_mapped(file) if size else b"")
             self._file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._file)
 

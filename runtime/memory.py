@@ -21,7 +21,8 @@ from qcompiler.runtime import sanitize
 Bytes = npt.NDArray[np.uint8]
 
 HUGE_PAGE_FLOOR = 4 << 20
-"""Blocks of at least this size ask for huge pages: fewer TLB misses when weights stream."""
+"""Memory of at least this size asks for huge pages: weights stream with fewer TLB misses, and the processor's own
+prefetching does not stop at the end of each 4 KiB (docs/performance.md has what that is worth)."""
 
 
 class Block:
@@ -40,14 +41,20 @@ class Block:
             return
         # The array keeps the mapping alive, until the last view of `bytes` is dropped.
         mapping = _private(max(nbytes, 1))
-        if nbytes >= HUGE_PAGE_FLOOR and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a system without huge pages refuses: only slower
-                mapping.madvise(mmap.MADV_HUGEPAGE)
+        ask_for_huge_pages(mapping)
         self.bytes = np.frombuffer(mapping, np.uint8, count=nbytes)
         self.address = address_of(self.bytes) if nbytes else 0
 
     def zero(self) -> None:
         self.bytes[:] = 0
+
+
+def ask_for_huge_pages(mapping: mmap.mmap) -> None:
+    """For pages that are not in memory yet. Those of a file become huge where its file system can (ext4 from Linux 6.16
+    on, xfs, btrfs)."""
+    if len(mapping) >= HUGE_PAGE_FLOOR and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without huge pages refuses: only slower
+            mapping.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _private(nbytes: int) -> mmap.mmap:
@@ -93,6 +100,7 @@ def file_bytes(nbytes: int, directory: str | Path | None = None) -> Bytes:
         with tempfile.TemporaryFile(dir=where, prefix="qcompiler.") as file:
             reserve(file, 0, nbytes, where)
             mapping = mmap.mmap(file.fileno(), nbytes)
+            ask_for_huge_pages(mapping)
     except OSError as error:
         raise WorkdirError(f"cannot make a file of {nbytes:,} bytes in {where}: {error}") from error
     return np.frombuffer(mapping, np.uint8, count=nbytes)

@@ -140,6 +140,9 @@ template <class W> struct qg_coded {
             until = ((uint64_t)k / step + 1) * step;
             entries.load(*from, panel, k);
         }
+        codes_at(k);
+    }
+    QG_METHOD void codes_at(int64_t k) {
         codes.at(k);
         values.at(codes);
     }
@@ -149,14 +152,7 @@ template <class W> struct qg_coded {
     // What value() is made of: the code's value, and the scale and the offset of the columns that share them.
     template <int J> QG_METHOD vf code() const { return values.template value<J>(codes); }
     QG_METHOD vf scale() const { return entries.scale(); }
-    QG_METHOD vf plus_offsets(vf sum, const float* x) const {
-        if constexpr (W::OFFSET) {
-            vf total = vload(x);
-            QG_UNROLL for (int k = 16; k < SHARED; k += 16) total = total + vload(x + k);
-            return vfma(vset(vsum(total)), entries.offset(), sum);
-        }
-        return sum;
-    }
+    QG_METHOD vf offset() const { return entries.offset(); }
 };
 
 // The same where blocks run across rows: row r, column k reads the entries of element r * K + k. They change at another
@@ -383,8 +379,47 @@ template <int COUNT> QC_INLINE vf qg_sum(const vf* sum) {
     else return qg_sum<COUNT / 2>(sum) + qg_sum<COUNT / 2>(sum + COUNT / 2);
 }
 
-template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_few_panels(
-    const qg_job* job, const float* x, int64_t stride, int64_t panel, int64_t next, float* tile) {
+// Whether rows are summed by codes, and then whether offsets need the sums of x.
+template <class D, int MR> constexpr bool qg_by_codes() { return D::SUMMED && MR <= 2; }
+template <class D> constexpr bool qg_needs_totals() {
+    if constexpr (D::SUMMED) return D::OFFSET;
+    return false;
+}
+
+// Few rows of x in fp32, `stride` floats apart. `totals`: the sums of whole groups of D::SHARED columns, `groups` of them
+// for each row, where qg_add_up has made them.
+struct qg_few_x {
+    const float* rows;
+    int64_t stride;
+    const float* totals;
+    int64_t groups;
+};
+
+// Floats that totals take, in whole vectors.
+constexpr int64_t qg_most_totals(int64_t k) { return (2 * (k / 32) + 15) / 16 * 16; }
+
+// `x` with its totals, which are written to `totals` (`qg_most_totals`).
+template <class D>
+QC_INLINE qg_few_x qg_add_up(const float* x, int64_t stride, int64_t rows, int64_t k, float* totals) {
+    if constexpr (qg_needs_totals<D>()) {
+        const int64_t groups = k / D::SHARED;
+        if (rows <= 2)
+            for (int64_t i = 0; i < rows; i++)
+                for (int64_t g = 0; g < groups; g++) {
+                    const float* const from = x + i * stride + g * D::SHARED;
+                    vf total = vload(from);
+                    for (int c = 16; c < D::SHARED; c += 16) total = total + vload(from + c);
+                    totals[i * groups + g] = vsum(total);
+                }
+        return {x, stride, totals, groups};
+    }
+    return {x, stride, nullptr, 0};
+}
+
+template <class D, int MR, bool BY_CODES = qg_by_codes<D, MR>()> static void qg_few_panels(
+    const qg_job* job, const qg_few_x& rows, int64_t panel, int64_t next, float* tile) {
+    const float* const x = rows.rows;
+    const int64_t stride = rows.stride;
     constexpr int PANELS = qg_few_shape<D, MR>::PANELS, SUMS = qg_few_shape<D, MR>::SUMS;
     vf sum[MR][PANELS][SUMS] = {};
     D decoder[PANELS];
@@ -392,16 +427,20 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_
     int64_t k = 0;
     if constexpr (BY_CODES) {  // each row and column group is scaled once, instead of every element
         constexpr int PARTS = SUMS < 4 ? SUMS : 4;
-        for (; k + D::SHARED <= job->k; k += D::SHARED) {
+        for (int64_t group = 0; k + D::SHARED <= job->k; k += D::SHARED, group++) {
             vf part[MR][PARTS] = {};
-            for (int64_t at = k; at < k + D::SHARED; at += D::GROUP) {
-                decoder[0].at(at);
-                qg_code_step<D, MR, PARTS> body{decoder[0], x + at, stride, part};
+            decoder[0].at(k);
+            _Pragma("GCC unroll 4") for (int at = 0; at < D::SHARED; at += D::GROUP) {
+                if (at > 0) decoder[0].codes_at(k + at);
+                qg_code_step<D, MR, PARTS> body{decoder[0], x + k + at, stride, part};
                 qg_steps<0, D::GROUP>(body, D::GROUP);
             }
-            QG_UNROLL for (int i = 0; i < MR; i++)
-                sum[i][0][0] = decoder[0].plus_offsets(
-                    vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), sum[i][0][0]), x + i * stride + k);
+            QG_UNROLL for (int i = 0; i < MR; i++) {
+                vf& to = sum[i][0][0];
+                to = vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), to);
+                if constexpr (qg_needs_totals<D>())
+                    to = vfma(vset(rows.totals[i * rows.groups + group]), decoder[0].offset(), to);
+            }
         }
     }
     for (; k + D::GROUP <= job->k; k += D::GROUP) {
@@ -423,18 +462,19 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_
         for (int i = 0; i < MR; i++) {  // a sum of codes may be no number where that of elements is one: 0 * infinity
             const vf found = vload(tile + i * QG_NP * 16);
             if (vsum(found - found) != 0.0f)
-                qg_few_panels<D, 1, false>(job, x + i * stride, stride, panel, next, tile + i * QG_NP * 16);
+                qg_few_panels<D, 1, false>(
+                    job, {x + i * stride, stride, nullptr, 0}, panel, next, tile + i * QG_NP * 16);
         }
 }
 
 // One unit of at most QG_NP panels; `next` repeats the last panel where the unit is short.
 template <class D, int MR> QC_INLINE void qg_few_rows(
-    const qg_job* job, int64_t rows, const float* x, int64_t stride, int64_t panel, int64_t next, float* tile) {
+    const qg_job* job, int64_t count, const qg_few_x& rows, int64_t panel, int64_t next, float* tile) {
     if constexpr (MR > 0) {
-        if (rows != MR) return qg_few_rows<D, MR - 1>(job, rows, x, stride, panel, next, tile);
-        qg_few_panels<D, MR>(job, x, stride, panel, next, tile);
+        if (count != MR) return qg_few_rows<D, MR - 1>(job, count, rows, panel, next, tile);
+        qg_few_panels<D, MR>(job, rows, panel, next, tile);
         if (qg_few_shape<D, MR>::PANELS < QG_NP && next != panel)
-            qg_few_panels<D, MR>(job, x, stride, next, next, tile + 16);
+            qg_few_panels<D, MR>(job, rows, next, next, tile + 16);
     }
 }
 
@@ -444,26 +484,28 @@ template <class D, int MAX> static void qg_few_task(void* arg, int64_t task, cha
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
     const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
     float* const tile = (float*)scratch;
-    float* const converted = tile + MAX * QG_NP * 16;
+    float* const totals = tile + MAX * QG_NP * 16;
+    float* const converted = totals + qg_most_totals(job->k);
     for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
-        const int64_t rows = qc_min(job->m - m0, MAX);
+        const int64_t count = qc_min(job->m - m0, MAX);
         const float* x = (const float*)job->x + m0 * job->x_row;
         int64_t stride = job->x_row;
         if (job->load_x) {
             stride = (job->k + 15) / 16 * 16;
-            job->load_x(job, m0, rows, 0, job->k, converted, stride);
+            job->load_x(job, m0, count, 0, job->k, converted, stride);
             x = converted;
         }
+        const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, totals);
         for (int64_t u = first; u < last; u++) {
             const int64_t panel = u * QG_NP, n0 = panel * 16;
-            qg_few_rows<D, MAX>(job, rows, x, stride, panel, qc_min(panel + QG_NP, panels) - 1, tile);
-            job->finish(job, tile, QG_NP * 16, m0, rows, n0, qc_min(job->n - n0, QG_NP * 16));
+            qg_few_rows<D, MAX>(job, count, rows, panel, qc_min(panel + QG_NP, panels) - 1, tile);
+            job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
         }
     }
 }
 
 constexpr int64_t qg_few_scratch(int64_t k, int64_t rows, bool converts) {
-    return 4 * rows * (QG_NP * 16 + (converts ? (k + 15) / 16 * 16 : 0));
+    return 4 * (rows * (QG_NP * 16 + (converts ? (k + 15) / 16 * 16 : 0)) + qg_most_totals(k));
 }
 
 // Clock cycles of work that pay for handing a task to another thread: the region takes 1000, and the rows of x and of

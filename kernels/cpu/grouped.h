@@ -68,17 +68,21 @@ template <class OUT> static void qm_finish(
 // Few rows of one expert times panels [p0, p1): rows of x become fp32 in scratch, codes are decoded in registers.
 template <class D> static void qm_few(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
     float* const tile = (float*)scratch;
-    float* const x = tile + QM_FEW * QG_NP * 16;
+    float* const sums = tile + QM_FEW * QG_NP * 16;
+    float* const x = sums + qg_most_totals(job->k);
     const int64_t stride = (job->k + 15) / 16 * 16;
     job->load_x(job, 0, count, 0, job->k, x, stride);
+    const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, sums);
     for (int64_t p = p0; p < p1; p += QG_NP) {
         const int64_t last = qc_min(p + QG_NP, p1) - 1;  // the panel behind an odd number of them is another task's
-        qg_few_rows<D, QM_FEW>(job, count, x, stride, p, last, tile);
+        qg_few_rows<D, QM_FEW>(job, count, rows, p, last, tile);
         job->finish(job, tile, QG_NP * 16, 0, count, p * 16, qc_min(job->n - p * 16, (last + 1 - p) * 16));
     }
 }
 
-constexpr int64_t qm_few_scratch(int64_t k) { return 4 * QM_FEW * (QG_NP * 16 + (k + 15) / 16 * 16); }
+constexpr int64_t qm_few_scratch(int64_t k) {
+    return 4 * (QM_FEW * (QG_NP * 16 + (k + 15) / 16 * 16) + qg_most_totals(k));
+}
 
 // The unit's expert and its first pair, or -1 where another unit has them. Units are experts; where there are fewer
 // pairs than experts they are pairs, and the first pair of an expert stands for all of them.
@@ -165,18 +169,22 @@ template <class D, class I, class OUT, bool FEW> static void qm_run(qc_ctx* ctx,
 template <class D> static void qm_pairs(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
     float* const tile = (float*)scratch;
     float* const others = tile + QM_FEW * QG_NP * 16;
-    float* const x = others + QM_FEW * QG_NP * 16;
+    float* const sums = others + QM_FEW * QG_NP * 16;
+    float* const x = sums + qg_most_totals(job->k);
     const int64_t stride = (job->k + 15) / 16 * 16, apart = job->all->width / 32;
     job->load_x(job, 0, count, 0, job->k, x, stride);
+    const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, sums);
     for (int64_t p = p0; p < p1; p += QG_NP) {
         const int64_t last = qc_min(p + QG_NP, p1) - 1;
-        qg_few_rows<D, QM_FEW>(job, count, x, stride, p, last, tile);
-        qg_few_rows<D, QM_FEW>(job, count, x, stride, p + apart, last + apart, others);
+        qg_few_rows<D, QM_FEW>(job, count, rows, p, last, tile);
+        qg_few_rows<D, QM_FEW>(job, count, rows, p + apart, last + apart, others);
         job->finish(job, tile, QG_NP * 16, 0, count, p * 16, (last + 1 - p) * 16);
     }
 }
 
-constexpr int64_t qm_pairs_scratch(int64_t k) { return 4 * QM_FEW * (2 * QG_NP * 16 + (k + 15) / 16 * 16); }
+constexpr int64_t qm_pairs_scratch(int64_t k) {
+    return 4 * (QM_FEW * (2 * QG_NP * 16 + (k + 15) / 16 * 16) + qg_most_totals(k));
+}
 
 template <class D, class I> static void qm_pairs_task(void* arg, int64_t task, char* scratch) {
     const qm_job* const job = (const qm_job*)arg;
@@ -205,7 +213,8 @@ template <class D, class I> static void qm_pairs_task(void* arg, int64_t task, c
 template <class D, class I> static void qm_mixed_item(const qm_job* job, int64_t row, int64_t group, char* scratch) {
     float* const tile = (float*)scratch;
     float* const totals = tile + QG_NP * 16;
-    float* const x = totals + QG_GROUP * 16;
+    float* const sums = totals + QG_GROUP * 16;
+    float* const x = sums + qg_most_totals(job->k);
     const int64_t stride = (job->k + 15) / 16 * 16, panels = job->width / 16;
     const int64_t p0 = qc_share(panels, group, job->groups), p1 = qc_share(panels, group + 1, job->groups);
     for (int64_t i = 0; i < (p1 - p0) * 16; i++) totals[i] = 0;
@@ -217,9 +226,10 @@ template <class D, class I> static void qm_mixed_item(const qm_job* job, int64_t
         const int64_t expert = ((const I*)job->index)[one.rows[0] * job->index_step];
         const bool there = expert >= 0 && expert < job->experts;
         if (there) job->load_x(&one, 0, 1, 0, job->k, x, stride);
+        const qg_few_x own = there ? qg_add_up<D>(x, stride, 1, job->k, sums) : qg_few_x();
         for (int64_t p = p0; p < p1; p += QG_NP) {
             const int64_t last = qc_min(p + QG_NP, p1) - 1;
-            if (there) qg_few_rows<D, 1>(job, 1, x, stride, expert * panels + p, expert * panels + last, tile);
+            if (there) qg_few_rows<D, 1>(job, 1, own, expert * panels + p, expert * panels + last, tile);
             else for (int64_t i = 0; i < QG_NP * 16; i++) tile[i] = 0;
             job->mix(job, tile, row, place, totals + (p - p0) * 16, (last + 1 - p) * 16);
         }
@@ -227,7 +237,9 @@ template <class D, class I> static void qm_mixed_item(const qm_job* job, int64_t
     job->finish(job, totals, 0, row, 1, p0 * 16, (p1 - p0) * 16);
 }
 
-constexpr int64_t qm_mixed_scratch(int64_t k) { return 4 * ((QG_NP + QG_GROUP) * 16 + (k + 15) / 16 * 16); }
+constexpr int64_t qm_mixed_scratch(int64_t k) {
+    return 4 * ((QG_NP + QG_GROUP) * 16 + (k + 15) / 16 * 16 + qg_most_totals(k));
+}
 
 template <class D, class I> static void qm_mixed_task(void* arg, int64_t task, char* scratch) {
     const qm_job* const job = (const qm_job*)arg;

@@ -16,7 +16,7 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import grouped_int8, text
 from qcompiler.kernels.cpu.grouped_combined import functions_of
-from qcompiler.kernels.cpu.linear import GROUP, block_of, product_scratch, tile_of, weight_of
+from qcompiler.kernels.cpu.linear import GROUP, block_of, most_totals, product_scratch, tile_of, weight_of
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
@@ -37,12 +37,12 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     body = _body(spec)
     if body.codes:
         return grouped_int8.scratch_bytes(spec, isa)
-    tile, block, row = tile_of(isa), block_of(body.k), -(-body.k // 16) * 16
+    tile, block, row, totals = tile_of(isa), block_of(body.k), -(-body.k // 16) * 16, most_totals(body.k)
     if body.pairs:
-        return 4 * min(tile.few, MOST_ROWS_FROM_CODES) * (2 * 16 * tile.panels + row)
+        return 4 * (min(tile.few, MOST_ROWS_FROM_CODES) * (2 * 16 * tile.panels + row) + totals)
     if body.top:
-        return 4 * ((tile.panels + GROUP) * 16 + row)
-    few = 4 * min(tile.few, MOST_ROWS_FROM_CODES) * (16 * tile.panels + row)
+        return 4 * ((tile.panels + GROUP) * 16 + row + totals)
+    few = 4 * (min(tile.few, MOST_ROWS_FROM_CODES) * (16 * tile.panels + row) + totals)
     return max(few, product_scratch(isa, block, whole=block >= body.k))
 
 

@@ -74,6 +74,11 @@ def block_of(k: int) -> int:
     return k if k <= KC else _up(_up(k, _up(k, KC)), 16) * 16
 
 
+def most_totals(k: int) -> int:
+    """gemm.h's qg_most_totals: floats that the sums of groups of x take."""
+    return _up(2 * (k // 32), 16) * 16
+
+
 def product_scratch(isa: str, block: int, *, whole: bool) -> int:
     """Scratch bytes per thread of gemm.h's qg_product (its qg_scratch): decoded panels, converted or copied rows of x,
     tiles of sums."""
@@ -115,7 +120,8 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     """What the product itself needs of it."""
     tile, block, rows = tile_of(isa), block_of(body.k), few_rows(spec, body, isa)
-    few = 4 * (rows or tile.few) * (16 * tile.panels + (_up(body.k, 16) * 16 if _converts(spec, body) else 0))
+    row = 16 * tile.panels + (_up(body.k, 16) * 16 if _converts(spec, body) else 0)
+    few = 4 * ((rows or tile.few) * row + most_totals(body.k))
     if multiplies_bf16(spec, isa):
         few = max(few, _few_bf16(body.k, rows or tile.few, tile.panels, rounds=_rounds(spec)))
     if rows:

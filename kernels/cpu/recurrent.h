@@ -94,10 +94,12 @@ static void qr_gate(const qr_product* job, int64_t rows, const float* x, int64_t
     const int64_t p0 = begin / 16, p1 = (begin + job->units + 15) / 16;
     if constexpr (FEW > 0) {
         if (rows <= FEW) {
-            float* const tile = (float*)scratch;
+            float* const totals = (float*)scratch;
+            float* const tile = totals + qg_most_totals(job->k);
+            const qg_few_x few = qg_add_up<D>(x, stride, rows, job->k, totals);
             for (int64_t p = p0; p < p1; p += QG_NP) {
                 const int64_t end = qc_min(p + QG_NP, p1);
-                qg_few_rows<D, FEW>(job, rows, x, stride, p, end - 1, tile);
+                qg_few_rows<D, FEW>(job, rows, few, p, end - 1, tile);
                 qr_keep<GATES>(job, tile, QG_NP * 16, job->from_row, rows, p * 16, qc_min(job->n, end * 16) - p * 16);
             }
             return;

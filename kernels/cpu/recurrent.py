@@ -10,7 +10,15 @@ import re
 
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import text
-from qcompiler.kernels.cpu.linear import Weight, block_of, product_scratch, tile_of, used_symbols, weight_of
+from qcompiler.kernels.cpu.linear import (
+    Weight,
+    block_of,
+    most_totals,
+    product_scratch,
+    tile_of,
+    used_symbols,
+    weight_of,
+)
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.kernel import KernelSpec, Operand
@@ -55,7 +63,7 @@ def _product(k: int, rows: int, few: int, isa: str, *, converts: bool) -> int:
     """Scratch bytes per thread of a product with up to `rows` rows, of which `few` are multiplied directly from
     codes."""
     block = block_of(k)
-    straight = 4 * few * (16 * tile_of(isa).panels + (-(-k // 16) * 16 if converts else 0))
+    straight = 4 * (few * (16 * tile_of(isa).panels + (-(-k // 16) * 16 if converts else 0)) + most_totals(k))
     panels = product_scratch(isa, block, whole=block >= k) if rows > few else 0
     return max(straight, panels)
 
