@@ -27,6 +27,7 @@ from qcompiler.runtime.executor import (
     total_time,
 )
 from qcompiler.runtime.forking import free_after_fork
+from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails
 from qcompiler.runtime.placement import SessionMemory
@@ -390,6 +391,7 @@ def make_context(num_threads: int, scratch_stride: int) -> Context:
         scratch_stride=scratch_stride,
         num_threads=num_threads,
         error_kernel=-1,
+        int8_units=int8_units(),
     )
     context.scratch_block = scratch
     return context

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from qcompiler.kernels.cpu import emit
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime.compiler import compile_library
+from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.limits import Limits, middle, probes_text
 from qcompiler.runtime.support import Context, parallel_address
@@ -66,7 +67,10 @@ class Bench:
     def use_threads(self, threads: int) -> None:
         """Runs kernels and probes on so many threads from now on."""
         self.scratch = aligned(np.zeros(self.stride * threads, np.uint8))
-        self.context = Context(parallel_address(), None, self.scratch.ctypes.data, self.stride, threads, 0, 0, 0, -1, 0)
+        self.context = Context(
+            parallel=parallel_address(), scratch=self.scratch.ctypes.data, scratch_stride=self.stride,
+            num_threads=threads, error_kernel=-1, int8_units=int8_units(),
+        )  # fmt: skip
 
     def peak(self) -> float:
         """Operations per second of fused multiply-adds of fp32."""

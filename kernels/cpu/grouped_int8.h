@@ -5,7 +5,7 @@
 // task of int8.h takes.
 #pragma once
 #include "grouped.h"
-#include "int8.h"
+#include "int8_run.h"
 
 enum { QM_SHARES = 8 };  // parts of the work for each thread: experts have different numbers of rows
 
@@ -53,9 +53,5 @@ template <class W, class E, class I> static void qm_run_int8_with(qc_ctx* ctx, q
 template <class W, class I, class OUT> static void qm_run_int8(qc_ctx* ctx, qm_job* job) {
     if (job->pairs <= 0) return;
     qm_check<I, OUT>(ctx, job);
-#if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // as `qi_run`
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"))
-        return qm_run_int8_with<W, qi_vnni, I>(ctx, job);
-#endif
-    qm_run_int8_with<W, qi_pairs, I>(ctx, job);
+    qi_with_engine(ctx, [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
 }

@@ -14,7 +14,7 @@ from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
-HEADERS = ("decode.h", "gemm.h", "int8.h", "lookup.h", "grouped.h", "grouped_int8.h")
+HEADERS = ("decode.h", "gemm.h", "int8.h", "int8_run.h", "lookup.h", "grouped.h", "grouped_int8.h")
 
 
 def _text(spec: KernelSpec) -> ProductText:

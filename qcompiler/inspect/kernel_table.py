@@ -136,6 +136,11 @@ def _cpu(isa: str, flags: Collection[str] | None, compute: Compute, weight: Oper
 
 
 def _cpu_int8(isa: str, flags: Collection[str] | None, vectors: str, wider: Reasons) -> tuple[str, Reasons]:
+    if isa == "x86-64-v3":
+        if flags is not None and "avx_vnni" in flags:
+            return "AVX-VNNI", wider
+        why = "this processor lacks avx_vnni" if flags is not None else "asked for when the kernel runs"
+        return "AVX2, pairs of integers", [*wider, ("AVX-VNNI", why)]
     if isa != "x86-64-v4":
         return f"{vectors}, integers", [*wider, *cpu_int8.passed_over(isa)]
     lacks = [flag for flag in ("avx512_vnni", "avx512vbmi") if flags is not None and flag not in flags]

@@ -56,7 +56,7 @@ class Context(ctypes.Structure):
         ("parallel", ctypes.c_void_p), ("pool", ctypes.c_void_p), ("scratch", ctypes.c_void_p),
         ("scratch_stride", ctypes.c_int64), ("num_threads", ctypes.c_int32), ("error_code", ctypes.c_int32),
         ("error_value", ctypes.c_int64), ("error_limit", ctypes.c_int64), ("error_kernel", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("int8_units", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -112,6 +112,7 @@ class Kernels:
     def __init__(self, specs: Sequence[KernelSpec], isa: str, folder: Path) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.isa = isa
+        self.int8_units = 0
         self.source = emit_kernels(tuple(specs), isa)
         self.library = compile_source(self.source + PARALLEL, isa, folder)
 
@@ -121,7 +122,7 @@ class Kernels:
         memory = np.full(stride * threads + 64 + 64, 0xFF, np.uint8)
         base = -(-memory.ctypes.data // 64) * 64
         parallel = ctypes.cast(self.library.test_parallel, ctypes.c_void_p)
-        return Context(parallel, None, base, stride, threads, 0, 0, 0, -1, 0), memory
+        return Context(parallel, None, base, stride, threads, 0, 0, 0, -1, self.int8_units), memory
 
     def run(self, name: str, operands: Sequence[Any], symbols: Sequence[int] = (), threads: int = 1) -> Context:
         """Returns the context, for the error fields. An operand is an array (its first element's address is passed)."""

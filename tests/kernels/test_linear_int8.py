@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+from qcompiler.runtime.isa import cpuinfo_flags
 
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, K, the result's type
@@ -57,6 +59,8 @@ WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, 
 FAST = ("int8", "int4_zeros", "q4_K", "q6_K", "mxfp4")
 MS = (1, 2, 7, 8, 14, 33, 109)  # 109: more than the rows of one task
 COLS = (1, 31, 64, 101, 300)
+PAIRS, TILES = 1, 2
+"""abi.h's QC_INT8_PAIRS and QC_INT8_TILES."""
 
 
 def packed_weight(case: str) -> formats.PackedTensor:
@@ -144,15 +148,43 @@ def test_products_have_the_bits_of_their_definition(
 
 
 @pytest.mark.slow
-def test_without_vnni_the_bits_are_the_same(build: Any, isa: str, build_folder: Path) -> None:
-    """What AVX-512 runs on processors without VNNI; the other ISAs have no such choice."""
-    kernels = build([linear_spec(case) for case in ("int8", "int4", "q6_K")], isa)
-    assert ("QI_NO_VNNI" in kernels.source) and ("avx512vnni" in kernels.source)
-    harness = sys.modules[type(kernels).__module__]
-    source = "#define QI_NO_VNNI 1\n" + kernels.source + harness.PARALLEL
-    kernels.library = harness.compile_source(source, isa, build_folder)
-    for case in ("int8", "int4", "q6_K"):
+def test_without_vnni_the_bits_are_the_same(build: Any, isa: str) -> None:
+    """What processors without VNNI run, and what the context may ask for."""
+    kernels = build([linear_spec(case) for case in FAST], isa)
+    kernels.int8_units = PAIRS
+    for case in FAST:
         check_products(kernels, case)
+
+
+@pytest.fixture(scope="module")
+def vex(build_folder: Path, build: Any) -> Any:
+    """The build for AVX2 with AVX-VNNI's product in its EVEX encoding, for processors with AVX-512 VNNI."""
+    if not {"avx512vl", "avx512_vnni"} <= (cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()):
+        pytest.skip("this CPU cannot run vpdpbusd on 256 bits in its EVEX encoding")
+    kernels = build([linear_spec(case) for case in WEIGHTS], "x86-64-v3")
+    harness = sys.modules[type(kernels).__module__]
+    source = "#define QI_EVEX 1\n" + kernels.source + harness.PARALLEL
+    kernels.library = harness.compile_source(source, kernels.isa, build_folder)
+    return kernels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_avx_vnni_has_the_bits_of_the_definition(vex: Any, case: str) -> None:
+    check_products(vex, case)
+
+
+@pytest.mark.slow
+def test_the_build_for_avx2_has_the_product_in_its_vex_encoding(build: Any) -> None:
+    kernels = build([linear_spec("int4")], "x86-64-v3")
+    found = instructions(kernels.library._name)
+    assert "{vex} vpdpbusd" in found and "%zmm" not in found
+    assert "vpmaddwd" in found  # for processors without AVX-VNNI
+
+
+def instructions(library: str) -> str:
+    """The disassembled text of a shared library."""
+    return subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
 
 
 def test_rows_have_the_bits_of_their_definition(build: Any, isa: str) -> None:
