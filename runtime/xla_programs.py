@@ -149,7 +149,7 @@ def _described(program: LoadedProgram) -> _Program:
         arena_count=len(plan.arenas),
         entry_count=len(entries),
         kernel_count=len(names),
-        int8_units=int8_units(),
+        int8_units=int8_units(program.isa),
         entries=ctypes.addressof(table),
         kernels=ctypes.addressof(kernels),
     )

@@ -69,7 +69,7 @@ class Bench:
         self.scratch = aligned(np.zeros(self.stride * threads, np.uint8))
         self.context = Context(
             parallel=parallel_address(), scratch=self.scratch.ctypes.data, scratch_stride=self.stride,
-            num_threads=threads, error_kernel=-1, int8_units=int8_units(),
+            num_threads=threads, error_kernel=-1, int8_units=int8_units(host_isa()),
         )  # fmt: skip
 
     def peak(self) -> float:

@@ -19,7 +19,7 @@ static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* s
     const int64_t first = expert * job->width, panel = first / 16, count = (first + job->width + 15) / 16 - panel;
     const int64_t p0 = panel + qc_share(count, group, job->groups);
     const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
-    const int64_t chunk = qi_chunk_of(job->k, E::ROWS), most = qc_min(chunk, QM_ROWS);
+    const int64_t chunk = qi_chunk_of(job->k, E::ROWS, E::ROOM), most = qc_min(chunk, QM_ROWS);
     qm_product one;
     (qg_job&)one = *job;
     one.all = job, one.first = first;
@@ -28,7 +28,7 @@ static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* s
         for (; pair < job->pairs && rows < most; pair++)
             if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
         if (rows == 0) return;
-        qi_multiply<W, E>(&one, 0, rows, chunk, p0, p1, scratch, [&](int64_t i) {
+        qi_multiply_by<W, E>(&one, 0, rows, chunk, p0, p1, scratch, [&](int64_t i) {
             return job->x + one.rows[i] / job->repeat * job->x_row;
         });
     }
@@ -53,5 +53,5 @@ template <class W, class E, class I> static void qm_run_int8_with(qc_ctx* ctx, q
 template <class W, class I, class OUT> static void qm_run_int8(qc_ctx* ctx, qm_job* job) {
     if (job->pairs <= 0) return;
     qm_check<I, OUT>(ctx, job);
-    qi_with_engine(ctx, [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
+    qi_with_engine<W>(ctx, job->pairs / qc_max(job->experts, 1), [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
 }

@@ -9,6 +9,7 @@
 //     qi_vnni     AVX-512 with VNNI and VBMI: vpdpbusd, 4 columns at a time; asked for at run time, since x86-64-v4
 //                 does not promise them
 //     qi_vex      AVX2 with AVX-VNNI: the same instruction in its VEX encoding, asked for at run time as well
+//     qi_tiles    AMX, for many rows, where the context asks for it: int8_tiles.h
 //     qi_pairs    pmaddwd on pairs of 16-bit numbers (AVX-512BW, AVX2, SSE2), exact where pmaddubsw would saturate;
 //                 elsewhere plain multiplications
 //
@@ -49,7 +50,7 @@ typedef int16_t qi_shorts __attribute__((vector_size(32)));
 
 // STEP: bytes of a row prepared for four columns. ROWS: most rows of a block. HELD: most of them whose totals stay in
 // registers beside their sums (0: totals go through memory). UNPACKED: a task of so many full blocks of rows makes bytes
-// of codes in planes once for all of them.
+// of codes in planes once for all of them. ROOM: bytes that scratch has for four columns of a row. TILES: int8_tiles.h.
 
 // Byte b of the result holds, from bit TO on, the WIDTH bits of column FIRST + b * STEP of a word.
 template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(qu word) {
@@ -65,7 +66,8 @@ template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(q
 #if defined(QC_AVX512)
 // A row prepared for it: four bytes. HELD: 14 sums, 14 totals, two words of a weight, their mask, a word of x: all 32.
 struct qi_vnni {
-    static constexpr int ROWS = QI_ROWS, HELD = 7, STEP = 4, UNPACKED = 3;
+    static constexpr int ROWS = QI_ROWS, HELD = 7, STEP = 4, UNPACKED = 3, ROOM = 8;
+    static constexpr bool TILES = false;
     typedef qu operand;
     typedef qu factor;
     static QG_METHOD operand make(qu bytes) { return bytes; }
@@ -115,7 +117,8 @@ QC_COLD bool qi_has_vex() {
 
 // A row prepared for it: four bytes. HELD: 6 sums, 6 totals, two words of a weight, a word of x.
 struct qi_vex {
-    static constexpr int ROWS = QI_VEX_ROWS, HELD = 3, STEP = 4, UNPACKED = 2;
+    static constexpr int ROWS = QI_VEX_ROWS, HELD = 3, STEP = 4, UNPACKED = 2, ROOM = 8;
+    static constexpr bool TILES = false;
     typedef qu operand;
     typedef qu factor;
     static QG_METHOD operand make(qu bytes) { return bytes; }
@@ -144,7 +147,8 @@ QC_INLINE void qi_multiply_pairs(qu& sum, qu w, int32_t x) {
 
 // A row prepared for it: columns c0, c2, c1, c3 of each step as 16-bit numbers.
 struct qi_pairs {
-    static constexpr int ROWS = QI_ROWS, HELD = 0, STEP = 8, UNPACKED = 3;
+    static constexpr int ROWS = QI_ROWS, HELD = 0, STEP = 8, UNPACKED = 3, ROOM = 8;
+    static constexpr bool TILES = false;
     struct operand { qu even, odd; };
     struct factor { int32_t even, odd; };
     static QG_METHOD operand make(qu bytes) { return {bytes & 0x00ff00ffu, (bytes >> 8) & 0x00ff00ffu}; }
@@ -325,6 +329,19 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
         }
 }
 
+// What multiplies the sums of group `g`, whose columns begin at k, and the sums of x's codes. `place` of the panel in its
+// unit.
+struct qi_scale { vf slope, intercept; };
+template <class W> QC_INLINE qi_scale qi_scale_of(
+    W& entry, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t g, int64_t k, int place) {
+    if (W::NESTED && rows.entries) {
+        const float* const at = rows.entries + g * qi_entries_of<W>() + place * 16 * (1 + W::AFFINE);
+        return {vload(at), W::AFFINE ? vload(at + 16) : vzero()};
+    }
+    entry.load(from, panel, k);
+    return {entry.slope(), entry.intercept()};
+}
+
 template <int S> struct qi_number { static constexpr int value = S; };
 
 // f(step) for the steps of a word of W's codes.
@@ -396,19 +413,12 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
             qi_steps<W>(step);
         }
         QG_UNROLL for (int p = 0; p < NP; p++) {
-            vf slope, intercept;
-            if (W::NESTED && rows.entries) {
-                const float* const at = rows.entries + g * qi_entries_of<W>() + (begin + p) * 16 * (1 + W::AFFINE);
-                slope = vload(at), intercept = W::AFFINE ? vload(at + 16) : vzero();
-            } else {
-                entries[p].load(from, p ? next : panel, k);
-                slope = entries[p].slope(), intercept = entries[p].intercept();
-            }
+            const qi_scale scale = qi_scale_of(entries[p], from, rows, p ? next : panel, g, k, begin + p);
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 vf term;
                 QG_UNROLL for (int r = 0; r < QC_REGS; r++) term.r[r] = q_tofloat((qi)sum[i][p * QC_REGS + r]);
-                term = term * slope;
-                if (W::AFFINE) term = term + vset(rows.total[i * rows.groups + g]) * intercept;
+                term = term * scale.slope;
+                if (W::AFFINE) term = term + vset(rows.total[i * rows.groups + g]) * scale.intercept;
                 if constexpr (HELD) {
                     totals[i][p] = totals[i][p] + term;
                 } else {
@@ -447,8 +457,9 @@ template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
 
 // --- the work --------------------------------------------------------------------------------------------------------
 
-constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
-    const int64_t fit = QI_CHUNK / (rows * qi_stride(k, 8));
+// Rows of x in a task: `rows` times some, as far as there is room for so many bytes for four columns.
+constexpr int64_t qi_chunk_of(int64_t k, int64_t rows, int64_t room) {
+    const int64_t fit = QI_CHUNK / (rows * qi_stride(k, room));
     return rows * (fit < 1 ? 1 : fit < QI_BLOCKS ? fit : (int64_t)QI_BLOCKS);
 }
 
@@ -456,18 +467,7 @@ constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
 // per row, two numbers per row and group.
 template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows, int64_t of_group) {
     return 64 * rows * QG_NP + 4 * of_group * groups + qi_unpacked_of<W>(k) +
-           (qi_chunk_of(k, rows) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
-}
-
-constexpr int64_t qi_most(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// As much for any engine of this instruction set.
-template <class W> constexpr int64_t qi_scratch_of(int64_t k, int64_t groups, int64_t of_group) {
-#if defined(QC_AVX2)
-    return qi_most(qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qi_scratch_for<W>(k, groups, QI_VEX_ROWS, of_group));
-#else
-    return qi_scratch_for<W>(k, groups, QI_ROWS, of_group);
-#endif
+           (qi_chunk_of(k, rows, 8) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
 }
 
 // `rows` rows of int8, which stand at row(0), row(1), …, times panels [p0, p1): rows m0 … of the result. `chunk`: the

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,7 +22,6 @@ from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
-from qcompiler.runtime.isa import cpuinfo_flags
 
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, K, the result's type
@@ -156,22 +155,35 @@ def test_without_vnni_the_bits_are_the_same(build: Any, isa: str) -> None:
         check_products(kernels, case)
 
 
-@pytest.fixture(scope="module")
-def vex(build_folder: Path, build: Any) -> Any:
-    """The build for AVX2 with AVX-VNNI's product in its EVEX encoding, for processors with AVX-512 VNNI."""
-    if not {"avx512vl", "avx512_vnni"} <= (cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()):
-        pytest.skip("this CPU cannot run vpdpbusd on 256 bits in its EVEX encoding")
-    kernels = build([linear_spec(case) for case in WEIGHTS], "x86-64-v3")
-    harness = sys.modules[type(kernels).__module__]
-    source = "#define QI_EVEX 1\n" + kernels.source + harness.PARALLEL
-    kernels.library = harness.compile_source(source, kernels.isa, build_folder)
-    return kernels
+def test_rare_engines_have_the_bits_of_the_definition(int8_engine: Callable[..., Any]) -> None:
+    check_engine(int8_engine([linear_spec("int4_zeros")]), "int4_zeros")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_avx_vnni_has_the_bits_of_the_definition(vex: Any, case: str) -> None:
-    check_products(vex, case)
+def test_rare_engines_have_the_bits_of_every_format(int8_engine: Callable[..., Any], case: str) -> None:
+    check_engine(int8_engine([linear_spec(each) for each in WEIGHTS]), case)
+
+
+def check_engine(kernels: Any, case: str) -> None:
+    """As `check_products`. On the model of tiles also: they are used, as the manual says, and released."""
+    if kernels.int8_units != TILES:
+        return check_products(kernels, case)
+    errors, dots, configured, released = (
+        ctypes.c_int64.in_dll(kernels.library, f"amx_{name}") for name in ("errors", "dots", "configured", "released")
+    )
+    before = dots.value
+    check_products(kernels, case)
+    assert errors.value == 0 and dots.value > before and configured.value == released.value
+
+
+@pytest.mark.slow
+def test_the_build_for_avx512_has_the_instructions_of_tiles(build: Any) -> None:
+    found = instructions(build([linear_spec("int4")], "x86-64-v4").library._name)
+    for name in ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored"):
+        assert f"\t{name}" in found
+    # W behind X, the sums last, as AT&T's syntax has operands
+    assert re.search(r"tdpbsud %tmm6,%tmm4,%tmm0\b", found) and re.search(r"tdpbsud %tmm7,%tmm5,%tmm3\b", found)
 
 
 @pytest.mark.slow
