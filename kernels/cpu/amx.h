@@ -26,7 +26,8 @@ template <int T> QC_INLINE void qa_load(const void* from, int64_t stride) {  // 
 template <int T> QC_INLINE void qa_store(void* to, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
 }
-// SUM[m][n] += the four signed bytes X[m][4 j …] times the four unsigned bytes W[j][4 n …], for all j; 32 bits, wrapping.
+// SUM[m][n] += the four signed bytes X[m][4 j …] times the four unsigned bytes W[j][4 n …] for all j, in 32 bits that
+// wrap.
 template <int SUM, int X, int W> QC_INLINE void qa_dot_signed_unsigned() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
 }

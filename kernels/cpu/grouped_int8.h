@@ -53,5 +53,6 @@ template <class W, class E, class I> static void qm_run_int8_with(qc_ctx* ctx, q
 template <class W, class I, class OUT> static void qm_run_int8(qc_ctx* ctx, qm_job* job) {
     if (job->pairs <= 0) return;
     qm_check<I, OUT>(ctx, job);
-    qi_with_engine<W>(ctx, job->pairs / qc_max(job->experts, 1), [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
+    const int64_t rows = job->pairs / qc_max(job->experts, 1);  // of an expert, on average
+    qi_with_engine<W>(ctx, rows, [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
 }

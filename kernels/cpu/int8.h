@@ -49,8 +49,9 @@ typedef int16_t qi_shorts __attribute__((vector_size(32)));
 // --- engines: how four columns are multiplied ------------------------------------------------------------------------
 
 // STEP: bytes of a row prepared for four columns. ROWS: most rows of a block. HELD: most of them whose totals stay in
-// registers beside their sums (0: totals go through memory). UNPACKED: a task of so many full blocks of rows makes bytes
-// of codes in planes once for all of them. ROOM: bytes that scratch has for four columns of a row. TILES: int8_tiles.h.
+// registers beside their sums (0: totals go through memory). UNPACKED: a task of so many full blocks of rows makes
+// bytes of codes in planes once for all of them. ROOM: bytes that scratch has for four columns of a row. TILES:
+// int8_tiles.h.
 
 // Byte b of the result holds, from bit TO on, the WIDTH bits of column FIRST + b * STEP of a word.
 template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(qu word) {
@@ -329,8 +330,8 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
         }
 }
 
-// What multiplies the sums of group `g`, whose columns begin at k, and the sums of x's codes. `place` of the panel in its
-// unit.
+// What multiplies the sums of group `g`, whose columns begin at k, and the sums of x's codes. `place`: the panel's in
+// its unit.
 struct qi_scale { vf slope, intercept; };
 template <class W> QC_INLINE qi_scale qi_scale_of(
     W& entry, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t g, int64_t k, int place) {

@@ -10,7 +10,8 @@ template <class W> constexpr int64_t qi_scratch_of(int64_t k, int64_t groups, in
 #if defined(QC_AVX512)
     return qi_most(qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qt_scratch_for(k, groups, of_group));
 #elif defined(QC_AVX2)
-    return qi_most(qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qi_scratch_for<W>(k, groups, QI_VEX_ROWS, of_group));
+    return qi_most(
+        qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qi_scratch_for<W>(k, groups, QI_VEX_ROWS, of_group));
 #else
     return qi_scratch_for<W>(k, groups, QI_ROWS, of_group);
 #endif

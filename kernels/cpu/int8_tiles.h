@@ -1,5 +1,5 @@
-// Products of int8 rows by AMX: the codes of two panels become unsigned bytes once for a task, in the order in which
-// vpdpbusd takes them (int8.h), and that is the order of tiles, too: a row of a tile holds four columns of 16 rows of w.
+// Products of int8 rows by AMX. The codes of two panels become unsigned bytes once for a task, in the order in which
+// vpdpbusd takes them (int8.h). That is the order of tiles, too: a row of a tile holds four columns of 16 rows of w.
 // Tiles hold sums of whole groups of columns, which go through memory to be scaled.
 #pragma once
 #include "amx.h"
@@ -56,9 +56,10 @@ template <int COLUMNS, int BLOCKS> QC_INLINE void qt_sums(const qi_block& rows, 
     if constexpr (BLOCKS > 1) qa_store<2>(sums + 512, 64), qa_store<3>(sums + 768, 64);
 }
 
-// tile[i][16 p + lane]: BLOCKS * 16 rows of x, of which `count` are wanted, times two panels, scaled as `qi_micro` does.
+// tile[i][16 p + lane]: BLOCKS * 16 rows of x, of which `count` are wanted, times two panels; scaled as by `qi_micro`.
 template <class W, int BLOCKS> static void qt_micro(
-    const qg_packed& from, const qi_block& rows, int64_t count, int64_t panel, int64_t next, int32_t* sums, float* tile) {
+    const qg_packed& from, const qi_block& rows, int64_t count, int64_t panel, int64_t next, int32_t* sums,
+    float* tile) {
     const int64_t span = qi_span(from.k, W::SHARED);
     W entries[QG_NP];
     for (int64_t g = 0, k = 0; k < from.k; g++, k += span) {

@@ -60,7 +60,10 @@ class Served:
 
 
 def kernel_table(
-    kind: Literal["cpu", "cuda"], isa: str, flags: Collection[str] | None = None, names: Sequence[str] | None = None,
+    kind: Literal["cpu", "cuda"],
+    isa: str,
+    flags: Collection[str] | None = None,
+    names: Sequence[str] | None = None,
     int8: str = "vnni",
 ) -> list[Served]:
     """A row for each way to compute, format and class of rows. `flags` are the processor's (None: not known). By

@@ -37,9 +37,7 @@ def test_every_format_has_a_row_for_each_class_of_rows() -> None:
 def test_what_the_processor_lacks_is_the_reason() -> None:
     rows = kernel_table("cpu", "x86-64-v4", {"avx2"}, ["nf4", "int8"])
     assert one(rows, "bf16", "nf4", "1").why_not == (("pairs of bf16", "this processor lacks avx512_bf16"),)
-    assert one(rows, "int8", "int8", "1").why_not == (
-        ("AVX-512 VNNI", "this processor lacks avx512_vnni, avx512vbmi"),
-    )
+    assert one(rows, "int8", "int8", "1").why_not == (("AVX-512 VNNI", "this processor lacks avx512_vnni, avx512vbmi"),)
     plain = kernel_table("cpu", "x86-64-v3", {"avx2", "avx512f"}, ["int8"])
     (better, why) = one(plain, "fp32", "int8", "1").why_not[0]
     assert better == "AVX-512" and "avx512bw" in why and "avx512f," not in why

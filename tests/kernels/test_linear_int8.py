@@ -168,7 +168,8 @@ def test_rare_engines_have_the_bits_of_every_format(int8_engine: Callable[..., A
 def check_engine(kernels: Any, case: str) -> None:
     """As `check_products`. On the model of tiles also: they are used, as the manual says, and released."""
     if kernels.int8_units != TILES:
-        return check_products(kernels, case)
+        check_products(kernels, case)
+        return
     errors, dots, configured, released = (
         ctypes.c_int64.in_dll(kernels.library, f"amx_{name}") for name in ("errors", "dots", "configured", "released")
     )
