@@ -27,6 +27,7 @@ int8 = load("tests/kernels/test_linear_int8.py")
 TOOLS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 N, K = 48, 512
 FORMATS = ("nf4", "int4", "int8", "q4_K", "tq", "fp8_e4m3")
+CLASSES: dict[int, Any] = {1: "1", 7: "2-8", 33: "large"}
 MAIN = r"""
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,18 +58,18 @@ int main() {
 pytestmark = pytest.mark.slow
 
 
-def float_spec(name: str) -> KernelSpec:
-    """x, w, out in fp32 with a symbolic number of rows."""
+def float_spec(name: str, m: int) -> KernelSpec:
+    """x, w, out in fp32, by the kernel that serves m rows."""
     operands = (
         Operand(name="x", dtype="f32", access="r", shape=("m", K), strides=(K, 1)),
         Operand(name="w", dtype="f32", access="r", shape=(N, K), format=FormatRef(name=name), layout="cpu_p16_v2"),
         Operand(name="out", dtype="f32", access="w", shape=("m", N), strides=(N, 1)),
     )
-    body = LinearKernel(m="m", n=N, k=K, m_class="large", has_bias=False)
-    return KernelSpec(name=f"f_{name}", symbols=("m",), operands=operands, body=body)
+    body = LinearKernel(m="m", n=N, k=K, m_class=CLASSES[m], has_bias=False)
+    return KernelSpec(name=f"f_{name}_{m}", symbols=("m",), operands=operands, body=body)
 
 
-SPECS = [*(int8.linear_spec(case) for case in int8.FAST), *(float_spec(name) for name in FORMATS)]
+SPECS = [*(int8.linear_spec(case) for case in int8.FAST), *(float_spec(name, m) for name in FORMATS for m in CLASSES)]
 Run = Callable[[str, int, Sequence[Any]], Any]
 
 
@@ -111,9 +112,9 @@ def test_products_in_fp32_are_those_of_the_decoded_weight(on_arm: Run, name: str
     rng = np.random.default_rng(2)
     packed = formats.get(name).encode(rng.standard_normal((N, K)).astype(np.float32))
     data, weight = layouts.get("cpu_p16_v2").pack(packed.format, "f32", N, K, packed.data), packed.format.decode(packed)
-    for m in (1, 7, 33):
+    for m in CLASSES:
         x = rng.standard_normal((m, K)).astype(np.float32)
-        found = on_arm(f"f_{name}", m, [x, data, np.zeros((m, N), np.float32)])
+        found = on_arm(f"f_{name}_{m}", m, [x, data, np.zeros((m, N), np.float32)])
         exact, terms = (
             x.astype(float) @ weight.T.astype(float),
             np.abs(x).astype(float) @ np.abs(weight).T.astype(float),
