@@ -27,6 +27,7 @@ from qcompiler.runtime.executor import (
     total_time,
 )
 from qcompiler.runtime.forking import free_after_fork
+from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails
 from qcompiler.runtime.placement import SessionMemory
@@ -245,7 +246,7 @@ class HostSession(Session):
 
     def __init__(self, program: LoadedProgram, *, stepwise: bool = False) -> None:
         super().__init__(program, stepwise=stepwise)
-        self._context = make_context(program.num_threads, program.scratch_stride)
+        self._context = make_context(program.num_threads, program.scratch_stride, int8_units(program.isa))
         plan = program.plan
         self._frames = [EntryArenas(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
         self._executors: list[Executor] = [
@@ -381,8 +382,8 @@ class HostSession(Session):
         return addresses
 
 
-def make_context(num_threads: int, scratch_stride: int) -> Context:
-    """A `qc_ctx` with its own scratch memory, which it keeps alive."""
+def make_context(num_threads: int, scratch_stride: int, units: int = 0) -> Context:
+    """A `qc_ctx` with its own scratch memory, which it keeps alive. `units`: runtime/int8_units.py."""
     scratch = Block(num_threads * scratch_stride)
     context = Context(
         parallel=parallel_address(),
@@ -390,6 +391,7 @@ def make_context(num_threads: int, scratch_stride: int) -> Context:
         scratch_stride=scratch_stride,
         num_threads=num_threads,
         error_kernel=-1,
+        int8_units=units,
     )
     context.scratch_block = scratch
     return context

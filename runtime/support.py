@@ -33,7 +33,7 @@ class Context(ctypes.Structure):
         ("error_value", ctypes.c_int64),
         ("error_limit", ctypes.c_int64),
         ("error_kernel", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("int8_units", ctypes.c_int32),
     )
 
 

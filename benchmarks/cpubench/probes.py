@@ -12,6 +12,7 @@ import numpy.typing as npt
 from qcompiler.kernels.cpu import emit
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime.compiler import compile_library
+from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.limits import Limits, middle, probes_text
 from qcompiler.runtime.support import Context, parallel_address
@@ -47,12 +48,17 @@ def aligned(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 class Bench:
     """The compiled kernels of all cases, a context on the runtime's pool, and the probes.
 
-    With `cpu_time` clocks count the processor time of the process."""
+    With `cpu_time` clocks count the processor time of the process.  `isa` and `units` (of runtime/int8_units.py) are by
+    default those of the environment; `before` is text in front of the kernels."""
 
-    def __init__(self, specs: Sequence[KernelSpec], threads: int, *, cpu_time: bool = False) -> None:
-        isa = host_isa()
+    def __init__(
+        self, specs: Sequence[KernelSpec], threads: int, *, cpu_time: bool = False, isa: str | None = None,
+        units: int | None = None, before: str = "",
+    ) -> None:  # fmt: skip
+        isa = isa or host_isa()
+        self.units = int8_units(isa) if units is None else units
         unique = tuple({spec.name: spec for spec in specs}.values())
-        source = emit.emit_kernels(unique, isa) + probes_text() + CALLS
+        source = before + emit.emit_kernels(unique, isa) + probes_text() + CALLS
         self.library = ctypes.CDLL(str(compile_library(source, isa, name="bench-linear")))
         for probe in ("qb_call", "qb_pass", "qb_fp32", "qb_bf16", "qb_int8", "qb_read"):
             getattr(self.library, probe).restype = ctypes.c_double
@@ -66,7 +72,10 @@ class Bench:
     def use_threads(self, threads: int) -> None:
         """Runs kernels and probes on so many threads from now on."""
         self.scratch = aligned(np.zeros(self.stride * threads, np.uint8))
-        self.context = Context(parallel_address(), None, self.scratch.ctypes.data, self.stride, threads, 0, 0, 0, -1, 0)
+        self.context = Context(
+            parallel=parallel_address(), scratch=self.scratch.ctypes.data, scratch_stride=self.stride,
+            num_threads=threads, error_kernel=-1, int8_units=self.units,
+        )  # fmt: skip
 
     def peak(self) -> float:
         """Operations per second of fused multiply-adds of fp32."""

@@ -20,8 +20,12 @@ struct qc_ctx {
     int64_t error_value;     // the offending value
     int64_t error_limit;     // the bound it broke
     int32_t error_kernel;    // index of the kernel in the plan, or -1
-    int32_t reserved;
+    int32_t int8_units;      // QC_INT8_…: which instructions may multiply int8
 };
+
+// By default the dot products of bytes that the processor has (VNNI), else pairs of 16-bit numbers. No choice changes a
+// result.
+enum { QC_INT8_DEFAULT = 0, QC_INT8_PAIRS = 1, QC_INT8_TILES = 2 };
 
 enum { QC_OK = 0, QC_INDEX_OUT_OF_RANGE = 1 };
 

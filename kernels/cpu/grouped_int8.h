@@ -5,7 +5,7 @@
 // task of int8.h takes.
 #pragma once
 #include "grouped.h"
-#include "int8.h"
+#include "int8_run.h"
 
 enum { QM_SHARES = 8 };  // parts of the work for each thread: experts have different numbers of rows
 
@@ -19,7 +19,7 @@ static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* s
     const int64_t first = expert * job->width, panel = first / 16, count = (first + job->width + 15) / 16 - panel;
     const int64_t p0 = panel + qc_share(count, group, job->groups);
     const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
-    const int64_t chunk = qi_chunk_of(job->k, E::ROWS), most = qc_min(chunk, QM_ROWS);
+    const int64_t chunk = qi_chunk_of(job->k, E::ROWS, E::ROOM), most = qc_min(chunk, QM_ROWS);
     qm_product one;
     (qg_job&)one = *job;
     one.all = job, one.first = first;
@@ -28,7 +28,7 @@ static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* s
         for (; pair < job->pairs && rows < most; pair++)
             if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
         if (rows == 0) return;
-        qi_multiply<W, E>(&one, 0, rows, chunk, p0, p1, scratch, [&](int64_t i) {
+        qi_multiply_by<W, E>(&one, 0, rows, chunk, p0, p1, scratch, [&](int64_t i) {
             return job->x + one.rows[i] / job->repeat * job->x_row;
         });
     }
@@ -53,9 +53,6 @@ template <class W, class E, class I> static void qm_run_int8_with(qc_ctx* ctx, q
 template <class W, class I, class OUT> static void qm_run_int8(qc_ctx* ctx, qm_job* job) {
     if (job->pairs <= 0) return;
     qm_check<I, OUT>(ctx, job);
-#if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // as `qi_run`
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"))
-        return qm_run_int8_with<W, qi_vnni, I>(ctx, job);
-#endif
-    qm_run_int8_with<W, qi_pairs, I>(ctx, job);
+    const int64_t rows = job->pairs / qc_max(job->experts, 1);  // of an expert, on average
+    qi_with_engine<W>(ctx, rows, [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
 }

@@ -7,14 +7,14 @@ instruction at run time are the same.
 from __future__ import annotations
 
 from qcompiler.kernels import text as shared
-from qcompiler.kernels.cpu import text
+from qcompiler.kernels.cpu import linear_int8, text
 from qcompiler.kernels.cpu.linear_int8 import ProductText
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
-HEADERS = ("decode.h", "gemm.h", "int8.h", "lookup.h", "grouped.h", "grouped_int8.h")
+HEADERS = ("decode.h", "gemm.h", *linear_int8.HEADERS, "lookup.h", "grouped.h", "grouped_int8.h")
 
 
 def _text(spec: KernelSpec) -> ProductText:

@@ -8,6 +8,8 @@
 //
 //     qi_vnni     AVX-512 with VNNI and VBMI: vpdpbusd, 4 columns at a time; asked for at run time, since x86-64-v4
 //                 does not promise them
+//     qi_vex      AVX2 with AVX-VNNI: the same instruction in its VEX encoding, asked for at run time as well
+//     qi_tiles    AMX, for many rows, where the context asks for it: int8_tiles.h
 //     qi_pairs    pmaddwd on pairs of 16-bit numbers (AVX-512BW, AVX2, SSE2), exact where pmaddubsw would saturate;
 //                 elsewhere plain multiplications
 //
@@ -21,6 +23,9 @@
 // NESTED where these are computed from entries of several levels; LISTED codes stand for the bytes of a list: bytes().
 #pragma once
 #include "gemm.h"
+#if defined(QC_AVX2)
+#include <cpuid.h>
+#endif
 
 enum {
     QI_RUN = 32,       // columns of a sum that a row brings along
@@ -28,12 +33,11 @@ enum {
     QI_CHUNK = 458752,  // bytes of prepared rows of a task, unless one block of rows takes more
     QI_BLOCKS = 8,     // most times QI_ROWS rows of a task
     QI_SPARE = 4,      // rows of zeros behind them, for blocks that are not full
-    QI_UNPACKED = 3,   // a task of so many full blocks of rows makes bytes of codes in planes once for all of them
 };
 #if defined(QC_AVX512)
 enum { QI_ROWS = 12 };  // 24 sums, two words of a weight, the sign bits, a word of x: 28 of 32 registers
 #elif defined(QC_AVX2)
-enum { QI_ROWS = 4 };
+enum { QI_ROWS = 4, QI_VEX_ROWS = 6 };  // 12 sums, two words of a weight, a word of x: 15 of 16 registers
 #else
 enum { QI_ROWS = 2 };
 #endif
@@ -43,6 +47,11 @@ typedef int8_t qi_bytes __attribute__((vector_size(16)));
 typedef int16_t qi_shorts __attribute__((vector_size(32)));
 
 // --- engines: how four columns are multiplied ------------------------------------------------------------------------
+
+// STEP: bytes of a row prepared for four columns. ROWS: most rows of a block. HELD: most of them whose totals stay in
+// registers beside their sums (0: totals go through memory). UNPACKED: a task of so many full blocks of rows makes
+// bytes of codes in planes once for all of them. ROOM: bytes that scratch has for four columns of a row. TILES:
+// int8_tiles.h.
 
 // Byte b of the result holds, from bit TO on, the WIDTH bits of column FIRST + b * STEP of a word.
 template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(qu word) {
@@ -56,10 +65,10 @@ template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(q
 }
 
 #if defined(QC_AVX512)
-// A row prepared for it: four bytes per step. HELD: most rows of a block whose totals stay in registers (14 sums, 14
-// totals, two words of a weight, their mask, a word of x: all 32).
+// A row prepared for it: four bytes. HELD: 14 sums, 14 totals, two words of a weight, their mask, a word of x: all 32.
 struct qi_vnni {
-    static constexpr int ROWS = QI_ROWS, HELD = 7, STEP = 4;
+    static constexpr int ROWS = QI_ROWS, HELD = 7, STEP = 4, UNPACKED = 3, ROOM = 8;
+    static constexpr bool TILES = false;
     typedef qu operand;
     typedef qu factor;
     static QG_METHOD operand make(qu bytes) { return bytes; }
@@ -85,6 +94,45 @@ private:
 };
 #endif
 
+#if defined(QC_AVX2)
+// Tests define QI_EVEX: AVX-512 VL has the same product in the EVEX encoding, and more processors run that.
+#if defined(QI_EVEX)
+#define QI_VPDPBUSD "%{evex%} vpdpbusd"
+QC_INLINE bool qi_has_vex() { return true; }
+#else
+#define QI_VPDPBUSD "%{vex%} vpdpbusd"
+// Whether the processor has AVX-VNNI: leaf 7, subleaf 1, bit 4 of EAX. Asked once: in virtual machines it takes µs.
+// Not by __builtin_cpu_supports, since older compilers do not know the name.
+QC_COLD bool qi_has_vex() {
+    static int known;  // 0: not asked yet
+    int has = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (has == 0) {
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        has = __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 16)
+                  ? 1 : -1;
+        __atomic_store_n(&known, has, __ATOMIC_RELAXED);
+    }
+    return has > 0;
+}
+#endif
+
+// A row prepared for it: four bytes. HELD: 6 sums, 6 totals, two words of a weight, a word of x.
+struct qi_vex {
+    static constexpr int ROWS = QI_VEX_ROWS, HELD = 3, STEP = 4, UNPACKED = 2, ROOM = 8;
+    static constexpr bool TILES = false;
+    typedef qu operand;
+    typedef qu factor;
+    static QG_METHOD operand make(qu bytes) { return bytes; }
+    static QG_METHOD factor take(const char* x) { return (qu)q_seti(*(const qi_word*)x); }
+    static QG_METHOD void dot(qu& sum, const operand& w, const factor& x) {  // unsigned bytes of w times signed ones
+        asm(QI_VPDPBUSD " %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
+    }
+    template <int WIDTH, int FIRST, int STEP, int TO> static QG_METHOD qu spread(qu word) {
+        return qi_spread_plain<WIDTH, FIRST, STEP, TO>(word);
+    }
+};
+#endif
+
 // sum += even 16-bit numbers of w (0 … 255) times those of x, and odd ones, which wraps as all sums here do.
 QC_INLINE void qi_multiply_pairs(qu& sum, qu w, int32_t x) {
 #if defined(QC_AVX512)
@@ -100,7 +148,8 @@ QC_INLINE void qi_multiply_pairs(qu& sum, qu w, int32_t x) {
 
 // A row prepared for it: columns c0, c2, c1, c3 of each step as 16-bit numbers.
 struct qi_pairs {
-    static constexpr int ROWS = QI_ROWS, HELD = 0, STEP = 8;
+    static constexpr int ROWS = QI_ROWS, HELD = 0, STEP = 8, UNPACKED = 3, ROOM = 8;
+    static constexpr bool TILES = false;
     struct operand { qu even, odd; };
     struct factor { int32_t even, odd; };
     static QG_METHOD operand make(qu bytes) { return {bytes & 0x00ff00ffu, (bytes >> 8) & 0x00ff00ffu}; }
@@ -281,6 +330,19 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
         }
 }
 
+// What multiplies the sums of group `g`, whose columns begin at k, and the sums of x's codes. `place`: the panel's in
+// its unit.
+struct qi_scale { vf slope, intercept; };
+template <class W> QC_INLINE qi_scale qi_scale_of(
+    W& entry, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t g, int64_t k, int place) {
+    if (W::NESTED && rows.entries) {
+        const float* const at = rows.entries + g * qi_entries_of<W>() + place * 16 * (1 + W::AFFINE);
+        return {vload(at), W::AFFINE ? vload(at + 16) : vzero()};
+    }
+    entry.load(from, panel, k);
+    return {entry.slope(), entry.intercept()};
+}
+
 template <int S> struct qi_number { static constexpr int value = S; };
 
 // f(step) for the steps of a word of W's codes.
@@ -352,19 +414,12 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
             qi_steps<W>(step);
         }
         QG_UNROLL for (int p = 0; p < NP; p++) {
-            vf slope, intercept;
-            if (W::NESTED && rows.entries) {
-                const float* const at = rows.entries + g * qi_entries_of<W>() + (begin + p) * 16 * (1 + W::AFFINE);
-                slope = vload(at), intercept = W::AFFINE ? vload(at + 16) : vzero();
-            } else {
-                entries[p].load(from, p ? next : panel, k);
-                slope = entries[p].slope(), intercept = entries[p].intercept();
-            }
+            const qi_scale scale = qi_scale_of(entries[p], from, rows, p ? next : panel, g, k, begin + p);
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 vf term;
                 QG_UNROLL for (int r = 0; r < QC_REGS; r++) term.r[r] = q_tofloat((qi)sum[i][p * QC_REGS + r]);
-                term = term * slope;
-                if (W::AFFINE) term = term + vset(rows.total[i * rows.groups + g]) * intercept;
+                term = term * scale.slope;
+                if (W::AFFINE) term = term + vset(rows.total[i * rows.groups + g]) * scale.intercept;
                 if constexpr (HELD) {
                     totals[i][p] = totals[i][p] + term;
                 } else {
@@ -381,9 +436,10 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
         }
 }
 
-// Rows of the next block of `left` rows: as many as fill the registers, or halves of that for a remainder.
+// Rows of the next block of `left` rows: as many as fill the registers, or halves of seven for a remainder.
 template <class W, class E> constexpr int64_t qi_next_rows(int64_t left) {
     if (W::SHARED == 0 || E::HELD == 0) return left < E::ROWS ? left : (int64_t)E::ROWS;
+    if (E::HELD < 7) return left < E::HELD ? left : (int64_t)E::HELD;
     return left >= 11 || left == 7 || left == 6 ? qc_min(left, 7) : left > 4 ? 4 : left;
 }
 
@@ -402,13 +458,9 @@ template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
 
 // --- the work --------------------------------------------------------------------------------------------------------
 
-struct qi_call {
-    const qg_job* job;
-    int64_t chunk, groups;  // rows of x in a task; groups of units of QG_NP panels
-};
-
-constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
-    const int64_t fit = QI_CHUNK / (rows * qi_stride(k, 8));
+// Rows of x in a task: `rows` times some, as far as there is room for so many bytes for four columns.
+constexpr int64_t qi_chunk_of(int64_t k, int64_t rows, int64_t room) {
+    const int64_t fit = QI_CHUNK / (rows * qi_stride(k, room));
     return rows * (fit < 1 ? 1 : fit < QI_BLOCKS ? fit : (int64_t)QI_BLOCKS);
 }
 
@@ -416,7 +468,7 @@ constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
 // per row, two numbers per row and group.
 template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows, int64_t of_group) {
     return 64 * rows * QG_NP + 4 * of_group * groups + qi_unpacked_of<W>(k) +
-           (qi_chunk_of(k, rows) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
+           (qi_chunk_of(k, rows, 8) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
 }
 
 // `rows` rows of int8, which stand at row(0), row(1), …, times panels [p0, p1): rows m0 … of the result. `chunk`: the
@@ -430,7 +482,7 @@ template <class W, class E, class Row> static void qi_multiply(
     char* const codes = (char*)(entries + (W::NESTED ? groups * qi_entries_of<W>() : 0));
     char* const x = codes + qi_unpacked_of<W>(job->k);
     constexpr int FULL = W::SHARED != 0 && E::HELD != 0 ? E::HELD : E::ROWS;
-    const bool unpacked = qi_unpacks<W>() && rows >= QI_UNPACKED * FULL;
+    const bool unpacked = qi_unpacks<W>() && rows >= E::UNPACKED * FULL;
     float* const scale = (float*)(x + room * stride);
     float* const total = scale + room;
     int32_t* const start = (int32_t*)(total + room * groups);
@@ -458,39 +510,6 @@ template <class W, class E, class Row> static void qi_multiply(
             job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, (next + 1 - panel) * 16));
         }
     }
-}
-
-template <class W, class E> static void qi_task(void* arg, int64_t task, char* scratch) {
-    const qi_call* const call = (const qi_call*)arg;
-    const qg_job* const job = call->job;
-    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t group = task % call->groups, m0 = task / call->groups * call->chunk;
-    const int64_t p0 = qc_share(units, group, call->groups) * QG_NP;
-    const int64_t p1 = qc_min(qc_share(units, group + 1, call->groups) * QG_NP, panels);
-    qi_multiply<W, E>(
-        job, m0, qc_min(job->m - m0, call->chunk), call->chunk, p0, p1, scratch,
-        [&](int64_t i) { return job->x + (m0 + i) * job->x_row; });
-}
-
-template <class W, class E> static void qi_run_with(qc_ctx* ctx, qg_job* job) {
-    if (job->m <= 0) return;
-    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    qi_call call = {job, qi_chunk_of(job->k, E::ROWS), 1};
-    const int64_t chunks = qg_up(job->m, call.chunk);
-    const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
-    const int64_t wanted = ctx->num_threads > 1 ? qc_min(worth, 4 * (int64_t)ctx->num_threads) : 1;
-    call.groups = qc_max(1, qc_min(units, qg_up(wanted, chunks)));
-    if (call.groups * chunks > 1 && ctx->num_threads > 1)
-        return ctx->parallel(ctx, call.groups * chunks, qi_task<W, E>, &call);
-    for (int64_t task = 0; task < call.groups * chunks; task++) qi_task<W, E>(&call, task, ctx->scratch);
-}
-
-template <class W> static void qi_run(qc_ctx* ctx, qg_job* job) {
-#if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // tests leave it out
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"))
-        return qi_run_with<W, qi_vnni>(ctx, job);
-#endif
-    qi_run_with<W, qi_pairs>(ctx, job);
 }
 
 // --- making rows -----------------------------------------------------------------------------------------------------

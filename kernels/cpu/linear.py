@@ -104,7 +104,7 @@ def headers(spec: KernelSpec) -> tuple[str, ...]:
     body = spec.body
     assert isinstance(body, LinearKernel)
     common = ("decode.h", "bf16.h", "gemm.h", "gemm_bf16.h")
-    return (*common, *["im2col.h"] * (body.window is not None), *["int8.h"] * body.codes)
+    return (*common, *["im2col.h"] * (body.window is not None), *(_int8().HEADERS if body.codes else ()))
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

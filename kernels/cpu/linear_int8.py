@@ -10,8 +10,9 @@ The struct of a packed weight (weights.py) is extended by what its integer produ
         QG_METHOD vf intercept() const { return vzero(); }
     };
 
-One kernel serves any number of rows. The instruction set decides which instruction multiplies; for AVX-512 VNNI the
-processor decides at run time. Integer sums are exact, so the bits are the same either way.
+One kernel serves any number of rows. The instruction set decides which instruction multiplies; for AVX-512 VNNI and
+AVX-VNNI the processor decides at run time, for AMX the variable QC_INT8 (runtime/int8_units.py). Integer sums are
+exact, so the bits are the same either way.
 """
 
 from __future__ import annotations
@@ -34,16 +35,26 @@ from qcompiler.plan.kinds.linear import LinearKernel
 CHUNK, BLOCKS, SPARE = 458752, 8, 4
 """int8.h's QI_CHUNK, QI_BLOCKS and QI_SPARE."""
 
-_ROWS = {"x86-64-v4": 12, "x86-64-v3": 4}
+HEADERS = ("amx.h", "int8.h", "int8_tiles.h", "int8_run.h")
+
+_ROWS = {"x86-64-v4": (12,), "x86-64-v3": (4, 6)}
+"""int8.h's ROWS of the engines of an instruction set; the others have 2."""
+
+_TILES = 32
+"""int8_tiles.h's rows of a block."""
 
 
 def passed_over(isa: str) -> list[tuple[str, str]]:
     """The ways to multiply that kernels for `isa` do not use, best first, each with the reason."""
+    asked = "which is asked for when the kernel runs"
     if isa == "x86-64-v4":
-        why = "only where the processor lacks AVX-512 VNNI or VBMI, which are asked for when the kernel runs"
-        return [("pairs", why)]
-    why = "needs x86-64-v4 and a processor with AVX-512 VNNI and VBMI"
-    return [("vnni", why)] if isa.startswith("x86-64") else [("vnni", why), ("pairs", "needs x86-64")]
+        tiles = ("tiles", "AMX, never run on a processor that has it, is used only where QC_INT8=amx asks for it")
+        return [tiles, ("pairs", f"only where the processor lacks AVX-512 VNNI or VBMI, {asked}")]
+    vnni = ("vnni", "needs x86-64-v4 and a processor with AVX-512 VNNI and VBMI")
+    if isa == "x86-64-v3":
+        return [vnni, ("pairs", f"only where the processor lacks AVX-VNNI, {asked}")]
+    vex = ("vex", "needs x86-64-v3 and a processor with AVX-VNNI")
+    return [vnni, vex] if isa.startswith("x86-64") else [vnni, vex, ("pairs", "needs x86-64")]
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
@@ -87,19 +98,31 @@ class ProductText:
         return -(-self.k // self.product.columns(self.k))
 
     def scratch(self, isa: str) -> int:
-        """Scratch bytes per thread: int8.h's `qi_scratch_for`."""
-        rows, groups, panels = _ROWS.get(isa, 2), self.groups, tile_of(isa).panels
+        """Scratch bytes per thread, for any engine."""
+        needed = [self._scratch(isa, rows) for rows in _ROWS.get(isa, (2,))]
+        return max(*needed, self._scratch_of_tiles(isa)) if isa == "x86-64-v4" else max(needed)
+
+    def _scratch(self, isa: str, rows: int) -> int:
+        """int8.h's `qi_scratch_for`."""
+        groups, panels = self.groups, tile_of(isa).panels
         stride = 2 * padded(self.k) | 64
-        chunk = rows * max(1, min(BLOCKS, CHUNK // (rows * stride)))
+        chunk = _chunk(rows, stride)
         entries = 4 * self._entries_of_group(isa) * groups
         in_planes = self.format.declaration.codes.bits not in (1, 2, 4, 8)
         # int8.h's `qi_unpacked_of`: four steps for 16 columns, each a pair of vectors, as a CPU without VNNI needs
         codes = -(-self.k // 16) * 4 * panels * 128 * in_planes
         return 64 * rows * panels + entries + codes + (chunk + SPARE) * (stride + 8 * groups + 4)
 
+    def _scratch_of_tiles(self, isa: str) -> int:
+        """int8_tiles.h's `qt_scratch_for`."""
+        panels, stride = tile_of(isa).panels, padded(self.k) | 64
+        entries = 4 * self._entries_of_group(isa) * self.groups
+        codes = padded(self.k) // 4 * panels * 64
+        return entries + 2 * 64 * _TILES * panels + codes + _chunk(_TILES, stride) * (stride + 8 * self.groups + 4)
+
     def assertion(self, isa: str) -> str:
         """The statement that compares `scratch` with int8.h."""
-        needed = f"qi_scratch_for<{self.struct}>({self.k}, {self.groups}, QI_ROWS, {self._entries_of_group(isa)})"
+        needed = f"qi_scratch_of<{self.struct}>({self.k}, {self.groups}, {self._entries_of_group(isa)})"
         return f'static_assert({needed} <= {self.scratch(isa)}, "scratch");'
 
     def _entries_of_group(self, isa: str) -> int:
@@ -154,6 +177,11 @@ class ProductText:
             "",
         ]
         return self._weight.definitions + "\n".join(lines)
+
+
+def _chunk(rows: int, stride: int) -> int:
+    """int8.h's `qi_chunk_of`: rows of x in a task, prepared rows `stride` bytes apart."""
+    return rows * max(1, min(BLOCKS, CHUNK // (rows * stride)))
 
 
 def _bytes_of_codes(product: IntegerProduct) -> list[str]:

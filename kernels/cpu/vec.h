@@ -495,23 +495,28 @@ template <class T> QC_INLINE void vtranspose(const T* in, int64_t stride, float*
     }
 }
 #else
+// Four lanes of a and b end to end, by number.
+#if defined(__clang__)
+#define QC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t qc_lanes __attribute__((vector_size(16)));
+#define QC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, qc_lanes{__VA_ARGS__})
+#endif
 template <class T> QC_INLINE void vtranspose(const T* in, int64_t stride, float* out, int64_t out_stride) {
     typedef float f4 __attribute__((vector_size(16)));
     typedef float f4_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
-    typedef int32_t i4 __attribute__((vector_size(16)));
     for (int i = 0; i < 16; i += 4) {
         float rows[4][QC_LANES];
         for (int k = 0; k < 4; k++) vstore(rows[k], vload(in + (i + k) * stride));
         for (int j = 0; j < 16; j += 4) {
             const f4 a = *(f4_unaligned*)(rows[0] + j), b = *(f4_unaligned*)(rows[1] + j);
             const f4 c = *(f4_unaligned*)(rows[2] + j), d = *(f4_unaligned*)(rows[3] + j);
-            const i4 low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, second = {2, 3, 6, 7};
-            const f4 ab0 = __builtin_shuffle(a, b, low), ab1 = __builtin_shuffle(a, b, high);
-            const f4 cd0 = __builtin_shuffle(c, d, low), cd1 = __builtin_shuffle(c, d, high);
-            *(f4_unaligned*)(out + j * out_stride + i) = __builtin_shuffle(ab0, cd0, first);
-            *(f4_unaligned*)(out + (j + 1) * out_stride + i) = __builtin_shuffle(ab0, cd0, second);
-            *(f4_unaligned*)(out + (j + 2) * out_stride + i) = __builtin_shuffle(ab1, cd1, first);
-            *(f4_unaligned*)(out + (j + 3) * out_stride + i) = __builtin_shuffle(ab1, cd1, second);
+            const f4 ab0 = QC_SHUFFLE(a, b, 0, 4, 1, 5), ab1 = QC_SHUFFLE(a, b, 2, 6, 3, 7);
+            const f4 cd0 = QC_SHUFFLE(c, d, 0, 4, 1, 5), cd1 = QC_SHUFFLE(c, d, 2, 6, 3, 7);
+            *(f4_unaligned*)(out + j * out_stride + i) = QC_SHUFFLE(ab0, cd0, 0, 1, 4, 5);
+            *(f4_unaligned*)(out + (j + 1) * out_stride + i) = QC_SHUFFLE(ab0, cd0, 2, 3, 6, 7);
+            *(f4_unaligned*)(out + (j + 2) * out_stride + i) = QC_SHUFFLE(ab1, cd1, 0, 1, 4, 5);
+            *(f4_unaligned*)(out + (j + 3) * out_stride + i) = QC_SHUFFLE(ab1, cd1, 2, 3, 6, 7);
         }
     }
 }

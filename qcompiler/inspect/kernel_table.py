@@ -60,17 +60,21 @@ class Served:
 
 
 def kernel_table(
-    kind: Literal["cpu", "cuda"], isa: str, flags: Collection[str] | None = None, names: Sequence[str] | None = None
+    kind: Literal["cpu", "cuda"],
+    isa: str,
+    flags: Collection[str] | None = None,
+    names: Sequence[str] | None = None,
+    int8: str = "vnni",
 ) -> list[Served]:
     """A row for each way to compute, format and class of rows. `flags` are the processor's (None: not known). By
-    default all formats with their default parameters, and plain weights."""
+    default all formats with their default parameters, and plain weights. `int8`: what `QC_INT8` asks for."""
     computes: tuple[Compute, ...] = ("fp32", "bf16", "int8") if kind == "cpu" else ("fp32", "bf16", "f16", "int8")
     wanted = (PLAIN, *formats.names()) if names is None else names
-    return [row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name)]
+    return [row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name, int8)]
 
 
 def _format(
-    kind: Literal["cpu", "cuda"], isa: str, flags: Collection[str] | None, compute: Compute, name: str
+    kind: Literal["cpu", "cuda"], isa: str, flags: Collection[str] | None, compute: Compute, name: str, int8: str
 ) -> Iterator[Served]:
     ref = None if name == PLAIN else parse_format(name)
     if compute == "int8" and (why := _no_integers(ref)) is not None:
@@ -90,7 +94,7 @@ def _format(
         candidates = INT8[kind] if compute == "int8" else LINEAR[kind]
         kernel = next(each.name for each in candidates if each.m_class == case.m_class)
         if weight is None:
-            units, why_not = _cpu(isa, flags, compute, operand)
+            units, why_not = _cpu_int8(isa, flags, int8) if compute == "int8" else _cpu(isa, flags, compute, operand)
         else:
             units, why_not = _cuda(isa, compute, weight, case.m_class)
         yield Served(isa, compute, name, m, kernel, units, tuple(why_not))
@@ -107,21 +111,21 @@ def _no_integers(ref: FormatRef | None) -> str | None:
 # --- the CPU ---------------------------------------------------------------------------------------------------------
 
 VECTORS = {"x86-64-v4": "AVX-512", "x86-64-v3": "AVX2"}
+PLAIN_VECTORS = "plain C++"
 Reasons = list[tuple[str, str]]
+
+
+def _wider(isa: str, flags: Collection[str] | None) -> Reasons:
+    """Why there are no wider vectors."""
+    wider = [] if isa == "x86-64-v4" else [("AVX-512", _lacks("x86-64-v4", flags))]
+    return wider if isa in VECTORS else [*wider, ("AVX2", _lacks("x86-64-v3", flags))]
 
 
 def _cpu(isa: str, flags: Collection[str] | None, compute: Compute, weight: Operand) -> tuple[str, Reasons]:
     """The instructions that multiply, and the better ones that do not."""
-    vectors = VECTORS.get(isa, "plain C++")
-    wider: Reasons = []
-    if isa != "x86-64-v4":
-        wider = [("AVX-512", _lacks("x86-64-v4", flags))]
-    if isa not in VECTORS:
-        wider.append(("AVX2", _lacks("x86-64-v3", flags)))
+    vectors, wider = VECTORS.get(isa, PLAIN_VECTORS), _wider(isa, flags)
     if compute == "fp32":
         return f"{vectors}, fp32", wider
-    if compute == "int8":
-        return _cpu_int8(isa, flags, vectors, wider)
     lacking = "this processor lacks avx512_bf16" if flags is not None and "avx512_bf16" not in flags else None
     x = Operand(name="x", dtype="bf16", access="r", shape=(1, K), strides=(K, 1))
     body = LinearKernel(m=1, n=N, k=K, m_class="1", has_bias=False)
@@ -135,13 +139,26 @@ def _cpu(isa: str, flags: Collection[str] | None, compute: Compute, weight: Oper
     return "AVX512-BF16, pairs of bf16", []
 
 
-def _cpu_int8(isa: str, flags: Collection[str] | None, vectors: str, wider: Reasons) -> tuple[str, Reasons]:
-    if isa != "x86-64-v4":
+VNNI = {"x86-64-v4": ("AVX-512 VNNI", ("avx512_vnni", "avx512vbmi")), "x86-64-v3": ("AVX-VNNI", ("avx_vnni",))}
+"""The dot product of bytes of an instruction set, and the features that it needs beyond it."""
+
+TILED = "AMX from 16 rows on, else AVX-512 VNNI"
+
+
+def _cpu_int8(isa: str, flags: Collection[str] | None, int8: str) -> tuple[str, Reasons]:
+    vectors, wider = VECTORS.get(isa, PLAIN_VECTORS), _wider(isa, flags)
+    if isa not in VNNI:
         return f"{vectors}, integers", [*wider, *cpu_int8.passed_over(isa)]
-    lacks = [flag for flag in ("avx512_vnni", "avx512vbmi") if flags is not None and flag not in flags]
-    if lacks:
-        return "AVX-512, pairs of integers", [("VNNI", f"this processor lacks {', '.join(lacks)}")]
-    return "AVX-512 VNNI", []
+    pairs, (vnni, needs) = f"{vectors}, pairs of integers", VNNI[isa]
+    if int8 == "pairs":
+        return pairs, [*wider, (vnni, "QC_INT8=pairs asks for pairs")]
+    if lacks := [flag for flag in needs if flags is not None and flag not in flags]:
+        return pairs, [*wider, (vnni, f"this processor lacks {', '.join(lacks)}")]
+    if isa == "x86-64-v4" and flags is not None and {"amx_tile", "amx_int8"} <= {*flags}:
+        if int8 == "amx":
+            return TILED, wider
+        return vnni, [*wider, ("AMX", "used only where QC_INT8=amx asks for it: never run on a processor that has it")]
+    return vnni, wider
 
 
 def _lacks(isa: str, flags: Collection[str] | None) -> str:

@@ -37,10 +37,24 @@ def test_every_format_has_a_row_for_each_class_of_rows() -> None:
 def test_what_the_processor_lacks_is_the_reason() -> None:
     rows = kernel_table("cpu", "x86-64-v4", {"avx2"}, ["nf4", "int8"])
     assert one(rows, "bf16", "nf4", "1").why_not == (("pairs of bf16", "this processor lacks avx512_bf16"),)
-    assert one(rows, "int8", "int8", "1").why_not == (("VNNI", "this processor lacks avx512_vnni, avx512vbmi"),)
+    assert one(rows, "int8", "int8", "1").why_not == (("AVX-512 VNNI", "this processor lacks avx512_vnni, avx512vbmi"),)
     plain = kernel_table("cpu", "x86-64-v3", {"avx2", "avx512f"}, ["int8"])
     (better, why) = one(plain, "fp32", "int8", "1").why_not[0]
     assert better == "AVX-512" and "avx512bw" in why and "avx512f," not in why
+
+
+def test_what_multiplies_int8_follows_the_processor_and_qc_int8() -> None:
+    def row(isa: str, flags: set[str], asked: str) -> Served:
+        return one(kernel_table("cpu", isa, flags, ["int8"], int8=asked), "int8", "int8", "65+")
+
+    amx = ZEN5 | {"amx_tile", "amx_int8"}
+    assert row("x86-64-v3", {"avx2", "avx_vnni"}, "vnni").units == "AVX-VNNI"
+    older = row("x86-64-v3", {"avx2"}, "vnni")
+    assert older.units == "AVX2, pairs of integers" and ("AVX-VNNI", "this processor lacks avx_vnni") in older.why_not
+    assert row("x86-64-v4", ZEN5, "pairs").why_not == (("AVX-512 VNNI", "QC_INT8=pairs asks for pairs"),)
+    assert row("x86-64-v4", amx, "amx").units == "AMX from 16 rows on, else AVX-512 VNNI"
+    assert row("x86-64-v4", ZEN5, "amx").units == row("x86-64-v4", amx, "vnni").units == "AVX-512 VNNI"
+    assert "never run" in row("x86-64-v4", amx, "vnni").why_not[0][1]
 
 
 @pytest.mark.parametrize(("arch", "compute", "cores"), [

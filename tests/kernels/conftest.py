@@ -19,6 +19,7 @@ from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.compiler import find_compiler, optimisation
+from qcompiler.runtime.isa import cpuinfo_flags
 
 CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
 ISAS = tuple(CPU_FLAGS) if platform.machine() == "x86_64" else ("generic",)
@@ -56,7 +57,7 @@ class Context(ctypes.Structure):
         ("parallel", ctypes.c_void_p), ("pool", ctypes.c_void_p), ("scratch", ctypes.c_void_p),
         ("scratch_stride", ctypes.c_int64), ("num_threads", ctypes.c_int32), ("error_code", ctypes.c_int32),
         ("error_value", ctypes.c_int64), ("error_limit", ctypes.c_int64), ("error_kernel", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("int8_units", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -109,10 +110,11 @@ def compile_source(source: str, isa: str, folder: Path, level: str | None = None
 class Kernels:
     """A compiled set of specs. `run` calls one of them on NumPy arrays (bases of the operands), in place."""
 
-    def __init__(self, specs: Sequence[KernelSpec], isa: str, folder: Path) -> None:
+    def __init__(self, specs: Sequence[KernelSpec], isa: str, folder: Path, before: str = "") -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.isa = isa
-        self.source = emit_kernels(tuple(specs), isa)
+        self.int8_units = 0
+        self.source = before + emit_kernels(tuple(specs), isa)
         self.library = compile_source(self.source + PARALLEL, isa, folder)
 
     def context(self, scratch: int, threads: int) -> tuple[Context, Any]:
@@ -121,7 +123,7 @@ class Kernels:
         memory = np.full(stride * threads + 64 + 64, 0xFF, np.uint8)
         base = -(-memory.ctypes.data // 64) * 64
         parallel = ctypes.cast(self.library.test_parallel, ctypes.c_void_p)
-        return Context(parallel, None, base, stride, threads, 0, 0, 0, -1, 0), memory
+        return Context(parallel, None, base, stride, threads, 0, 0, 0, -1, self.int8_units), memory
 
     def run(self, name: str, operands: Sequence[Any], symbols: Sequence[int] = (), threads: int = 1) -> Context:
         """Returns the context, for the error fields. An operand is an array (its first element's address is passed)."""
@@ -177,6 +179,29 @@ def isa(request: pytest.FixtureRequest) -> str:
 def build(build_folder: Path) -> Callable[[Sequence[KernelSpec], str], Kernels]:
     """``build(specs, isa)`` compiles once per distinct source."""
     return lambda specs, isa: Kernels(specs, isa, build_folder)
+
+
+INT8_ENGINES: dict[str, tuple[str, set[str], str, int]] = {
+    "vex": ("x86-64-v3", {"avx512vl", "avx512_vnni"}, "#define QI_EVEX 1\n", 0),
+    "tiles": ("x86-64-v4", {"avx512_vnni", "avx512vbmi"}, Path(__file__).with_name("amx_model.h").read_text(), 2),
+}
+"""Engines of int8.h that few processors have, as others run them: AVX-VNNI's product in the EVEX encoding of AVX-512,
+and AMX on a model of its tiles. (ISA, what the processor needs, text before the kernels, `int8_units`.)"""
+
+
+@pytest.fixture(scope="session", params=INT8_ENGINES)
+def int8_engine(request: pytest.FixtureRequest, build_folder: Path) -> Callable[[Sequence[KernelSpec]], Kernels]:
+    """``int8_engine(specs)`` compiles kernels that use one of these engines."""
+    isa, needs, before, units = INT8_ENGINES[request.param]
+    if lacks := needs - (cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()):
+        pytest.skip(f"this processor lacks {', '.join(sorted(lacks))}")
+
+    def compiled(specs: Sequence[KernelSpec]) -> Kernels:
+        kernels = Kernels(specs, isa, build_folder, before)
+        kernels.int8_units = units
+        return kernels
+
+    return compiled
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,15 @@ def test_sums_have_the_bits_of_their_definition(build: Callable[..., Any], isa: 
     kernels = build([case.spec for case in CASES], isa)
     for case in CASES:
         check(kernels, case)
+
+
+@pytest.mark.slow
+def test_rare_engines_have_the_bits_of_the_definition(int8_engine: Callable[..., Any]) -> None:
+    kernels = int8_engine([case.spec for case in CASES])
+    for case in CASES:
+        check(kernels, case)
+    if kernels.int8_units:  # the model of AMX's tiles
+        assert ctypes.c_int64.in_dll(kernels.library, "amx_dots").value > 0
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +18,14 @@ from kernel_cases import aligned, gelu, gelu_program, op, residual_program, stor
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
+from qcompiler.kernels.cpu.emit import header
 from qcompiler.kernels.cpu.linear import scratch_bytes
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarProgram
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = npt.NDArray[Any]
+V3 = "x86-64-v3"
 BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
 """Relative L2 error: fp32 sums, and half an ulp of the result's type."""
 
@@ -255,3 +259,17 @@ def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Ca
                 wanted = x.astype(np.float64) @ values.T
             assert np.isinf(wanted[0]).all() == infinite
             np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nf4", "int8", "int4"])
+def test_words_of_codes_do_not_go_through_memory_on_avx2(compile_text: Callable[..., Any], kind: str) -> None:
+    """GCC 12 copied the two registers of a word through the stack by halves, which took most of the time of one row."""
+    spec = make_case("one", kind, "1", "f32", "none", has_bias=False).spec
+    text = "\n".join([*(header(name) for name in ("decode.h", "bf16.h", "gemm.h", "gemm_bf16.h")), emit(spec, V3)])
+    library = compile_text(text, V3, "-O3")._name
+    found = subprocess.run(["objdump", "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
+    functions = re.split(r"\n(?=[0-9a-f]+ <)", found.stdout)
+    products = [each for each in functions if "qg_few_panels" in each.partition("\n")[0]]
+    assert products and "vfmadd" in "".join(products)
+    assert not re.search(r"vmovdq[au]\s+%xmm\d+,", "".join(products))

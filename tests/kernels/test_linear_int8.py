@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import ctypes
+import re
+import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -57,6 +58,8 @@ WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, 
 FAST = ("int8", "int4_zeros", "q4_K", "q6_K", "mxfp4")
 MS = (1, 2, 7, 8, 14, 33, 109)  # 109: more than the rows of one task
 COLS = (1, 31, 64, 101, 300)
+PAIRS, TILES = 1, 2
+"""abi.h's QC_INT8_PAIRS and QC_INT8_TILES."""
 
 
 def packed_weight(case: str) -> formats.PackedTensor:
@@ -144,15 +147,57 @@ def test_products_have_the_bits_of_their_definition(
 
 
 @pytest.mark.slow
-def test_without_vnni_the_bits_are_the_same(build: Any, isa: str, build_folder: Path) -> None:
-    """What AVX-512 runs on processors without VNNI; the other ISAs have no such choice."""
-    kernels = build([linear_spec(case) for case in ("int8", "int4", "q6_K")], isa)
-    assert ("QI_NO_VNNI" in kernels.source) and ("avx512vnni" in kernels.source)
-    harness = sys.modules[type(kernels).__module__]
-    source = "#define QI_NO_VNNI 1\n" + kernels.source + harness.PARALLEL
-    kernels.library = harness.compile_source(source, isa, build_folder)
-    for case in ("int8", "int4", "q6_K"):
+def test_without_vnni_the_bits_are_the_same(build: Any, isa: str) -> None:
+    """What processors without VNNI run, and what the context may ask for."""
+    kernels = build([linear_spec(case) for case in FAST], isa)
+    kernels.int8_units = PAIRS
+    for case in FAST:
         check_products(kernels, case)
+
+
+def test_rare_engines_have_the_bits_of_the_definition(int8_engine: Callable[..., Any]) -> None:
+    check_engine(int8_engine([linear_spec("int4_zeros")]), "int4_zeros")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_rare_engines_have_the_bits_of_every_format(int8_engine: Callable[..., Any], case: str) -> None:
+    check_engine(int8_engine([linear_spec(each) for each in WEIGHTS]), case)
+
+
+def check_engine(kernels: Any, case: str) -> None:
+    """As `check_products`. On the model of tiles also: they are used, as the manual says, and released."""
+    if kernels.int8_units != TILES:
+        check_products(kernels, case)
+        return
+    errors, dots, configured, released = (
+        ctypes.c_int64.in_dll(kernels.library, f"amx_{name}") for name in ("errors", "dots", "configured", "released")
+    )
+    before = dots.value
+    check_products(kernels, case)
+    assert errors.value == 0 and dots.value > before and configured.value == released.value
+
+
+@pytest.mark.slow
+def test_the_build_for_avx512_has_the_instructions_of_tiles(build: Any) -> None:
+    found = instructions(build([linear_spec("int4")], "x86-64-v4").library._name)
+    for name in ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored"):
+        assert f"\t{name}" in found
+    # W behind X, the sums last, as AT&T's syntax has operands
+    assert re.search(r"tdpbsud %tmm6,%tmm4,%tmm0\b", found) and re.search(r"tdpbsud %tmm7,%tmm5,%tmm3\b", found)
+
+
+@pytest.mark.slow
+def test_the_build_for_avx2_has_the_product_in_its_vex_encoding(build: Any) -> None:
+    kernels = build([linear_spec("int4")], "x86-64-v3")
+    found = instructions(kernels.library._name)
+    assert "{vex} vpdpbusd" in found and "%zmm" not in found
+    assert "vpmaddwd" in found  # for processors without AVX-VNNI
+
+
+def instructions(library: str) -> str:
+    """The disassembled text of a shared library."""
+    return subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
 
 
 def test_rows_have_the_bits_of_their_definition(build: Any, isa: str) -> None:

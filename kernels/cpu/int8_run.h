@@ -1,0 +1,76 @@
+// Linears of int8 rows: which engine multiplies, and how the work is cut into tasks (int8.h).
+#pragma once
+#include "int8.h"
+#include "int8_tiles.h"
+
+constexpr int64_t qi_most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Bytes of scratch of any engine of this instruction set.
+template <class W> constexpr int64_t qi_scratch_of(int64_t k, int64_t groups, int64_t of_group) {
+#if defined(QC_AVX512)
+    return qi_most(qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qt_scratch_for(k, groups, of_group));
+#elif defined(QC_AVX2)
+    return qi_most(
+        qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qi_scratch_for<W>(k, groups, QI_VEX_ROWS, of_group));
+#else
+    return qi_scratch_for<W>(k, groups, QI_ROWS, of_group);
+#endif
+}
+
+// `qi_multiply` by an engine.
+template <class W, class E, class Row> QC_INLINE void qi_multiply_by(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch, Row row) {
+#if defined(QC_AVX512)
+    if constexpr (E::TILES) return qt_multiply<W>(job, m0, rows, chunk, p0, p1, scratch, row);
+    else
+#endif
+    qi_multiply<W, E>(job, m0, rows, chunk, p0, p1, scratch, row);
+}
+
+struct qi_call {
+    const qg_job* job;
+    int64_t chunk, groups;  // rows of x in a task; groups of units of QG_NP panels
+};
+
+template <class W, class E> static void qi_task(void* arg, int64_t task, char* scratch) {
+    const qi_call* const call = (const qi_call*)arg;
+    const qg_job* const job = call->job;
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    const int64_t group = task % call->groups, m0 = task / call->groups * call->chunk;
+    const int64_t p0 = qc_share(units, group, call->groups) * QG_NP;
+    const int64_t p1 = qc_min(qc_share(units, group + 1, call->groups) * QG_NP, panels);
+    qi_multiply_by<W, E>(
+        job, m0, qc_min(job->m - m0, call->chunk), call->chunk, p0, p1, scratch,
+        [&](int64_t i) { return job->x + (m0 + i) * job->x_row; });
+}
+
+template <class W, class E> static void qi_run_with(qc_ctx* ctx, qg_job* job) {
+    if (job->m <= 0) return;
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    qi_call call = {job, qi_chunk_of(job->k, E::ROWS, E::ROOM), 1};
+    const int64_t chunks = qg_up(job->m, call.chunk);
+    const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
+    const int64_t wanted = ctx->num_threads > 1 ? qc_min(worth, 4 * (int64_t)ctx->num_threads) : 1;
+    call.groups = qc_max(1, qc_min(units, qg_up(wanted, chunks)));
+    if (call.groups * chunks > 1 && ctx->num_threads > 1)
+        return ctx->parallel(ctx, call.groups * chunks, qi_task<W, E>, &call);
+    for (int64_t task = 0; task < call.groups * chunks; task++) qi_task<W, E>(&call, task, ctx->scratch);
+}
+
+// Calls run(engine) with the best engine for `rows` rows that the processor has and the context allows.
+template <class W, class F> static void qi_with_engine(const qc_ctx* ctx, int64_t rows, F run) {
+    (void)rows;
+#if defined(QC_AVX512)
+    const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+    if constexpr (qt_columns<W>() > 0)
+        if (has && ctx->int8_units == QC_INT8_TILES && rows >= QT_LEAST) return run(qi_tiles());
+    if (has && ctx->int8_units != QC_INT8_PAIRS) return run(qi_vnni());
+#elif defined(QC_AVX2)
+    if (ctx->int8_units != QC_INT8_PAIRS && qi_has_vex()) return run(qi_vex());
+#endif
+    run(qi_pairs());
+}
+
+template <class W> static void qi_run(qc_ctx* ctx, qg_job* job) {
+    qi_with_engine<W>(ctx, job->m, [&](auto engine) { qi_run_with<W, decltype(engine)>(ctx, job); });
+}
