@@ -25,16 +25,16 @@ def rows_between(
     as they are, and so do columns that `titles` does not name. A cell without a figure says so.
     """
     between(page, begin, end, "", where)  # checks the marks
-    old = [_cells(line) for line in page.split(begin)[1].split(end)[0].strip().splitlines()]
+    old = [_cells(line) for line in page.split(begin)[1].split(end, maxsplit=1)[0].strip().splitlines()]
     before = old[0] if old else []
-    columns = list(titles[:keys]) + [title for title in (*before, *titles[keys:]) if title not in titles[:keys]]
-    columns = list(dict.fromkeys(columns))
+    columns = list(dict.fromkeys([*titles[:keys], *before, *titles[keys:]]))
     table = {tuple(each[:keys]): dict(zip(before, each, strict=True)) for each in old[2:]}
     for each in rows:
         table.setdefault(tuple(each[:keys]), {}).update(zip(titles, each, strict=True))
-    lines = [columns, ["---"] * keys + ["---:"] * (len(columns) - keys)]
-    lines += [[each.get(title, NOT_MEASURED) for title in columns] for each in table.values()]
-    return between(page, begin, end, "\n".join(f"| {' | '.join(each)} |" for each in lines), where)
+    cells = [columns, *([each.get(title, NOT_MEASURED) for title in columns] for each in table.values())]
+    head, *body = (f"| {' | '.join(each)} |" for each in cells)
+    rule = f"|{'---|' * keys}{'---:|' * (len(columns) - keys)}"
+    return between(page, begin, end, "\n".join([head, rule, *body]), where)
 
 
 def _cells(line: str) -> list[str]:

@@ -41,7 +41,7 @@ def spec_of(bits: int, m_class: Any) -> KernelSpec:
 
 
 def check(kernels: Any, bits: int, m_class: str) -> None:
-    """Rows of -1, 0 and 1: every partial sum is below 2^24 units of 2^-9 (768 values of at most 2^13), exact in fp32."""
+    """Rows of -1, 0 and 1: partial sums are below 2^24 units of 2^-9 (768 values of at most 2^13), exact in fp32."""
     packed, m = packed_weight(bits), CLASSES[m_class]
     data = layouts.get("cpu_p16_v2").pack(packed.format, "f32", N, K, packed.data)
     x = np.random.default_rng(7).integers(-1, 2, (m, K)).astype(np.float32)

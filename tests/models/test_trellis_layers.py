@@ -83,6 +83,7 @@ def test_recurrent_layers_multiply_inputs_and_states_from_codes(text: str, devic
     assert_equals_the_oracle(program, x)
 
 
+@pytest.mark.slow
 def test_a_state_narrower_than_a_block_is_refused_by_name() -> None:
     """The other matrices of the layer are wide enough."""
     model = nn.LSTM(K, 64).eval()
