@@ -48,7 +48,7 @@ LINEARS = ("linear", "linears")
 
 
 def random_llama() -> nn.Module:
-    """Hidden 1024, two layers, 4,096 tokens: 29 M weights."""
+    """Hidden 1024, two layers, 4,096 tokens: 31 M weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

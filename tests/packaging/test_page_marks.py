@@ -26,5 +26,5 @@ def test_two_cells_may_name_a_row_and_a_table_may_be_new() -> None:
 
 
 def test_marks_that_are_not_there_are_an_error_that_names_the_page() -> None:
-    with pytest.raises(ValueError, match="page.md needs the line <!-- c -->"):
+    with pytest.raises(ValueError, match=r"page\.md needs the line <!-- c -->"):
         marks.rows_between(PAGE, "<!-- c -->", "<!-- e -->", ["f"], [], "page.md")
