@@ -5,6 +5,8 @@
     python benchmarks/chosen_codes.py --algorithms hqq,gptq int3 nf4   some of them only
     python benchmarks/chosen_codes.py --biases --write                 beside corrected biases (`correct_bias=True`)
 
+`--write` puts the cells that were measured into the table, and keeps the others.
+
 The share of nearest codes' divergence that an algorithm closes is in its column.  Calibration takes windows from
 the last half of the held-out text, and the KL divergence from the fp32 model is measured on its first quarter; neither
 is text that the model was trained on.  Each window gives one mean; the error given is the standard error of the share
@@ -31,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
 
 import tiny_llama  # noqa: E402
-from page_marks import between  # noqa: E402
+from page_marks import rows_between  # noqa: E402
 
 import qcompiler as qc  # noqa: E402
 from qcompiler.config import ALGORITHMS, BY_DATA  # noqa: E402
@@ -87,9 +89,9 @@ def calibration(count: int = INPUTS) -> Windows:
     return list(rows.split(BATCH))
 
 
-def judge() -> Judged:
-    """The fp32 model, the windows that it is compared on, and its log2 probabilities for them."""
-    model, windows = tiny_llama.load_model(), tiny_llama.held_out(tiny_llama.MEASURED_BYTES)
+def judge(count: int | None = None) -> Judged:
+    """The fp32 model, the windows that it is compared on (the first `count`), and its log2 probabilities for them."""
+    model, windows = tiny_llama.load_model(), tiny_llama.held_out(tiny_llama.MEASURED_BYTES)[:count]
     return model, windows, [base.float() for base, _ in tiny_llama.log_probabilities(model, windows)]
 
 
@@ -104,30 +106,38 @@ def divergences(program: Any, windows: torch.Tensor, reference: list[torch.Tenso
 
 def row(text: str, inputs: Windows, judged: Judged, algorithms: Sequence[str] = ("gptq",)) -> Row:
     """One format, with nearest codes and with each of `algorithms`."""
-    bits, nearest, _ = _measured(text, "nearest", inputs, judged)
+    bits, nearest, _ = measured(text, "nearest", inputs, judged)
     by: dict[str, Closed | None] = {}
     for algorithm in algorithms:
         try:
-            _, chosen, seconds = _measured(text, algorithm, inputs, judged)
+            _, chosen, seconds = measured(text, algorithm, inputs, judged)
         except RecipeError:
             by[algorithm] = None
             continue
-        count = len(nearest)
-        left = 1 - (chosen.sum() - chosen) / (nearest.sum() - nearest)  # without one window each
-        error = math.sqrt((count - 1) / count * float(((left - left.mean()) ** 2).sum()))
-        by[algorithm] = Closed(float(chosen.mean()), 1 - float(chosen.mean() / nearest.mean()), error, seconds)
+        left, error = ratio(chosen, nearest)
+        by[algorithm] = Closed(float(chosen.mean()), 1 - left, error, seconds)
     return Row(text, bits, float(nearest.mean()), by)
 
 
-def _measured(text: str, algorithm: str, inputs: Windows, judged: Judged) -> tuple[float, np.ndarray, float]:
+def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
+    """The ratio of the means of two figures of each window, and its standard error over windows, by the jackknife."""
+    count = len(above)
+    without = (above.sum() - above) / (below.sum() - below)  # one window each
+    error = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+    return float(above.mean() / below.mean()), error
+
+
+def measured(
+    text: str, algorithm: str, inputs: Windows, judged: Judged, embedding: str | None = "int8"
+) -> tuple[float, np.ndarray, float]:
     """Bits per weight, the divergence of each window, and the seconds of the compile.
 
-    An algorithm whose name ends in +bias has its biases corrected.
+    An algorithm whose name ends in +bias has its biases corrected. Linears have the format `text`.
     """
     model, windows, reference = judged
     shapes = {"tokens": {0: ("batch", 1, tiny_llama.BATCH), 1: ("length", 1, tiny_llama.LENGTH)}}
     algorithm, _, bias = algorithm.partition("+")
-    quant = qc.QuantConfig("float", linear=text, embedding="int8", algorithm=algorithm, correct_bias=bool(bias))
+    quant = qc.QuantConfig("float", linear=text, embedding=embedding, algorithm=algorithm, correct_bias=bool(bias))
     began = time.perf_counter()
     program = qc.qcompile(
         model, (torch.zeros(3, 37, dtype=torch.int64),), quant=quant, dynamic_shapes=shapes,
@@ -159,19 +169,17 @@ def main() -> None:
     algorithms = options.algorithms.split(",") if options.algorithms else BIASES if options.biases else CHOSEN
     inputs, judged = calibration(options.inputs), judge()
     titles = columns(algorithms)
-    table, found = Table(*titles, "seconds"), []
+    table = Table(*titles, "seconds")
+    what = "corrected biases" if options.biases else "chosen codes"
     for text in options.formats or (BIASED_FORMATS if options.biases else FORMATS):
-        found.append(row(text, inputs, judged, algorithms))
-        seconds = ", ".join(f"{each.seconds:.0f}" for each in found[-1].by.values() if each is not None)
-        table.add_row(*cells(found[-1]), seconds)
-        print(*cells(found[-1]), f"{seconds} s", sep="  ", file=sys.stderr, flush=True)
+        found = row(text, inputs, judged, algorithms)
+        seconds = ", ".join(f"{each.seconds:.0f}" for each in found.by.values() if each is not None)
+        table.add_row(*cells(found), seconds)
+        print(*cells(found), f"{seconds} s", sep="  ", file=sys.stderr, flush=True)
+        if options.write:  # after each format: a run that is stopped keeps what it has measured
+            begin, end = f"<!-- {what} -->", f"<!-- end of {what} -->"
+            PAGE.write_text(rows_between(PAGE.read_text(), begin, end, titles, [cells(found)], str(PAGE)))
     Console().print(table)
-    if options.write:
-        lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
-        lines += [f"| {' | '.join(cells(each))} |" for each in found]
-        what = "corrected biases" if options.biases else "chosen codes"
-        begin, end = f"<!-- {what} -->", f"<!-- end of {what} -->"
-        PAGE.write_text(between(PAGE.read_text(), begin, end, "\n".join(lines), str(PAGE)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Linear kernels beside torch's fp32 linear, per shape and M, in one interleaved run.
 
     .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
-        [--formats nf4 q4_K q6_K] [--shapes 4096x4096] [--int8] [--bf16] [--older] [--cpu-time]
+        [--formats nf4 q4_K tq:bits=3] [--shapes 4096x4096] [--int8] [--bf16] [--older] [--cpu-time]
 
 Every round times each kernel once for each case (short calls in batches), in a varying order, so that a slow moment of
 the machine affects all of them; the table gives medians. The same run also measures fused multiply-adds on all threads
@@ -36,6 +36,7 @@ import torch
 from cpubench.linears import SUFFIX, Product, linear_spec, numbers, operands, packed, rows_spec, specs_of, weight
 from cpubench.probes import Bench
 
+from qcompiler.config import resolve_format
 from qcompiler.formats.int8_rows import row_bytes
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.threads import resolve_num_threads
@@ -138,7 +139,8 @@ def rows(bench: Bench, engines: list[Engine], m: int, n: int, k: int, rounds: in
 
 def chosen_products(options: argparse.Namespace) -> list[Product]:
     """The products that the options ask for."""
-    found = [Product(name, name) for name in options.formats] if options.formats else list(USUAL)
+    given = [(text, resolve_format(text)) for text in options.formats or ()]
+    found = [Product(text, fmt.name, dict(fmt.params)) for text, fmt in given] or list(USUAL)
     if options.int8:
         found = [each for each in USUAL if each.label in ("int8", "int4")]
         found += [replace(each, arithmetic="int8") for each in found]
@@ -155,7 +157,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--m", type=int, nargs="*", default=list(MS))
-    parser.add_argument("--formats", nargs="*", help="formats with their default parameters, instead of the usual four")
+    parser.add_argument("--formats", nargs="*", help="formats (tq, tq:bits=3) instead of the usual four")
     parser.add_argument("--shapes", nargs="*", default=[f"{n}x{k}" for n, k in SHAPES], metavar="NxK")
     parser.add_argument("--bf16", action="store_true", help="each format in bf16 as well, and torch's linear")
     parser.add_argument("--int8", action="store_true", help="products of codes with rows of int8 beside fp32 ones")

@@ -2,6 +2,7 @@
 
     python examples/tiny_llama.py                    # prints the table
     python examples/tiny_llama.py --write            # and writes docs/quality.md
+    python examples/tiny_llama.py --write iq1_m      # the rows of one format; the others stay
 
 Each row is a compiled program (CPU).  Its next-byte distributions over the held-out text are compared with those of the
 fp32 model in eager torch: bits per byte, the divergence KL(fp32 || quantised), and how often both have the same most
@@ -18,7 +19,7 @@ import json
 import math
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -201,14 +202,14 @@ class Row:
     quality: Quality
 
 
-def rows(windows: torch.Tensor) -> list[Row]:
-    """A row for each recipe; the reference comes first."""
+def rows(windows: torch.Tensor, texts: Sequence[str | None]) -> list[Row]:
+    """A row for each recipe, and another one with an importance where it pays; the reference comes first."""
     model = load_model()
     reference = [
         base.float() for base, _ in track(log_probabilities(model, windows), "torch fp32", len(windows) // BATCH)
     ]
     result = [Row("fp32 (eager torch)", 32.0, (0.0, 0.0, 0.0), measure(model, reference, windows))]
-    for text in track(recipes(), "formats"):
+    for text in track(texts, "formats"):
         program = compiled(model, text)
         errors = (error(text, gaussian()), error(text, minilm()), error(text, own()))
         quality = measure(program, reference, windows)
@@ -283,19 +284,36 @@ def markdown(found: list[Row], windows: torch.Tensor) -> str:
     return "\n".join([*lines, ""])
 
 
+def with_rows(page: str, found: list[Row]) -> str:
+    """The page with these rows, each in the place of the row of its name or behind the last row of its format."""
+    lines, base = page.splitlines(), found[0].quality.bits_per_byte
+    for row in found[1:]:
+        names = [line.split("|")[1].strip() if line.startswith("| ") else "" for line in lines]
+        text = f"| {' | '.join(cells(row, base))} |"
+        if row.name in names:
+            lines[names.index(row.name)] = text
+        else:
+            last = max(i for i, name in enumerate(names) if name.partition(",")[0] == row.name.partition(",")[0])
+            lines.insert(last + 1, text)
+    return "\n".join([*lines, ""])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, default=MEASURED_BYTES, help="of the held-out text")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(HERE.parent)}")
+    parser.add_argument("formats", nargs="*", help="only these")
     options = parser.parse_args()
+    if unknown := set(options.formats) - set(recipes()):
+        parser.error(f"the table has no {', '.join(sorted(unknown))}")
     windows = held_out(options.bytes)
-    found = rows(windows)
+    found = rows(windows, options.formats or recipes())
     table = Table(*COLUMNS)
     for row in found:
         table.add_row(*cells(row, found[0].quality.bits_per_byte))
     Console().print(table)
     if options.write:
-        PAGE.write_text(markdown(found, windows))
+        PAGE.write_text(with_rows(PAGE.read_text(), found) if options.formats else markdown(found, windows))
         print(f"written to {PAGE}")
 
 

@@ -21,6 +21,7 @@ from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
+from qcompiler.runtime.encoder import encode
 
 from .probes import aligned
 
@@ -134,7 +135,7 @@ def _packed(
     format: str | None, params: tuple[tuple[str, Any], ...], dtype: DType, layout: str, n: int, k: int
 ) -> Array:
     w, fmt = weight(n, k), None if format is None else formats.get(format, **dict(params))
-    canonical = w.astype(NUMPY_DTYPES[dtype]).view(np.uint8).reshape(-1) if fmt is None else fmt.encode(w).data
+    canonical = w.astype(NUMPY_DTYPES[dtype]).view(np.uint8).reshape(-1) if fmt is None else encode(fmt, w).data
     return aligned(layouts.get(layout).pack(fmt, dtype, n, k, canonical))
 
 

@@ -301,28 +301,42 @@ template <int BITS, int GROUP> struct qg_codes {
 // The codes of one panel of a trellis (formats/trellis.py), in the order that kernels/layouts/cpu.py draws: those of a
 // sequence are neighbours, so that the window of a code is a shift of a word that begins with the codes before it. A
 // block of 256 columns is a circle: before its first words stand its last ones.
-template <int BITS> struct qg_sequences {
+template <int BITS> struct qg_sequence_words {
     static constexpr int GROUP = BITS == 4 ? 16 : 32, CIRCLE = 256 / GROUP;  // columns of two words; of them a block
     static constexpr int RUN = GROUP / 4;                                     // codes of a sequence in a group
     const uint32_t* words;
     const uint32_t* highest;  // 3 bits: the words of the other plane
-    qg_words before[4];       // of each sequence the codes before, then as many of the group's as there is room for
-    qg_words all[BITS == 3 ? 4 : 1];  // 3 bits: all eight codes of the group
 
     QG_METHOD void start(const qg_packed& from, int64_t panel) {
         words = (const uint32_t*)from.part[0] + panel * (from.k / GROUP) * 32;
         highest = (const uint32_t*)from.part[BITS == 3] + panel * (from.k / GROUP) * 16;
     }
+    // The group that starts at column k, and the group before it.
+    struct groups { int64_t now, last; };
+    QG_METHOD groups find(int64_t k) const {
+        const int64_t now = (uint64_t)k / GROUP;
+        __builtin_prefetch((const char*)(words + now * 32) + QG_AHEAD);
+        __builtin_prefetch((const char*)(words + now * 32) + QG_AHEAD + 64);
+        return {now, (uint64_t)now % CIRCLE ? now - 1 : now + CIRCLE - 1};
+    }
+    // The words of sequences 2 * pair and 2 * pair + 1, half of a word each; for 3 bits the lower bits of their codes.
+    QG_METHOD qg_words pair_of(int64_t group, int pair) const { return qg_load_words(words + group * 32 + pair * 16); }
+    static constexpr int sequence(int column) { return column % 8 / 2; }
+    static constexpr int place(int column) { return column / 16 * 4 + column % 16 / 8 * 2 + column % 2; }
+};
+
+template <int BITS> struct qg_sequences : qg_sequence_words<BITS> {
+    typedef qg_sequence_words<BITS> base;
+    qg_words before[4];         // of each sequence the codes before, then as many of the group's as there is room for
+    qg_words all[BITS == 3 ? 4 : 1];  // 3 bits: all eight codes of the group
+
     QG_METHOD void at(int64_t k) {
-        const int64_t group = (uint64_t)k / GROUP, last = (uint64_t)group % CIRCLE ? group - 1 : group + CIRCLE - 1;
-        __builtin_prefetch((const char*)(words + group * 32) + QG_AHEAD);
-        __builtin_prefetch((const char*)(words + group * 32) + QG_AHEAD + 64);
+        const auto [group, last] = base::find(k);
         QG_UNROLL for (int pair = 0; pair < 2; pair++) {
-            const qg_words old = qg_load_words(words + last * 32 + pair * 16);
-            const qg_words now = qg_load_words(words + group * 32 + pair * 16);
+            const qg_words old = base::pair_of(last, pair), now = base::pair_of(group, pair);
             if constexpr (BITS == 3) {
-                const qg_words old_highest = qg_load_words(highest + last * 16);
-                const qg_words now_highest = qg_load_words(highest + group * 16);
+                const qg_words old_highest = qg_load_words(base::highest + last * 16);
+                const qg_words now_highest = qg_load_words(base::highest + group * 16);
                 QG_UNROLL for (int i = 0; i < QC_REGS; i++)
                     QG_UNROLL for (int t = 0; t < 2; t++) {
                         const int s = 2 * pair + t;
@@ -338,13 +352,13 @@ template <int BITS> struct qg_sequences {
             }
         }
     }
-    // The window of column J in the lowest 12 bits; above them stands anything.
-    template <int J> QG_METHOD qu code(int i) const {
-        constexpr int SEQUENCE = J % 8 / 2, PLACE = J / 16 * 4 + J % 16 / 8 * 2 + J % 2;
-        if constexpr (BITS == 4) return before[SEQUENCE].r[i] >> 4 * (PLACE + 2);
-        else if constexpr (BITS == 2) return before[SEQUENCE].r[i] >> 2 * (PLACE + 3);
-        else if constexpr (PLACE < 4) return before[SEQUENCE].r[i] >> 3 * (PLACE + 1);
-        else return all[SEQUENCE].r[i] >> 3 * (PLACE - 3);
+    // The window of column J.
+    template <int J> QG_METHOD qu window(int i) const {
+        constexpr int SEQUENCE = base::sequence(J), PLACE = base::place(J);
+        if constexpr (BITS == 4) return before[SEQUENCE].r[i] >> 4 * (PLACE + 2) & 0xfffu;
+        else if constexpr (BITS == 2) return before[SEQUENCE].r[i] >> 2 * (PLACE + 3) & 0xfffu;
+        else if constexpr (PLACE < 4) return before[SEQUENCE].r[i] >> 3 * (PLACE + 1) & 0xfffu;
+        else return all[SEQUENCE].r[i] >> 3 * (PLACE - 3) & 0xfffu;
     }
 
 private:
@@ -353,6 +367,42 @@ private:
         return qg_select<0xffff>(s % 2 ? word >> 16 : word, s == 3 ? bytes >> 8 : bytes << (16 - 8 * s));
     }
 };
+
+#if defined(QC_AVX512)
+// The same for 4 and 2 bits, with fewer instructions for a window: 16 bits of the codes of a group and of the group
+// before it hold the windows of two places, the lowest 12 bits one and the highest 12 bits the other. Both sequences of
+// a pair are cut at once, one in each half of a word.
+template <int BITS> struct qg_sequence_spans : qg_sequence_words<BITS> {
+    typedef qg_sequence_words<BITS> base;
+    static constexpr int NEXT = 4 / BITS, SPANS = base::RUN / 2;  // codes in 4 bits
+    __m512i spans[2][SPANS];
+
+    QG_METHOD void at(int64_t k) {
+        const auto [group, last] = base::find(k);
+        QG_UNROLL for (int pair = 0; pair < 2; pair++)
+            cut<0>(spans[pair], (__m512i)base::pair_of(last, pair).r[0], (__m512i)base::pair_of(group, pair).r[0]);
+    }
+    template <int J> QG_METHOD qu window(int) const {
+        constexpr int SEQUENCE = base::sequence(J), PLACE = base::place(J);
+        constexpr bool ODD = SEQUENCE % 2, HIGH = PLACE / NEXT % 2;
+        const __m512i span = spans[SEQUENCE / 2][PLACE / NEXT / 2 * NEXT + PLACE % NEXT];
+        if constexpr (ODD) return HIGH ? (qu)span >> 20 : (qu)span >> 16 & 0xfffu;
+        else return HIGH ? (qu)_mm512_maskz_srli_epi16(0x55555555, span, 4) : (qu)span & 0xfffu;
+    }
+
+private:
+    // Span S begins where its lower window does, at bit BY of the group before, and ends in this one.
+    template <int S> static QG_METHOD void cut(__m512i (&to)[SPANS], __m512i old, __m512i now) {
+        constexpr int BY = BITS * (S / NEXT * 2 * NEXT + S % NEXT + 1) + 4;
+        if constexpr (S < SPANS) {
+            to[S] = BY == 16 ? now : _mm512_or_si512(_mm512_srli_epi16(old, BY), _mm512_slli_epi16(now, 16 - BY));
+            cut<S + 1>(to, old, now);
+        }
+    }
+};
+template <> struct qg_sequences<4> : qg_sequence_spans<4> {};
+template <> struct qg_sequences<2> : qg_sequence_spans<2> {};
+#endif
 
 // --- what codes stand for: `value<J>(codes)` gives the 16 lanes of column J ------------------------------------------
 
@@ -475,15 +525,28 @@ QC_INLINE qi qg_sum_of_bytes(qu x) {
 #endif
 }
 
+#if defined(QC_AVX512)
+// The same in one instruction, where the processor has AVX-512 VNNI, which x86-64-v4 does not promise.
+QC_INLINE qi qg_sum_of_bytes_vnni(qu x) {
+    qi sum = {};
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(q_seti(0x01010101)), "v"(x));
+    return sum;
+}
+#endif
+
 // Windows of a trellis: the sum of the bytes of a product.
-template <uint32_t MULTIPLIER> struct qg_hashed {
+template <uint32_t MULTIPLIER, bool VNNI = false> struct qg_hashed {
+    typedef qg_hashed<MULTIPLIER, true> with_vnni;
     QG_METHOD void start() {}
     template <class C> QG_METHOD void at(const C&) {}
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
-        return QC_EACH(vf, one(codes.template code<J>(i)));
+        return QC_EACH(vf, one(codes.template window<J>(i)));
     }
     static QG_METHOD qf one(qu window) {
-        return __builtin_convertvector(qg_sum_of_bytes((window & 0xfffu) * MULTIPLIER), qf);
+#if defined(QC_AVX512)
+        if constexpr (VNNI) return __builtin_convertvector(qg_sum_of_bytes_vnni(window * MULTIPLIER), qf);
+#endif
+        return __builtin_convertvector(qg_sum_of_bytes(window * MULTIPLIER), qf);
     }
 };
 template <uint32_t MULTIPLIER> QC_INLINE float qg_hash_of(uint32_t window) {

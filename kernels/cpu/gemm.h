@@ -18,6 +18,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <type_traits>
+
 #include "abi.h"
 #include "decode.h"
 #include "task.h"
@@ -521,7 +523,20 @@ QC_COLD void qg_share_few(qc_ctx* ctx, qg_job* job, void (*run)(void* job, int64
     run(job, 0, ctx->scratch);
 }
 
+// Decoder D with its values in the instructions of AVX-512 VNNI, if they have such a form.
+template <class D, class = void> struct qg_vnni_of { typedef void type; };
+template <class W> struct qg_vnni_of<qg_coded<W>, decltype((void)sizeof(typename W::values::with_vnni))> {
+    struct weight : W { typedef typename W::values::with_vnni values; };
+    typedef qg_coded<weight> type;
+};
+
 template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
+#if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // tests leave it out
+    typedef typename qg_vnni_of<D>::type with_vnni;
+    // For one row decoding is most of the time. For more rows a second copy of the loops is not worth its compile.
+    if constexpr (MAX == 1 && !std::is_void_v<with_vnni>)
+        if (__builtin_cpu_supports("avx512vnni")) return qg_share_few(ctx, job, qg_few_task<with_vnni, MAX>);
+#endif
     qg_share_few(ctx, job, qg_few_task<D, MAX>);
 }
 

@@ -19,6 +19,7 @@ from qcompiler.frontends.quantise.sensitivity import Study
 from qcompiler.recipes import linear_times, search
 from qcompiler.recipes.linear_times import Case, copies_for, last_cache, measured
 from qcompiler.recipes.speed import Speed
+from qcompiler.runtime.profile_cpu import Figures
 
 NS = {"int3": 1900, "int4": 1000, "int8": 1500, "float": 4000, "q8_0": 1200}
 
@@ -185,6 +186,21 @@ def test_a_real_time_is_measured_once_and_a_damaged_one_again(tmp_path: Path, mo
     monkeypatch.setattr(linear_times, "VERSION", 0)
     measured([small], 1)
     assert calls == [1, 1], "another version of the code measures again"
+
+
+def test_a_time_is_the_best_pass_and_no_sum_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool adds to figures. Copies take 5 and 9 us in the best pass; the median is between them."""
+    passes = iter([(90, 90), (7, 9), (5, 20), *[(8, 30)] * linear_times.PASSES])
+
+    def run(steps: int, count: int, context: int, figures: int, counts: bool) -> int:
+        for figure, us in zip((Figures * count).from_address(figures), next(passes), strict=True):
+            figure.ns += 1000 * us
+        return 0
+
+    monkeypatch.setattr(linear_times, "SECONDS", 0.0)
+    monkeypatch.setattr(linear_times, "profiler", lambda: run)
+    kernel = linear_times._Kernel.of(Case(16, 256, "int8", "f32", rows=1, copies=2), 1)
+    assert linear_times._Walk(kernel, 0).nanoseconds() == 7000
 
 
 @pytest.mark.slow

@@ -168,6 +168,14 @@ def linear_few(kind: str) -> ProgramImage:
     return Maker({}, kind).kernel(spec("linear", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
+def linear_trellis(kind: str) -> ProgramImage:
+    """A weight whose values are functions of several codes each, in blocks that are circles; a last panel of 4 rows."""
+    w, stored = packed(kind, "w", 20, 512, "tq")
+    operands = (operand("x", ("b", 512)), w, operand("out", ("b", 20), "w"))
+    body = LinearKernel(m="b", n=20, k=512, m_class="1", has_bias=False)
+    return Maker({"b": B}, kind).kernel(spec("linear", body, operands, "b"), {"w": stored}).image(ARCHS[kind])
+
+
 def linear_pairs(kind: str) -> ProgramImage:
     """Rows of two halves of 20, combined: the last panel of each is half full."""
     layout = next(name for name, plain in PAIR_LAYOUTS.items() if plain == LAYOUTS[kind])
@@ -666,12 +674,12 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     make.__name__: make
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_bf16, linear_bf16_few,
-        linear_few, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes, linear_writes,
-        linear_given, linears, norm_added, linear_plain, convolution, linear_codes, grouped, grouped_codes,
-        grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode, attention_ring,
-        attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather, gather_along,
-        index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route, sample,
-        linear_attention, whole,
+        linear_few, linear_trellis, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes,
+        linear_writes, linear_given, linears, norm_added, linear_plain, convolution, linear_codes, grouped,
+        grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
+        attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather,
+        gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route,
+        sample, linear_attention, whole,
     )
 }  # fmt: skip
 
