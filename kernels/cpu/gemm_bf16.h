@@ -8,7 +8,7 @@
 // of rows decides which of the two it is (images and row-major weights always take panels), never that of threads.
 #pragma once
 #include "bf16.h"
-#include "gemm.h"
+#include "few_rows.h"
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 // Columns J and J + 1 of a group, as words.

@@ -9,7 +9,7 @@
 // number of pairs. The order of an element's additions depends on k, and on whether its expert has few rows or many;
 // never on threads.
 #pragma once
-#include "gemm.h"
+#include "few_rows.h"
 #include "lookup.h"
 
 enum {

@@ -14,7 +14,7 @@ from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
-HEADERS = ("decode.h", "gemm.h", *linear_int8.HEADERS, "lookup.h", "grouped.h", "grouped_int8.h")
+HEADERS = ("decode.h", "gemm.h", "few_rows.h", *linear_int8.HEADERS, "lookup.h", "grouped.h", "grouped_int8.h")
 
 
 def _text(spec: KernelSpec) -> ProductText:

@@ -29,7 +29,7 @@ grouped.h."""
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
-    return grouped_int8.HEADERS if _body(spec).codes else ("decode.h", "gemm.h", "lookup.h", "grouped.h")
+    return grouped_int8.HEADERS if _body(spec).codes else ("decode.h", "gemm.h", "few_rows.h", "lookup.h", "grouped.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

@@ -75,7 +75,7 @@ def block_of(k: int) -> int:
 
 
 def most_totals(k: int) -> int:
-    """gemm.h's qg_most_totals: floats that the sums of groups of x take."""
+    """few_rows.h's qg_most_totals: floats that the sums of groups of x take."""
     return _up(2 * (k // 32), 16) * 16
 
 
@@ -103,7 +103,7 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     body = spec.body
     assert isinstance(body, LinearKernel)
-    common = ("decode.h", "bf16.h", "gemm.h", "gemm_bf16.h")
+    common = ("decode.h", "bf16.h", "gemm.h", "few_rows.h", "gemm_bf16.h")
     return (*common, *["im2col.h"] * (body.window is not None), *(_int8().HEADERS if body.codes else ()))
 
 

@@ -9,7 +9,7 @@
 // The state of the step before is read from the result itself, the cell state lies in `cell` from step to step. The
 // order of an element's additions depends on the width and the batch alone.
 #pragma once
-#include "gemm.h"
+#include "few_rows.h"
 
 enum { QR_UNITS = 64, QR_ROWS = 4 * QG_MR };  // of an item: 4 panels of each gate; the microkernel's rows, four times
 enum { QR_LSTM, QR_GRU, QR_TANH, QR_RELU };

@@ -69,7 +69,7 @@ def _product(k: int, rows: int, few: int, isa: str, *, converts: bool) -> int:
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
-    return ("decode.h", "gemm.h", "recurrent.h")
+    return ("decode.h", "gemm.h", "few_rows.h", "recurrent.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

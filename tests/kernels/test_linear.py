@@ -266,7 +266,8 @@ def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Ca
 def test_words_of_codes_do_not_go_through_memory_on_avx2(compile_text: Callable[..., Any], kind: str) -> None:
     """GCC 12 copied the two registers of a word through the stack by halves, which took most of the time of one row."""
     spec = make_case("one", kind, "1", "f32", "none", has_bias=False).spec
-    text = "\n".join([*(header(name) for name in ("decode.h", "bf16.h", "gemm.h", "gemm_bf16.h")), emit(spec, V3)])
+    names = ("decode.h", "bf16.h", "gemm.h", "few_rows.h", "gemm_bf16.h")
+    text = "\n".join([*(header(name) for name in names), emit(spec, V3)])
     library = compile_text(text, V3, "-O3")._name
     found = subprocess.run(["objdump", "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
     functions = re.split(r"\n(?=[0-9a-f]+ <)", found.stdout)

@@ -1,0 +1,207 @@
+// Products of few rows on the CPU (`qg_run_few`): codes are decoded in registers straight into the accumulators, and no
+// panel is stored. For one or two rows, codes of up to 5 bits whose element is value * scale, or value * scale + offset,
+// are summed as they are over the columns of a scale, which then multiplies the sum; the offset multiplies the sum of
+// these columns of x, which is made once for all panels. How tasks are cut never changes the order of additions of an
+// element.
+#pragma once
+#include "gemm.h"
+
+// How MR rows are multiplied: PANELS panels at once, so that a broadcast x serves several multiplications, and SUMS
+// interleaved sums for each, so that at least eight chains of additions hide the latency of FMA.
+template <class D, int MR> struct qg_few_shape {
+    static constexpr int PANELS = MR >= 3 ? QG_NP : 1, CHAINS = MR * PANELS * QC_REGS;
+    static constexpr int SUMS = CHAINS >= 8 ? 1 : CHAINS >= 4 ? 2 : CHAINS >= 2 || D::GROUP < 8 ? 4 : 8;
+};
+
+// Columns k + J of one group: MR rows of x times the decoded lanes of PANELS panels.
+template <class D, int MR, int PANELS, int SUMS> struct qg_fma_step {
+    const D* decoder;
+    const float* x;
+    int64_t stride;
+    vf (&sum)[MR][PANELS][SUMS];
+    template <int J> QG_METHOD void step() {
+        vf w[PANELS];
+        QG_UNROLL for (int p = 0; p < PANELS; p++) w[p] = decoder[p].template value<J>();
+        QG_UNROLL for (int i = 0; i < MR; i++) {
+            const qf a = q_set(x[i * stride + J]);
+            QG_UNROLL for (int p = 0; p < PANELS; p++)
+                QG_UNROLL for (int v = 0; v < QC_REGS; v++) {
+                    qf& to = sum[i][p][J % SUMS].r[v];
+                    to = q_fma(a, w[p].r[v], to);
+                }
+        }
+    }
+};
+
+// The same with the codes' values instead of the elements, for one panel.
+template <class D, int MR, int SUMS> struct qg_code_step {
+    const D& decoder;
+    const float* x;
+    int64_t stride;
+    vf (&sum)[MR][SUMS];
+    template <int J> QG_METHOD void step() {
+        const vf w = decoder.template code<J>();
+        QG_UNROLL for (int i = 0; i < MR; i++) sum[i][J % SUMS] = vfma(vset(x[i * stride + J]), w, sum[i][J % SUMS]);
+    }
+};
+
+// sum[0] + … + sum[COUNT - 1] in pairs.
+template <int COUNT> QC_INLINE vf qg_sum(const vf* sum) {
+    if constexpr (COUNT == 1) return sum[0];
+    else return qg_sum<COUNT / 2>(sum) + qg_sum<COUNT / 2>(sum + COUNT / 2);
+}
+
+// Whether rows are summed by codes, and then whether offsets need the sums of x.
+template <class D, int MR> constexpr bool qg_by_codes() { return D::SUMMED && MR <= 2; }
+template <class D> constexpr bool qg_needs_totals() {
+    if constexpr (D::SUMMED) return D::OFFSET;
+    return false;
+}
+
+// Few rows of x in fp32, `stride` floats apart. `totals`: the sums of whole groups of D::SHARED columns, `groups` of them
+// for each row, where qg_add_up has made them.
+struct qg_few_x {
+    const float* rows;
+    int64_t stride;
+    const float* totals;
+    int64_t groups;
+};
+
+// Floats that totals take, in whole vectors.
+constexpr int64_t qg_most_totals(int64_t k) { return (2 * (k / 32) + 15) / 16 * 16; }
+
+// `x` with its totals, which are written to `totals` (`qg_most_totals`).
+template <class D>
+QC_INLINE qg_few_x qg_add_up(const float* x, int64_t stride, int64_t rows, int64_t k, float* totals) {
+    if constexpr (qg_needs_totals<D>()) {
+        const int64_t groups = k / D::SHARED;
+        if (rows <= 2)
+            for (int64_t i = 0; i < rows; i++)
+                for (int64_t g = 0; g < groups; g++) {
+                    const float* const from = x + i * stride + g * D::SHARED;
+                    vf total = vload(from);
+                    for (int c = 16; c < D::SHARED; c += 16) total = total + vload(from + c);
+                    totals[i * groups + g] = vsum(total);
+                }
+        return {x, stride, totals, groups};
+    }
+    return {x, stride, nullptr, 0};
+}
+
+template <class D, int MR, bool BY_CODES = qg_by_codes<D, MR>()> static void qg_few_panels(
+    const qg_job* job, const qg_few_x& rows, int64_t panel, int64_t next, float* tile) {
+    const float* const x = rows.rows;
+    const int64_t stride = rows.stride;
+    constexpr int PANELS = qg_few_shape<D, MR>::PANELS, SUMS = qg_few_shape<D, MR>::SUMS;
+    vf sum[MR][PANELS][SUMS] = {};
+    D decoder[PANELS];
+    QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].start(job, p ? next : panel);
+    int64_t k = 0;
+    if constexpr (BY_CODES) {  // each row and column group is scaled once, instead of every element
+        constexpr int PARTS = SUMS < 4 ? SUMS : 4;
+        for (int64_t group = 0; k + D::SHARED <= job->k; k += D::SHARED, group++) {
+            vf part[MR][PARTS] = {};
+            decoder[0].at(k);
+            _Pragma("GCC unroll 4") for (int at = 0; at < D::SHARED; at += D::GROUP) {
+                if (at > 0) decoder[0].codes_at(k + at);
+                qg_code_step<D, MR, PARTS> body{decoder[0], x + k + at, stride, part};
+                qg_steps<0, D::GROUP>(body, D::GROUP);
+            }
+            QG_UNROLL for (int i = 0; i < MR; i++) {
+                vf& to = sum[i][0][0];
+                to = vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), to);
+                if constexpr (qg_needs_totals<D>())
+                    to = vfma(vset(rows.totals[i * rows.groups + group]), decoder[0].offset(), to);
+            }
+        }
+    }
+    for (; k + D::GROUP <= job->k; k += D::GROUP) {
+        QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
+        qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};
+        qg_steps<0, D::GROUP>(body, D::GROUP);
+    }
+    if (k < job->k) {  // a short last group: decoded to memory, column by column, to keep the code small
+        float last[PANELS][D::GROUP * 16];
+        for (int p = 0; p < PANELS; p++) qg_decode_panel<D>(job, p ? next : panel, k, job->k - k, last[p]);
+        for (int64_t j = 0; k + j < job->k; j++)
+            QG_UNROLL for (int i = 0; i < MR; i++)
+                QG_UNROLL for (int p = 0; p < PANELS; p++)
+                    sum[i][p][0] = vfma(vset(x[i * stride + k + j]), vload(last[p] + j * 16), sum[i][p][0]);
+    }
+    QG_UNROLL for (int i = 0; i < MR; i++)
+        QG_UNROLL for (int p = 0; p < PANELS; p++) vstore(tile + (i * QG_NP + p) * 16, qg_sum<SUMS>(sum[i][p]));
+    if constexpr (BY_CODES)
+        for (int i = 0; i < MR; i++) {  // a sum of codes may be no number where that of elements is one: 0 * infinity
+            const vf found = vload(tile + i * QG_NP * 16);
+            if (vsum(found - found) != 0.0f)
+                qg_few_panels<D, 1, false>(
+                    job, {x + i * stride, stride, nullptr, 0}, panel, next, tile + i * QG_NP * 16);
+        }
+}
+
+// One unit of at most QG_NP panels; `next` repeats the last panel where the unit is short.
+template <class D, int MR> QC_INLINE void qg_few_rows(
+    const qg_job* job, int64_t count, const qg_few_x& rows, int64_t panel, int64_t next, float* tile) {
+    if constexpr (MR > 0) {
+        if (count != MR) return qg_few_rows<D, MR - 1>(job, count, rows, panel, next, tile);
+        qg_few_panels<D, MR>(job, rows, panel, next, tile);
+        if (qg_few_shape<D, MR>::PANELS < QG_NP && next != panel)
+            qg_few_panels<D, MR>(job, rows, next, next, tile + 16);
+    }
+}
+
+// Task t takes the units [U * t / T, U * (t + 1) / T) of QG_NP panels, at most MAX rows at a time.
+template <class D, int MAX> static void qg_few_task(void* arg, int64_t task, char* scratch) {
+    const qg_job* job = (const qg_job*)arg;
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
+    float* const tile = (float*)scratch;
+    float* const totals = tile + MAX * QG_NP * 16;
+    float* const converted = totals + qg_most_totals(job->k);
+    for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
+        const int64_t count = qc_min(job->m - m0, MAX);
+        const float* x = (const float*)job->x + m0 * job->x_row;
+        int64_t stride = job->x_row;
+        if (job->load_x) {
+            stride = (job->k + 15) / 16 * 16;
+            job->load_x(job, m0, count, 0, job->k, converted, stride);
+            x = converted;
+        }
+        const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, totals);
+        for (int64_t u = first; u < last; u++) {
+            const int64_t panel = u * QG_NP, n0 = panel * 16;
+            qg_few_rows<D, MAX>(job, count, rows, panel, qc_min(panel + QG_NP, panels) - 1, tile);
+            job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
+        }
+    }
+}
+
+constexpr int64_t qg_few_scratch(int64_t k, int64_t rows, bool converts) {
+    return 4 * (rows * (QG_NP * 16 + (converts ? (k + 15) / 16 * 16 : 0)) + qg_most_totals(k));
+}
+
+QC_COLD void qg_share_few(qc_ctx* ctx, qg_job* job, void (*run)(void* job, int64_t task, char* scratch)) {
+    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
+    const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 2 / QG_TASK;
+    job->tasks = ctx->num_threads > 1 ? qc_min(qc_min(worth, units), 4 * (int64_t)ctx->num_threads) : 1;
+    if (job->tasks > 1) return ctx->parallel(ctx, job->tasks, run, job);
+    job->tasks = 1;
+    run(job, 0, ctx->scratch);
+}
+
+// Decoder D with its values in the instructions of AVX-512 VNNI, if they have such a form.
+template <class D, class = void> struct qg_vnni_of { typedef void type; };
+template <class W> struct qg_vnni_of<qg_coded<W>, decltype((void)sizeof(typename W::values::with_vnni))> {
+    struct weight : W { typedef typename W::values::with_vnni values; };
+    typedef qg_coded<weight> type;
+};
+
+template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
+#if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // tests leave it out
+    typedef typename qg_vnni_of<D>::type with_vnni;
+    // For one row decoding is most of the time. For more rows a second copy of the loops is not worth its compile.
+    if constexpr (MAX == 1 && !std::is_void_v<with_vnni>)
+        if (__builtin_cpu_supports("avx512vnni")) return qg_share_few(ctx, job, qg_few_task<with_vnni, MAX>);
+#endif
+    qg_share_few(ctx, job, qg_few_task<D, MAX>);
+}
