@@ -183,12 +183,15 @@ def scan_of_one(
 
 def _asked() -> Tensor | None:
     """The state that the model asked for last: Mamba's scan is not given it. Each is used once, so that no layer reads
-    the state of another."""
+    the state of another. Zamba keeps a layer's heads as one state, and scans one head after the other."""
     step = states.current()
-    if step is None:
+    if step is None or step.asked is None:
         return None
     found, step.asked = step.asked, None
-    return found
+    if found.ndim == 4:
+        return found
+    step.asked = found[:, 1:] if found.shape[1] > 1 else None
+    return found[:, 0]
 
 
 def _attended(

@@ -304,8 +304,8 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
      r"has the shape \[4, 512, 256\] and .* not \[4, 256, 256\], as 'model\.layers\.0\.mlp\.experts\.gate_up_proj'"),
     ("falcon in groups", {"falcon.attention.head_count_kv": 3}, "8 heads do not share 3 key/value heads evenly"),
     ("qwen2moe", {"qwen2moe.expert_shared_feed_forward_length": 256}, "'blk.0.ffn_gate_shexp.weight' in"),
-    ("mamba2", {"mamba2.ssm.inner_size": 500}, "ssm.inner_size' is 500, which 256 does not divide"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("mamba2", {"mamba2.ssm.inner_size": 500}, "ssm.inner_size' is 500, which 256 does not divide"),
         ("jamba", {"jamba.attention.head_count_kv": [4, 4, 0, 4]}, r"layers with attention, .* of 4, have no period"),
         ("jamba", {"jamba.attention.head_count_kv": [0, 4, 0, 2]}, "not one number for some layers and 0 for the"),
         ("granitehybrid", {"granitehybrid.attention.head_count_kv": 4}, "not 3 values of the type int"),

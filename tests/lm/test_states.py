@@ -219,6 +219,36 @@ def test_a_model_that_reads_no_state_in_calls_of_several_tokens_is_refused(monke
             inputs_to_trace(step, 100, CHUNK)
 
 
+def rwkv() -> Any:
+    return transformers.RwkvConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
+
+
+def recurrent_gemma() -> Any:
+    return transformers.RecurrentGemmaConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, lru_width=32
+    )
+
+
+def minimax() -> Any:
+    return transformers.MiniMaxConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=48, num_local_experts=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    (rwkv, "hands neither keys and values nor states to a cache"),
+    (recurrent_gemma, r"keeps states in its modules \(model.layers.0.temporal_block.conv1d_state and 1 more\)"),
+    (minimax, "MiniMax uses cache of its own .* takes a cache of transformers' common classes, not one of its own"),
+])  # fmt: skip
+def test_states_that_no_cache_of_transformers_has_are_refused(config: Any, message: str) -> None:
+    model: Any = transformers.AutoModelForCausalLM.from_config(config()).eval()
+    with pytest.raises(ExportError, match=message):
+        qc.compile_causal_lm(model, max_seq_len=32)
+    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    assert not [each for each in held if type(each).__name__ == "FakeTensor"], "the model is as it was"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("taps", [1, 2, 3, 9])
 def test_convolutions_of_every_width(taps: int) -> None:
