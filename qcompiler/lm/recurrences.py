@@ -9,7 +9,7 @@ with.
 | name | recurrence | of |
 |---|---|---|
 | `causal_conv1d_fn` | a product for each column of the window | every model with a convolution |
-| `selective_scan_fn` | decay for each channel and column of the state | Mamba, Falcon Mamba, Jamba |
+| `selective_scan_fn` | decay for each channel and column of the state | Mamba, Falcon Mamba, Jamba, Zamba |
 | `mamba_chunk_scan_combined` | decay for each head | Mamba 2, Bamba, Falcon H1, Granite 4, Nemotron H, Zamba 2 |
 | `chunk_gated_delta_rule` | decay for each head, delta rule | Qwen 3 Next, Qwen 3.5, OLMo hybrid |
 | `chunk_kda` | decay for each column, delta rule | Kimi Linear |
