@@ -190,6 +190,8 @@ def _asked() -> Tensor | None:
     found, step.asked = step.asked, None
     if found.ndim == 4:
         return found
+    if step.batch > 1:  # a part of the slots' states is no state that the operator can write
+        raise ExportError("this model scans each head of a layer by itself: compile it with max_batch=1")
     step.asked = found[:, 1:] if found.shape[1] > 1 else None
     return found[:, 0]
 

@@ -62,6 +62,7 @@ CASES = [
     pytest.param(name, batch, device, marks=() if (name, batch, device) == ("small", 1, "cpu") else pytest.mark.slow)
     for name in ("small", *models.MODELS)
     for batch, device in BATCHES
+    if (name, batch) != ("zamba", 3)  # refused below
 ]
 several = pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
 
@@ -247,6 +248,12 @@ def test_states_that_no_cache_of_transformers_has_are_refused(config: Any, messa
         qc.compile_causal_lm(model, max_seq_len=32)
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
     assert not [each for each in held if type(each).__name__ == "FakeTensor"], "the model is as it was"
+
+
+@pytest.mark.slow
+def test_heads_that_are_scanned_one_by_one_take_one_sequence() -> None:
+    with pytest.raises(ExportError, match="scans each head of a layer by itself: compile it with max_batch=1"):
+        qc.compile_causal_lm(models.build("zamba"), max_seq_len=100, max_batch=3, chunk=CHUNK)
 
 
 @pytest.mark.slow
