@@ -181,6 +181,31 @@ def _probing() -> Iterator[Probe]:
         _current.probe = None
 
 
+@contextmanager
+def _states_in_modules(model: nn.Module) -> Iterator[None]:
+    """ExportError if a call leaves tensors in attributes of modules that were None: states that no conversation could
+    have for its own. They are None again afterwards."""
+    empty = [
+        (module, path, name)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if value is None
+    ]
+    try:
+        yield
+        found = [f"{path}.{name}" for module, path, name in empty if isinstance(getattr(module, name), torch.Tensor)]
+    finally:
+        for module, _, name in empty:
+            if isinstance(getattr(module, name), torch.Tensor):
+                setattr(module, name, None)
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise ExportError(
+            f"{type(model).__name__} keeps states in its modules ({found[0]}{more}) and not in the cache that it is "
+            "given, so that no two texts could have their own; models of this kind are not compiled"
+        )
+
+
 def probe(model: nn.Module) -> tuple[Probe, int]:
     """What a call of the model shows, and how many logits it gives. ExportError for a model without a cache."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -188,7 +213,8 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
     with _probing() as seen:
         recorder = _Recorder(seen)
         try:
-            with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True):
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            with torch.no_grad(), as_pairs(model), _states_in_modules(model), mode:
                 ids = torch.zeros(1, TOKENS, dtype=torch.int64)
                 found = model(input_ids=ids, use_cache=True, **{cache_argument(model): recorder})
         except (
@@ -203,7 +229,8 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
             text = " ".join(str(error).split())[:300]
             raise ExportError(
                 f"{type(model).__name__} cannot read tokens with a cache ({type(error).__name__}: {text}): check that "
-                "its configuration is that of the weights, and that it is a causal language model"
+                "its configuration is that of the weights, that it is a causal language model, and that it takes a "
+                "cache of transformers' common classes, not one of its own"
             ) from error
     if not seen.shapes and not seen.states:
         raise ExportError(

@@ -9,7 +9,7 @@ with.
 | name | recurrence | of |
 |---|---|---|
 | `causal_conv1d_fn` | a product for each column of the window | every model with a convolution |
-| `selective_scan_fn` | decay for each channel and column of the state | Mamba, Falcon Mamba, Jamba |
+| `selective_scan_fn` | decay for each channel and column of the state | Mamba, Falcon Mamba, Jamba, Zamba |
 | `mamba_chunk_scan_combined` | decay for each head | Mamba 2, Bamba, Falcon H1, Granite 4, Nemotron H, Zamba 2 |
 | `chunk_gated_delta_rule` | decay for each head, delta rule | Qwen 3 Next, Qwen 3.5, OLMo hybrid |
 | `chunk_kda` | decay for each column, delta rule | Kimi Linear |
@@ -183,12 +183,17 @@ def scan_of_one(
 
 def _asked() -> Tensor | None:
     """The state that the model asked for last: Mamba's scan is not given it. Each is used once, so that no layer reads
-    the state of another."""
+    the state of another. Zamba keeps a layer's heads as one state, and scans one head after the other."""
     step = states.current()
-    if step is None:
+    if step is None or step.asked is None:
         return None
     found, step.asked = step.asked, None
-    return found
+    if found.ndim == 4:
+        return found
+    if step.batch > 1:  # a part of the slots' states is no state that the operator can write
+        raise ExportError("this model scans each head of a layer by itself: compile it with max_batch=1")
+    step.asked = found[:, 1:] if found.shape[1] > 1 else None
+    return found[:, 0]
 
 
 def _attended(

@@ -40,6 +40,23 @@ _LATENT = {
     "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "num_key_value_heads": 8, "head_dim": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
+_MAMBA_2 = {
+    "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8,
+}  # fmt: skip
+_MULTIPLIERS = {
+    "attention_in_multiplier": 0.75, "attention_out_multiplier": 1.25, "ssm_in_multiplier": 1.5,
+    "ssm_out_multiplier": 0.5, "key_multiplier": 0.625, "lm_head_multiplier": 0.875, "embedding_multiplier": 2.5,
+    "mlp_multipliers": [1.125, 0.375], "ssm_multipliers": [0.25, 1.75, 0.6875, 1.375, 0.8125],
+}  # fmt: skip
+_NEMOTRON_H = {
+    "num_hidden_layers": 4, "mamba_num_heads": 8, "mamba_head_dim": 64, "n_groups": 2, "ssm_state_size": 16,
+    "chunk_size": 8, "moe_shared_expert_intermediate_size": 256, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+_DELTA = {
+    "head_dim": 32, "linear_num_value_heads": 8, "linear_num_key_heads": 2, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+}  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -155,6 +172,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2moe": ("Lfm2Moe", {
         "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4,
         "num_dense_layers": 1, "norm_eps": 1e-5, "tie_word_embeddings": True}),
+    "mamba": ("Mamba", {}),
+    "mamba of Falcon": ("FalconMamba", {"time_step_rank": 32}),
+    "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 64, "n_groups": 2, "state_size": 16, "chunk_size": 8}),
+    "jamba": ("Jamba", {
+        "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+        "expert_layer_offset": 1, "mamba_dt_rank": 16}),
+    "falcon-h1": ("FalconH1", {**_MAMBA_2, **_MULTIPLIERS, "mamba_d_ssm": 512}),
+    "falcon-h1 with norms": ("FalconH1", {
+        **_MAMBA_2, "mamba_d_ssm": 256, "mamba_d_head": 32, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "granitehybrid": ("GraniteMoeHybrid", {
+        **_GRANITE, **_MAMBA_2, "layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3,
+        "num_local_experts": 0, "shared_intermediate_size": 512}),
+    "granitehybrid with experts": ("GraniteMoeHybrid", {
+        **_GRANITE, **_MAMBA_2, "layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3,
+        "shared_intermediate_size": 256}),
+    "granitehybrid of Bamba": ("Bamba", {**_MAMBA_2, "attn_layer_indices": [1], "num_hidden_layers": 3}),
+    "nemotron_h": ("NemotronH", {
+        **_NEMOTRON_H, "layers_block_type": ["mamba", "attention", "mamba", "mlp"]}),
+    "nemotron_h_moe": ("NemotronH", {
+        **_NEMOTRON_H, "layers_block_type": ["mamba", "moe", "attention", "moe"], "routed_scaling_factor": 2.5}),
+    "nemotron_h_moe with latent experts": ("NemotronH", {
+        **_NEMOTRON_H, "layers_block_type": ["mamba", "moe", "attention", "mamba"], "moe_latent_size": 256,
+        "norm_topk_prob": True}),
+    "kimi-linear": ("KimiLinear", {
+        "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 8,
+        "linear_head_dim": 32, "linear_num_heads": 8, "num_hidden_layers": 3, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "routed_scaling_factor": 2.5, "max_position_embeddings": 128,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
+    "qwen3next": ("Qwen3Next", {**_DELTA, "shared_expert_intermediate_size": 256}),
+    "qwen35": ("Qwen3_5Text", _DELTA),
+    "qwen35moe": ("Qwen3_5MoeText", {**_DELTA, "shared_expert_intermediate_size": 256}),
+    "bitnet": ("BitNet", {"hidden_act": "silu", "tie_word_embeddings": True}),
     "hrm_text": ("HrmText", {"H_cycles": 2, "L_cycles": 2, "embedding_scale": 3.0, "prefix_lm": False}),
 }  # fmt: skip
 """Configuration class and options, by case."""
@@ -169,6 +218,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gptneox in series": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
     "cohere2": {"rotary_pct": 1.0},
     "falcon": {"num_kv_heads": 1},
+    "falcon-h1": {"head_dim": 32},
+    "falcon-h1 with norms": {"head_dim": 32},
     "minimax-m2": {"rotary_dim": 32},
     "phimoe": {"architectures": ["PhiMoEForCausalLM"], "original_max_position_embeddings": 128},
     "hunyuan-moe": {"moe_intermediate_size": [512, 512], "moe_topk": [2, 2], "num_shared_expert": [1, 1]},
@@ -180,6 +231,24 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma4": {"global_head_dim": 32},
     "gemma4 with experts": {"global_head_dim": 32},
     "chatglm": {"seq_length": 128},
+    "nemotron_h": {"hybrid_override_pattern": "M*M-"},
+    "nemotron_h_moe": {"hybrid_override_pattern": "ME*E"},
+    "nemotron_h_moe with latent experts": {"hybrid_override_pattern": "ME*M"},
+    "kimi-linear": {
+        "first_k_dense_replace": 1,
+        "num_shared_experts": 1,
+        "moe_router_activation_func": "sigmoid",
+        "linear_attn_config": {
+            "full_attn_layers": [2],
+            "kda_layers": [1, 3],
+            "head_dim": 32,
+            "num_heads": 8,
+            "short_conv_kernel_size": 4,
+        },
+    },
+    "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "granitehybrid with experts": {"layer_types": ["mamba", "attention", "mamba"]},
+    "granitehybrid of Bamba": {"attn_rotary_emb": 16},
     "mimo2": {  # its window does not count the token itself
         "hybrid_layer_pattern": [0, 1, 1, 1, 0],
         "sliding_window": 4,
@@ -196,6 +265,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 """Keys of published configurations that llama.cpp's converter asks for and that transformers no longer writes."""
+
+UNPUBLISHED: dict[str, set[str]] = {
+    "nemotron_h": {"num_experts_per_tok"},  # the converter takes a model with this key for one with experts
+}
+"""Keys that transformers writes and published configurations of such models do not have."""
+PUBLISHED_NAMES: dict[str, dict[str, str]] = {
+    "bitnet": {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"},
+    "kimi-linear": {"layers.0.block_sparse_moe.": "layers.0.mlp."},  # transformers saves an MLP by the name of experts
+}
+"""Parts of names that transformers saves, and what published folders have in their place."""
+NO_FACTORS: dict[str, Any] = {
+    name: [1.0] * len(value) if isinstance(value, list) else 1.0 for name, value in _MULTIPLIERS.items()
+}
+"""Values of keys with which the converter multiplies no weight."""
 
 
 def configuration(case: str) -> Any:

@@ -11,7 +11,9 @@ llama-cpp-python.  Each number of the model that is converted is a number of its
 of the file says where it was taken from, and a constant that the converter adds remains as a remainder.
 
 A run of a tensor's numbers is recorded as [name, first, sizes, strides]: the numbers at `first` + the sum of
-index · stride in the flattened parameter, over all indices in C order.
+index · stride in the flattened parameter, over all indices in C order.  A fifth entry is a factor that the converter
+multiplies them with (gguf_cases.NO_FACTORS says without which keys it multiplies nothing).  Of `A_log` files have
+-exp(A_log), which is recorded as "minus_exp"; the model that is converted has logarithms of numbers there.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import tokenizers
 import torch
 
@@ -40,19 +43,21 @@ STEP = 2
 def number(model: torch.nn.Module) -> list[tuple[str, int, int]]:
     """Gives each number of the model a value of its own; (name, first place, places) of each tensor."""
     found, start = [], 1  # 0 would be every zero that the converter writes
+    held = gguf_cases.tensors_of(model)
     with torch.no_grad():
-        for name, tensor in gguf_cases.tensors_of(model).items():
-            count = tensor.numel()
-            tensor.copy_(STEP * torch.arange(start, start + count, dtype=torch.float64).reshape(tensor.shape))
+        for name in sorted(held, key=lambda each: not each.endswith("A_log")):  # small numbers: exp(log(n)) is exact
+            tensor, count = held[name], held[name].numel()
+            values = STEP * torch.arange(start, start + count, dtype=torch.float64).reshape(tensor.shape)
+            tensor.copy_(values.log() if name.endswith("A_log") else values)
             found.append((name, start, count))
             start += count
     assert STEP * start < 1 << 24, f"{start} numbers: fp32 does not tell them apart"
     return found
 
 
-def run_at(places: np.ndarray, owner: np.ndarray) -> tuple[list[int], list[int], int]:
+def run_at(places: np.ndarray, owner: np.ndarray, factors: np.ndarray) -> tuple[list[int], list[int], int]:
     """The longest regular run at the beginning: sizes, strides (outermost first), and how many places it covers."""
-    same = owner == owner[0]
+    same = (owner == owner[0]) & (factors == factors[0])
     places = places[: len(same) if same.all() else int(np.argmin(same))]
     sizes: list[int] = []
     strides: list[int] = []
@@ -71,7 +76,7 @@ def run_at(places: np.ndarray, owner: np.ndarray) -> tuple[list[int], list[int],
     return sizes or [1], strides or [0], block
 
 
-def runs(places: np.ndarray, tensors: list[tuple[str, int, int]]) -> list[list[Any]]:
+def runs(places: np.ndarray, factors: np.ndarray, tensors: list[tuple[str, int, int]]) -> list[list[Any]]:
     """The runs of a tensor's places. ValueError for a place that no tensor of the model has."""
     starts = np.array([start for _, start, _ in tensors])
     owner = np.searchsorted(starts, places, side="right") - 1
@@ -82,28 +87,32 @@ def runs(places: np.ndarray, tensors: list[tuple[str, int, int]]) -> list[list[A
     while at < len(places):
         if len(found) > 64:
             raise ValueError("an order without regular runs")
-        sizes, strides, count = run_at(places[at:], owner[at:])
+        sizes, strides, count = run_at(places[at:], owner[at:], factors[at:])
         name, start, _ = tensors[owner[at]]
-        found.append([name, int(places[at]) - start, sizes, strides])
+        factor = float(factors[at])
+        found.append([name, int(places[at]) - start, sizes, strides, *([] if factor == 1 else [factor])])
         at += count
     return found
 
 
-def recorded(name: str, values: np.ndarray, tensors: list[tuple[str, int, int]]) -> dict[str, Any]:
-    """What of the model a tensor of the file holds."""
+def recorded(name: str, values: np.ndarray, scaled: np.ndarray, tensors: list[tuple[str, int, int]]) -> dict[str, Any]:
+    """What of the model a tensor of the file holds. `scaled` are the values with the converter's factors."""
     shape, flat = list(values.shape), values.reshape(-1).astype(np.float64)
-    added = float(flat[0] % STEP)
+    factors = np.round(scaled.reshape(-1).astype(np.float64) / np.where(flat == 0, 1, flat), 6)
+    is_minus_exp = bool((flat < 0).all()) and name.endswith("ssm_a")
+    flat, slack = (-flat, 0.05) if is_minus_exp else (flat, 0.0)
+    added = 0.0 if is_minus_exp else float(flat[0] % STEP)
     places = (flat - added) / STEP
     whole = np.round(places).astype(np.int64)
     try:
-        if np.abs(places - whole).max() > 0:
+        if np.abs(places - whole).max() > slack:
             raise ValueError("numbers that are no sums of the model's and a constant")
-        found: dict[str, Any] = {"shape": shape, "of": runs(whole, tensors)}
+        found: dict[str, Any] = {"shape": shape, "of": runs(whole, factors, tensors)}
     except ValueError as error:
         if len(flat) > 4096:
             raise ValueError(f"{name} {shape} holds {error}: {flat[:6]}") from error
         return {"shape": shape, "values": [float(np.float32(value)) for value in flat]}
-    return found | ({"added": added} if added else {})
+    return found | ({"added": added} if added else {}) | ({"minus_exp": True} if is_minus_exp else {})
 
 
 def plain(value: Any) -> Any:
@@ -116,24 +125,57 @@ def record(case: str, conversion: Any, gguf: Any) -> dict[str, Any]:
     tensors = number(model)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
+        rename(Path(folder) / "model.safetensors", gguf_cases.PUBLISHED_NAMES.get(case, {}))
         vocabulary = {f"token {each}": each for each in range(gguf_cases.SIZES["vocab_size"])}
         tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(f"{folder}/tokenizer.json")
         described = Path(folder) / "config.json"
         described.write_text(json.dumps(json.loads(described.read_text()) | gguf_cases.PUBLISHED.get(case, {})))
         hparams = conversion.ModelBase.load_hparams(Path(folder), False) | gguf_cases.PUBLISHED.get(case, {})
-        kind = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
-        out = Path(folder) / "model.gguf"
-        with torch.inference_mode():
-            kind(Path(folder), gguf.LlamaFileType.ALL_F32, out, hparams=hparams).write()
-        read = gguf.GGUFReader(out)
+        hparams = {key: hparams[key] for key in hparams if key not in gguf_cases.UNPUBLISHED.get(case, ())}
+        read = converted(Path(folder), hparams, conversion, gguf)
         keys = {
             key: [gguf.GGUFValueType(field.types[0]).name, *(t.name for t in field.types[1:]), plain(field.contents())]
             for key, field in read.fields.items()
             if not key.startswith(("GGUF.", "tokenizer.")) and (key == "general.architecture" or "general." not in key)
         }
-        held = {t.name: recorded(t.name, np.array(t.data).reshape(t.shape[::-1]), tensors) for t in read.tensors}
+        values = scaled = arrays(read)
+        if without := {key: value for key, value in gguf_cases.NO_FACTORS.items() if key in hparams}:
+            values = arrays(converted(Path(folder), hparams | without, conversion, gguf))
+        held = {name: recorded(name, values[name], scaled[name], tensors) for name in values}
     unread = {name for name, _, _ in tensors} - {run[0] for t in held.values() for run in t.get("of", [])}
     return {"keys": keys, "tensors": held} | ({"unread": sorted(unread)} if unread else {})
+
+
+def converted(folder: Path, hparams: dict[str, Any], conversion: Any, gguf: Any) -> Any:
+    """The file that the converter writes for a folder and these keys of its config.json."""
+    kind = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
+    if hasattr(kind, "opt_num_mtp_layers"):
+        kind.no_mtp = True  # else these want blocks that predict further tokens, which the models here do not have
+    out = folder / "model.gguf"
+    with torch.inference_mode():
+        kind(folder, gguf.LlamaFileType.ALL_F32, out, hparams=dict(hparams)).write()
+    return gguf.GGUFReader(out)
+
+
+def rename(path: Path, parts: dict[str, str]) -> None:
+    """Replaces parts of names in a file of safetensors."""
+    held = safetensors.torch.load_file(path) if parts else {}
+    for old, new in parts.items():
+        held = {name.replace(old, new): tensor for name, tensor in held.items()}
+    if held:
+        safetensors.torch.save_file(held, path, {"format": "pt"})
+
+
+def without_rounding(kind: type) -> None:
+    """Lets the converter's BitNet write weights as they are: rounded ones would say no place."""
+    for each in kind.__subclasses__():
+        if "weight_quant" in vars(each):
+            setattr(each, "weight_quant", lambda self, weight: weight)  # noqa: B010
+        without_rounding(each)
+
+
+def arrays(file: Any) -> dict[str, np.ndarray]:
+    return {tensor.name: np.array(tensor.data).reshape(tensor.shape[::-1]) for tensor in file.tensors}
 
 
 def without_tokenizers(kind: type) -> None:
@@ -172,6 +214,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     conversion.load_all_models()
     without_tokenizers(conversion.ModelBase)
+    without_rounding(conversion.ModelBase)
     if arguments.shared:
         text = json.dumps(shared(conversion, gguf), indent=1)
         (HERE / "shared_architectures.json").write_text(text + "\n")

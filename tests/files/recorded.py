@@ -76,15 +76,17 @@ def _add(
         values = np.array(tensor["values"], np.float32).reshape(tensor["shape"])
         writer.add_tensor(name, values)
         return values.tobytes()
-    runs = [(source, places(*run)) for source, *run in tensor["of"]]
-    added = np.float32(tensor.get("added", 0.0))
-    values = np.concatenate([tensors[source].numpy()[at] for source, at in runs]).reshape(tensor["shape"]) + added
+    runs = [(source, places(*run[:3]), np.float32(*run[3:] or [1])) for source, *run in tensor["of"]]
+    added, is_minus_exp = np.float32(tensor.get("added", 0.0)), tensor.get("minus_exp", False)
+    values = np.concatenate([tensors[source].numpy()[at] * factor for source, at, factor in runs])
+    values = (-np.exp(values) if is_minus_exp else values).reshape(tensor["shape"]) + added
     data = written.quantized(values, kind)
     writer.add_tensor(name, data, raw_dtype=None if kind in (Type.F32, Type.F16) else kind)
     meant = (gguf.quants.dequantize(data, kind) if kind != Type.F32 else data).reshape(-1) - added
     assert meant.size == math.prod(tensor["shape"])
-    for source, at in runs:
-        tensors[source][torch.from_numpy(at)] = torch.from_numpy(np.array(meant[: at.size], np.float32))
+    meant = np.log(-meant) if is_minus_exp else meant
+    for source, at, factor in runs:
+        tensors[source][torch.from_numpy(at)] = torch.from_numpy(np.array(meant[: at.size] / factor, np.float32))
         meant = meant[at.size :]
     raw: bytes = data.tobytes()
     return raw

@@ -62,6 +62,7 @@ CASES = [
     pytest.param(name, batch, device, marks=() if (name, batch, device) == ("small", 1, "cpu") else pytest.mark.slow)
     for name in ("small", *models.MODELS)
     for batch, device in BATCHES
+    if (name, batch) != ("zamba", 3)  # refused below
 ]
 several = pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
 
@@ -217,6 +218,42 @@ def test_a_model_that_reads_no_state_in_calls_of_several_tokens_is_refused(monke
         monkeypatch.setattr(recurrences, "_asked", lambda: None)
         with pytest.raises(ExportError, match="keeps the states recurrent_0_0 and does not read them"):
             inputs_to_trace(step, 100, CHUNK)
+
+
+def rwkv() -> Any:
+    return transformers.RwkvConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
+
+
+def recurrent_gemma() -> Any:
+    return transformers.RecurrentGemmaConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, lru_width=32
+    )
+
+
+def minimax() -> Any:
+    return transformers.MiniMaxConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=48, num_local_experts=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    (rwkv, "hands neither keys and values nor states to a cache"),
+    (recurrent_gemma, r"keeps states in its modules \(model.layers.0.temporal_block.conv1d_state and 1 more\)"),
+    (minimax, "MiniMax uses cache of its own .* takes a cache of transformers' common classes, not one of its own"),
+])  # fmt: skip
+def test_states_that_no_cache_of_transformers_has_are_refused(config: Any, message: str) -> None:
+    model: Any = transformers.AutoModelForCausalLM.from_config(config()).eval()
+    with pytest.raises(ExportError, match=message):
+        qc.compile_causal_lm(model, max_seq_len=32)
+    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    assert not [each for each in held if type(each).__name__ == "FakeTensor"], "the model is as it was"
+
+
+@pytest.mark.slow
+def test_heads_that_are_scanned_one_by_one_take_one_sequence() -> None:
+    with pytest.raises(ExportError, match="scans each head of a layer by itself: compile it with max_batch=1"):
+        qc.compile_causal_lm(models.build("zamba"), max_seq_len=100, max_batch=3, chunk=CHUNK)
 
 
 @pytest.mark.slow

@@ -16,10 +16,11 @@ def oracle_logits(lm: qc.CausalLM, prompt: Sequence[int]) -> npt.NDArray[Any]:
     """(s, vocabulary) of a prompt of at most a chunk, in an empty cache."""
     assert lm.program is not None
     positions = torch.arange(len(prompt))[None]
+    counts = {"counts": torch.tensor([len(prompt)])} if lm.record.counts else {}
     with torch.no_grad():
         logits, _ = lm.program.oracle(
             ids=torch.tensor([list(prompt)]), positions=positions, rows=positions, wanted=positions[0],
-            how=torch.full((1, WORDS), -1),
+            how=torch.full((1, WORDS), -1), **counts,
         )  # fmt: skip
-    found: npt.NDArray[Any] = logits.numpy()
+    found: npt.NDArray[Any] = logits.float().numpy()
     return found

@@ -65,6 +65,32 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_key_head_dim": 12, "linear_value_head_dim": 24, "pad_token_id": 0,
         },
     ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **_SIZES, "num_attention_heads": 4, "num_key_value_heads": 4, "moe_intermediate_size": 32,
+            "num_local_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16, "v_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4,
+            "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        },
+    ),
+    "zamba": (
+        "ZambaConfig",
+        {
+            **_SIZES, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 2, "mamba_d_state": 8,
+            "mamba_dt_rank": 4, "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        },
+    ),
+    "zamba2": (
+        "Zamba2Config",
+        {
+            **_SIZES, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_d_state": 16,
+            "mamba_headdim": 16, "mamba_ngroups": 2, "chunk_size": 8, "adapter_rank": 4, "use_mem_rope": True,
+            "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"],
+        },
+    ),
 }  # fmt: skip
 """The configuration's class, and its values."""
 

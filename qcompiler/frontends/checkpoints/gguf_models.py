@@ -28,15 +28,20 @@ from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, CodesInFile, 
 from qcompiler.frontends.checkpoints.described_model import TensorTotals, hollow, model_class
 from qcompiler.frontends.checkpoints.gguf_architectures import (
     ARCHITECTURES,
+    CONVOLUTION,
+    JOINED,
     LATENT,
+    LOGARITHM,
     NOT_READ,
     ROPE_FACTORS,
+    TIME_STEP,
     Architecture,
     Keys,
     architecture_of,
     configured,
     divisors,
     required,
+    rows_of_key_heads,
 )
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTensor, type_name
 from qcompiler.frontends.torch.common.empty_weights import empty_weights
@@ -165,12 +170,12 @@ class _Names:
             if len(tensors) > 1 and name.endswith(LATENT):
                 found[name] = _latent(name, shape, tensors)
                 continue
+            if len(tensors) > 1 and name.endswith((JOINED, CONVOLUTION)):
+                orders = rows_of_key_heads(self.config) if name.endswith(JOINED) else _in_a_row(tensors)
+                found[name] = _joined(name, shape, tensors, orders)
+                continue
             _check_shape(self.file, name, shape, tensors)
-            if len(tensors) > 1:
-                orders = _one_after_the_other(tensors)
-            else:
-                orders = [self.architecture.rows(name, tensors[0].shape[0], self.config)]
-            found[name] = _item(name, shape, tensors, orders, self.architecture.offset(name))
+            found[name] = self._plain(name, shape, tensors)
         extra = sorted(name for name in set(self.file.tensors) - used if not self._is_spare(name))
         if extra:
             raise WeightsError(
@@ -179,13 +184,28 @@ class _Names:
             )
         return found
 
+    def _plain(self, name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> InFile:
+        """A parameter whose numbers are the file's, in the model's order of rows and columns."""
+        if len(tensors) > 1:
+            return _item(name, shape, tensors, _one_after_the_other(tensors), 0.0)
+        if name.endswith(LOGARITHM):
+            return _logarithm(name, shape, tensors[0], self.architecture.rows(name, tensors[0].shape[0], self.config))
+        if name.endswith(TIME_STEP) and tensors[0].format is not None:
+            return _decoded(name, shape, tensors, lambda: torch.from_numpy(np.array(tensors[0].values())))
+        order = self.architecture.rows(name, tensors[0].shape[0], self.config)
+        item = _item(name, shape, tensors, [order], self.architecture.offset(name))
+        columns = self.architecture.columns(name, shape[-1], self.config)
+        return item if columns is None else _with_columns(item, columns)
+
     def _parts(self, name: str) -> tuple[str, ...]:
         """The tensors of a parameter. Some files have gate and up of all experts in one tensor, and older ones keys and
-        values of latent attention."""
+        values of latent attention, or all inputs of a delta net."""
         parts = self.architecture.names(name)
         if self.architecture.experts == "alternating":
             return parts  # llama.cpp has no joined form of these
         joined = parts[0].replace("ffn_gate_exps", "ffn_gate_up_exps").replace("attn_k_b.", "attn_kv_b.")
+        if name.endswith(JOINED):
+            joined = parts[0].replace("attn_qkv.", "ssm_in.")
         return (joined,) if joined != parts[0] and joined in self.file.tensors else parts
 
     def _from_key(self, name: str, shape: tuple[int, ...], key: str) -> ValuesInFile:
@@ -300,6 +320,66 @@ def _latent(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> Val
         parts = [torch.from_numpy(np.array(keys.values())).transpose(1, 2), torch.from_numpy(np.array(values.values()))]
         return torch.cat(parts, dim=1).reshape(shape)
 
+    return _decoded(name, shape, tensors, make)
+
+
+def _joined(name: str, shape: tuple[int, ...], tensors: list[GgufTensor], orders: list[Order]) -> InFile:
+    """The rows of several matrices, in the model's order.
+
+    llama.cpp's mixtures of types may give them different ones; no matrix has rows of two formats, so that the values
+    are decoded then."""
+    expected = [(len(order), shape[-1]) for order in orders]
+    if [_without_ones(tensor.shape) for tensor in tensors] != expected or sum(map(len, orders)) != shape[0]:
+        wanted = " and ".join(str(list(each)) for each in expected)
+        raise WeightsError(
+            f"{' and '.join(f'{t.name!r}' for t in tensors)} in {tensors[0].file.path} have the shapes "
+            f"{' and '.join(str(list(t.shape)) for t in tensors)}, and not {wanted}, as '{name}' of the model"
+        )
+    if len({tensor.type for tensor in tensors}) == 1:
+        return _item(name, shape, tensors, [*orders], 0.0)
+
+    def make() -> torch.Tensor:
+        made = torch.empty(shape)
+        for tensor, order in zip(tensors, orders, strict=True):
+            made[torch.from_numpy(order)] = torch.from_numpy(np.array(tensor.values()))
+        return made
+
+    return _decoded(name, shape, tensors, make)
+
+
+def _in_a_row(tensors: list[GgufTensor]) -> list[Order]:
+    """The orders of matrices whose rows follow one another."""
+    counts = [math.prod(tensor.shape[:-1]) for tensor in tensors]
+    ends = np.cumsum(counts)
+    return [np.arange(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _logarithm(name: str, shape: tuple[int, ...], tensor: GgufTensor, order: Order | None) -> ValuesInFile:
+    """The logarithms of a recurrence's decays, which files hold as -exp(A_log)."""
+
+    def make() -> torch.Tensor:
+        decays = torch.from_numpy(np.array(tensor.values(), np.float32)).reshape(shape)
+        if not bool((decays <= 0).all()):
+            raise WeightsError(f"'{tensor.name}' in {tensor.file.path} holds a number above 0, which is no decay")
+        made = (-decays).log()
+        if order is None:
+            return made
+        ordered = torch.empty_like(made)
+        ordered[torch.from_numpy(order)] = made
+        return ordered
+
+    return _decoded(name, shape, [tensor], make)
+
+
+def _decoded(
+    name: str, shape: tuple[int, ...], tensors: list[GgufTensor], make: Callable[[], torch.Tensor]
+) -> ValuesInFile:
+    """A parameter in fp32 that `make` computes from tensors of the file."""
+
     def identity() -> dict[str, Any]:
         return {"parts": [tensor.identity() for tensor in tensors]}
 
@@ -310,11 +390,28 @@ def _latent(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> Val
     return ValuesInFile(name, shape, torch.float32, make, identity, release)
 
 
+def _with_columns(item: CodesInFile | ValuesInFile, columns: Order) -> CodesInFile | ValuesInFile:
+    """A matrix whose column i in the file is column `columns[i]` of the model. Codes stay in the file's order, and the
+    program reorders the layer's input; plain values move."""
+    if isinstance(item, CodesInFile):
+        return replace(item, codes=replace(item.codes, permutation=columns))
+
+    def make() -> torch.Tensor:
+        values = item.view()
+        made = torch.empty_like(values)
+        made[..., torch.from_numpy(columns)] = values
+        return made
+
+    return replace(item, make=make)
+
+
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> None:
     """WeightsError unless the parts, concatenated along the last but one dimension, have the model's shape."""
     first = tensors[0].shape
-    if len(first) < len(shape) and first == tuple(size for size in shape if size != 1):
+    if len(first) < len(shape) and first == _without_ones(shape):
         return  # llama.cpp drops dims of size 1: the row of a matrix that has one, the input of a channel's filter
+    if ".ssm_" in tensors[0].name and len(_without_ones(shape)) == 1 and math.prod(first) == math.prod(shape):
+        return  # vectors of recurrences are (heads, 1) or (groups, rows of a group)
     fits = all(len(t.shape) == len(shape) and t.shape == first for t in tensors)
     joined = first if len(tensors) == 1 or not fits else (*first[:-2], sum(t.shape[-2] for t in tensors), first[-1])
     if not fits or joined != shape:

@@ -6,7 +6,16 @@ blk.3.ffn_gate_exps.weight                                    model.layers.3.mlp
 
 from __future__ import annotations
 
-from qcompiler.frontends.checkpoints.gguf_architectures.architecture import LATENT, Architecture, configured
+from qcompiler.frontends.checkpoints.gguf_architectures.architecture import (
+    CONVOLUTION,
+    JOINED,
+    LATENT,
+    LOGARITHM,
+    TIME_STEP,
+    Architecture,
+    configured,
+    rows_of_key_heads,
+)
 from qcompiler.frontends.checkpoints.gguf_architectures.dense import DENSE, MISTRAL, OLMO3, hrm_names
 from qcompiler.frontends.checkpoints.gguf_architectures.gemmas import GEMMAS
 from qcompiler.frontends.checkpoints.gguf_architectures.hybrids import HYBRIDS
@@ -24,24 +33,20 @@ from qcompiler.frontends.checkpoints.gguf_architectures.mixtures import (
     MIXTURES,
 )
 from qcompiler.frontends.checkpoints.gguf_architectures.older import OLDER
+from qcompiler.frontends.checkpoints.gguf_architectures.recurrent import (
+    BAMBA,
+    FALCON_MAMBA,
+    GRANITE_HYBRID_MOE,
+    RECURRENT,
+)
 
-ARCHITECTURES = {**DENSE, **GEMMAS, **HYBRIDS, **MIXTURES, **OLDER}
+ARCHITECTURES = {**DENSE, **GEMMAS, **HYBRIDS, **MIXTURES, **OLDER, **RECURRENT}
 """By `general.architecture`."""
 
-_STATES = (
-    "its layers keep states beside keys and values, and files of it are not read yet: compile the folder that the file "
-    "was made from"
-)
 _SPARSE = "its attention chooses tokens by an index of its own, and `compile_causal_lm` takes no such model"
 NOT_READ = {
-    **dict.fromkeys(
-        ("falcon-h1", "granitehybrid", "jamba", "kimi-linear", "mamba", "mamba2", "nemotron_h", "qwen3next", "qwen35",
-         "qwen35moe"),
-        _STATES,
-    ),
     **dict.fromkeys(("deepseek32", "deepseek4", "dots3note", "glm-dsa", "hy_v4", "qwen4exp"), _SPARSE),
     "dbrx": "its experts find their tokens by value (`nonzero`), which no program can hold",
-    "bitnet": "llama.cpp's converter does not write transformers' BitNet",
     "gemma4-assistant": "it drafts tokens for another model, whose cache it reads",
 }  # fmt: skip
 """Other architectures that llama.cpp's converter and transformers share: why their files are not read."""
@@ -64,12 +69,18 @@ def architecture_of(keys: Keys) -> Architecture:
             return GRANITE_SHARED
         case "granite_swa" if has_experts:
             return GRANITE_MOE_WINDOWS
+        case "mamba" if keys.flag("ssm.dt_b_c_rms", False):
+            return FALCON_MAMBA
+        case "granitehybrid" if not keys.has("attention.scale") and keys.flag("rope.scaling.finetuned", True):
+            return BAMBA
+        case "granitehybrid" if has_experts:
+            return GRANITE_HYBRID_MOE
         case "hrm_text":
             return hrm_names(keys)
     return ARCHITECTURES[keys.architecture]
 
 
 __all__ = [
-    "ARCHITECTURES", "LATENT", "NOT_READ", "ROPE_FACTORS", "Architecture", "Keys", "architecture_of", "configured",
-    "divisors", "required",
+    "ARCHITECTURES", "CONVOLUTION", "JOINED", "LATENT", "LOGARITHM", "NOT_READ", "ROPE_FACTORS", "TIME_STEP",
+    "Architecture", "Keys", "architecture_of", "configured", "divisors", "required", "rows_of_key_heads",
 ]  # fmt: skip

@@ -35,6 +35,14 @@ WHOLE = {
     "mlp.gate.e_score_correction_bias": ("exp_probs_b.bias",),
 }
 """Parameters that are no module's `weight` or `bias`."""
+LOGARITHM = "A_log"
+"""A decay's logarithm, of which files hold -exp(A_log): the decay itself."""
+JOINED = "in_proj_qkvz.weight"
+"""Queries, keys, values and gates of delta nets, which files have in two tensors (`rows_of_key_heads`)."""
+TIME_STEP = "dt_proj.weight"
+"""Mamba multiplies the columns of a channel with it, as no linear does: codes of it are decoded."""
+CONVOLUTION = "conv1d.weight"
+"""The filters of a recurrence, which some files have in three tensors: of queries, keys and values."""
 LATENT = "self_attn.kv_b_proj.weight"
 """Keys and values of all heads from one short vector. Files hold the key matrix transposed: (heads, short, key)."""
 
@@ -75,6 +83,49 @@ def rows_of_groups(name: str, rows: int, config: Any) -> Order | None:
     return np.concatenate([here[:, part].reshape(-1) for part in (slice(None, -2), -2, -1)])
 
 
+def _tiled(config: Any, count: int) -> Order:
+    """The model's place for each place of the file, of `count` numbers of value heads.
+
+    In transformers' models the value heads of one key head are neighbours: [key, value, i].  Files hold the first one
+    of every key head, then the second ones: [value, key, i]."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    here = np.arange(count).reshape(keys, values // keys, -1)
+    return np.ascontiguousarray(here.swapaxes(0, 1)).reshape(-1)
+
+
+_OF_VALUE_HEADS = ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")
+_BEHIND_KEYS = ("in_proj_qkv.weight", "conv1d.weight")
+"""Of Qwen 3.5's delta nets: rows that belong to value heads; rows of queries and keys, then those of values."""
+
+
+def rows_of_tiles(name: str, rows: int, config: Any) -> Order | None:
+    """For architecture qwen35: rows of value heads as `_tiled` has them."""
+    inside = name.partition(".linear_attn.")[2]
+    if inside in _OF_VALUE_HEADS:
+        return _tiled(config, rows)
+    if inside in _BEHIND_KEYS:
+        before = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+        return np.concatenate([np.arange(before), before + _tiled(config, rows - before)])
+    return None
+
+
+def columns_of_tiles(name: str, columns: int, config: Any) -> Order | None:
+    """For architecture qwen35: the output's weight reads the value heads in the file's order."""
+    return _tiled(config, columns) if name.endswith(".linear_attn.out_proj.weight") else None
+
+
+def rows_of_key_heads(config: Any) -> list[Order]:
+    """For architecture qwen3next: the model's rows for `attn_qkv` and for `attn_gate`.
+
+    The model has queries, key, values and gates of one key head after the other; files have queries of all heads, then
+    keys, then values, and gates in a tensor of their own."""
+    heads, dim = config.linear_num_key_heads, config.linear_key_head_dim
+    wide = config.linear_num_value_heads // heads * config.linear_value_head_dim
+    here = np.arange(heads * 2 * (dim + wide)).reshape(heads, -1)  # [key head, row]
+    q, k, v, z = np.split(here, [dim, 2 * dim, 2 * dim + wide], axis=1)
+    return [np.concatenate([part.reshape(-1) for part in (q, k, v)]), z.reshape(-1)]
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One architecture of GGUF: the transformers classes, the names of its parameters, and how its tensors differ."""
@@ -95,8 +146,10 @@ class Architecture:
     """Parameters of one number, which files keep in a key, for each layer."""
     rows: Callable[[str, int, Any], Order | None] = same_rows
     """The model's row for each row of the file, by parameter, rows and configuration; None if the order is the same."""
+    columns: Callable[[str, int, Any], Order | None] = same_rows
+    """The same for columns."""
     one_in_norms: bool = False
-    """Whether the file's norms contain the 1 that transformers' model adds to them."""
+    """Whether the file's norms contain the 1 that transformers' model adds to them (but for norms with a gate)."""
     beside: frozenset[str] = frozenset()
     """Tensors that are no parameters."""
     transposed: bool = False
@@ -132,7 +185,8 @@ class Architecture:
 
     def offset(self, parameter: str) -> float:
         """The number to add to the file's tensor to get transformers' parameter."""
-        return -1.0 if self.one_in_norms and parameter.endswith("norm.weight") else 0.0
+        is_changed = parameter.endswith("norm.weight") and not parameter.endswith("linear_attn.norm.weight")
+        return -1.0 if self.one_in_norms and is_changed else 0.0
 
 
 def configured(architecture: Architecture, keys: Keys, held: TensorTotals) -> Any:

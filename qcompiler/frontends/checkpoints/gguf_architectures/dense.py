@@ -65,9 +65,12 @@ def granite(keys: Keys) -> dict[str, Any]:
     heads, dim, width = even_heads(keys, "GraniteForCausalLM")
     wholly_turned(keys, dim)
     keys.refuse("rope.scaling.finetuned", True)  # llama.cpp rotates nothing where it is false
+    return {**biases(keys), **sizes(keys, heads, width), **granite_factors(keys, dim)}
+
+
+def granite_factors(keys: Keys, dim: int) -> dict[str, Any]:
+    """What Granite's sums are multiplied with, and its positions. `dim` is the size of a head."""
     return {  # as in llama.cpp, a factor of 0 is none
-        **biases(keys),
-        **sizes(keys, heads, width),
         "attention_multiplier": keys.fp32("attention.scale", 0.0) or dim**-0.5,
         "embedding_multiplier": keys.fp32("embedding_scale", 1.0) or 1.0,
         "residual_multiplier": keys.fp32("residual_scale", 1.0) or 1.0,
@@ -80,6 +83,12 @@ def _smollm3(keys: Keys) -> dict[str, Any]:
     heads, width = whole_heads(keys, "SmolLM3ForCausalLM")
     rest = {"no_rope_layer_interval": 4, "rope_parameters": rope_of(keys)}  # llama.cpp's rule for every file of it
     return {**biases(keys), **sizes(keys, heads, width), **rest}
+
+
+def _bitnet(keys: Keys) -> dict[str, Any]:
+    """BitNet. llama.cpp's rule for every file of it is SiLU; no key says with what a model was trained."""
+    heads, width = whole_heads(keys, "BitNetForCausalLM")
+    return {**sizes(keys, heads, width), "hidden_act": "silu", "rope_parameters": rope_of(keys)}
 
 
 def _seed_oss(keys: Keys) -> dict[str, Any]:
@@ -240,6 +249,10 @@ DENSE = {
         "ApertusForCausalLM", "ApertusConfig", _apertus, inside=_APERTUS_INSIDE, in_keys=_XIELU, beside=FREQUENCIES),
     "minicpm3": Architecture(
         "MiniCPM3ForCausalLM", "MiniCPM3Config", _minicpm3, inside=LATENT_INSIDE, beside=LONGROPE),
+    "bitnet": Architecture(
+        "BitNetForCausalLM", "BitNetConfig", _bitnet,
+        inside=INSIDE | {"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"},
+    ),
     "hrm_text": Architecture("HrmTextForCausalLM", "HrmTextConfig", _hrm),  # `hrm_names` adds a file's layers
     "mistral3": Architecture("Ministral3ForCausalLM", "Ministral3Config", _ministral3, rows=rows_of_pairs),
 }  # fmt: skip

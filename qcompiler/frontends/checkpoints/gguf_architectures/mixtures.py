@@ -82,7 +82,7 @@ def _gpt_oss(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _sparse_from(keys: Keys) -> int:
+def sparse_from(keys: Keys) -> int:
     """The first layer with experts; without the key, the first that has a router."""
     if keys.has("leading_dense_block_count"):
         return keys.count("leading_dense_block_count", least=0)
@@ -93,7 +93,7 @@ def _sparse_from(keys: Keys) -> int:
 def _mlp_types(keys: Keys) -> dict[str, Any]:
     """The layers with experts, as a list."""
     layers = keys.model_layers()
-    first = min(_sparse_from(keys), layers)
+    first = min(sparse_from(keys), layers)
     return {"mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first)}
 
 
@@ -107,13 +107,13 @@ def _scaled_groups(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _grouped_experts(keys: Keys) -> dict[str, Any]:
+def grouped_experts(keys: Keys) -> dict[str, Any]:
     """DeepSeek's way of choosing experts, which Glm 4 and dots.llm1 share: shared experts, groups, scaled sums."""
     return {
         **experts_of(keys, "n_routed_experts"),
         "intermediate_size": keys.count("feed_forward_length", keys.count("expert_feed_forward_length")),
         "n_shared_experts": keys.count("expert_shared_count"),
-        "first_k_dense_replace": _sparse_from(keys),
+        "first_k_dense_replace": sparse_from(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         **_scaled_groups(keys),
     }
@@ -125,7 +125,7 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
     heads, dim, width = heads_of(keys)
     return {
         **sizes_beside_norms(keys, heads, width, wide="expert_feed_forward_length"),
-        **_grouped_experts(keys),
+        **grouped_experts(keys),
         "rms_norm_eps": keys.fp32("attention.layer_norm_rms_epsilon"),
         "head_dim": dim,
         **attention_bias(keys),
@@ -137,7 +137,7 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
 def _dots1(keys: Keys) -> dict[str, Any]:
     routing(keys, "sigmoid")
     whole = {"sliding_window": None, "layer_types": ["full_attention"] * keys.model_layers()}
-    return rms_options(keys) | _grouped_experts(keys) | whole | attention_bias(keys)
+    return rms_options(keys) | grouped_experts(keys) | whole | attention_bias(keys)
 
 
 def _ernie_moe(keys: Keys) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _ernie_moe(keys: Keys) -> dict[str, Any]:
         "moe_k": keys.count("expert_used_count"),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "moe_num_shared_experts": keys.count("expert_shared_count", 0, least=0),
-        "moe_layer_start_index": _sparse_from(keys),
+        "moe_layer_start_index": sparse_from(keys),
         "moe_layer_end_index": -1,
         "moe_layer_interval": keys.count("interleave_moe_layer_step", 1),
     }
@@ -227,7 +227,7 @@ def _afmoe(keys: Keys) -> dict[str, Any]:
     return rms_options(keys) | {
         **experts_of(keys, "num_experts"),
         **layer_types(keys, 4, required=True),
-        "num_dense_layers": _sparse_from(keys),
+        "num_dense_layers": sparse_from(keys),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "num_shared_experts": keys.count("expert_shared_count"),
         "route_scale": expert_scale(keys),
@@ -268,34 +268,41 @@ def _cohere2_moe(keys: Keys) -> dict[str, Any]:
     }
 
 
+def latent_heads(keys: Keys) -> dict[str, Any]:
+    """The sizes of heads whose keys and values come from one short vector."""
+    dim = keys.count("attention.key_length_mla")
+    rotated = turned(keys, dim)
+    if rotated == dim:
+        raise WeightsError(
+            f"{keys.file.path}: {keys.architecture}.attention.key_length_mla leaves nothing beside {rotated} rotated "
+            "numbers"
+        )
+    return {
+        "q_lora_rank": keys.count("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
+        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": dim - rotated,
+        "v_head_dim": keys.count("attention.value_length_mla"),
+    }
+
+
 def _deepseek2(keys: Keys) -> dict[str, Any]:
     """DeepSeek V2, V3, and models that compute as V3 does (GLM 4.7 Flash, Kimi K2, Youtu, which has no experts).
 
     llama.cpp's key_length is that of its own attention over compressed vectors; the model's is key_length_mla.
     """
-    heads, dim = keys.count("attention.head_count"), keys.count("attention.key_length_mla")
-    rotated = turned(keys, dim)
-    plain = dim - rotated
+    heads = keys.count("attention.head_count")
     keys.refuse("attention.temperature_scale", 0)
-    if plain < 1:
-        raise WeightsError(
-            f"{keys.file.path}: {keys.architecture}.attention.key_length_mla leaves nothing beside {rotated} rotated "
-            "numbers"
-        )
     found = {
         **sizes(keys, heads, keys.count("embedding_length")),
+        **latent_heads(keys),
         "num_key_value_heads": heads,
-        "q_lora_rank": keys.count("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
-        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": plain,
-        "v_head_dim": keys.count("attention.value_length_mla"),
         "attention_bias": keys.has_tensor("blk.0.attn_kv_a_mqa.bias"),
         "rope_parameters": _log_yarn(keys),
     }
     if not keys.count("expert_count", 0, least=0):
         return found | {"first_k_dense_replace": keys.model_layers()}
-    return found | _grouped_experts(keys)
+    return found | grouped_experts(keys)
 
 
 def _deepseek_v2(keys: Keys) -> dict[str, Any]:
@@ -404,16 +411,16 @@ def _mellum(keys: Keys) -> dict[str, Any]:
     }
 
 
-_SHARED_EXPERTS = {f"mlp.shared_experts.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")}
-_SHARED_INSIDE = INSIDE | {
+SHARED_EXPERTS = {f"mlp.shared_experts.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")}
+SHARED_INSIDE = INSIDE | {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
 _OSS_INSIDE = INSIDE | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
-_GROUPED_INSIDE = INSIDE | _SHARED_EXPERTS
+_GROUPED_INSIDE = INSIDE | SHARED_EXPERTS
 _GLM_INSIDE = _GROUPED_INSIDE | {"post_attention_layernorm": "post_attention_norm"}
-_GRANITE_INSIDE = INSIDE | {"block_sparse_moe.router": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp"}
-_GRANITE_WHOLE = {
+GRANITE_INSIDE = INSIDE | {"block_sparse_moe.router": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp"}
+GRANITE_WHOLE = {
     **WHOLE,
     "block_sparse_moe.experts.gate_up_proj": WHOLE["mlp.experts.gate_up_proj"],
     "block_sparse_moe.experts.down_proj": WHOLE["mlp.experts.down_proj"],
@@ -427,7 +434,7 @@ _AFMOE_INSIDE = _GROUPED_INSIDE | {
     "post_attention_layernorm": "post_attention_norm", "pre_mlp_layernorm": "ffn_norm",
     "post_mlp_layernorm": "post_ffw_norm", "self_attn.gate_proj": "attn_gate", "mlp.router.gate": "ffn_gate_inp",
 }  # fmt: skip
-_LATENT_INSIDE = LATENT_INSIDE | _SHARED_EXPERTS
+_LATENT_INSIDE = LATENT_INSIDE | SHARED_EXPERTS
 _LATENT_WHOLE = {**WHOLE, LATENT: ("attn_k_b.weight", "attn_v_b.weight")}
 _LLAMA4_INSIDE = INSIDE | {
     **{f"feed_forward.{kind}_proj": f"ffn_{kind}" for kind in ("gate", "up", "down")},
@@ -449,16 +456,16 @@ DEEPSEEK_V2 = Architecture(
     "DeepseekV2ForCausalLM", "DeepseekV2Config", _deepseek_v2, inside=_LATENT_INSIDE, whole=_LATENT_WHOLE
 )
 GRANITE_SHARED = Architecture(
-    "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig", _granite_shared, inside=_GRANITE_INSIDE,
-    whole=_GRANITE_WHOLE, rows=rows_of_pairs,
+    "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig", _granite_shared, inside=GRANITE_INSIDE,
+    whole=GRANITE_WHOLE, rows=rows_of_pairs,
 )  # fmt: skip
 GRANITE_MOE_WINDOWS = Architecture(
-    "GraniteMoeSWAForCausalLM", "GraniteMoeSWAConfig", _granite_moe_windows, inside=_GRANITE_INSIDE,
-    whole=_GRANITE_WHOLE, rows=rows_of_pairs,
+    "GraniteMoeSWAForCausalLM", "GraniteMoeSWAConfig", _granite_moe_windows, inside=GRANITE_INSIDE,
+    whole=GRANITE_WHOLE, rows=rows_of_pairs,
 )  # fmt: skip
 MIXTURES = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", _qwen3_moe),
-    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "Qwen2MoeConfig", _qwen2_moe, inside=_SHARED_INSIDE),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "Qwen2MoeConfig", _qwen2_moe, inside=SHARED_INSIDE),
     "olmoe": Architecture("OlmoeForCausalLM", "OlmoeConfig", _olmoe),
     "gpt-oss": Architecture("GptOssForCausalLM", "GptOssConfig", _gpt_oss, inside=_OSS_INSIDE, experts="alternating"),
     "glm4moe": Architecture("Glm4MoeForCausalLM", "Glm4MoeConfig", _glm4_moe, inside=_GLM_INSIDE),
@@ -467,7 +474,7 @@ MIXTURES = {
         "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", _ernie_moe, inside=_GROUPED_INSIDE, whole=_ERNIE_WHOLE),
     "exaone-moe": Architecture("ExaoneMoeForCausalLM", "ExaoneMoeConfig", _exaone_moe, inside=_GROUPED_INSIDE),
     "granitemoe": Architecture(
-        "GraniteMoeForCausalLM", "GraniteMoeConfig", _granite_moe, inside=_GRANITE_INSIDE, whole=_GRANITE_WHOLE,
+        "GraniteMoeForCausalLM", "GraniteMoeConfig", _granite_moe, inside=GRANITE_INSIDE, whole=GRANITE_WHOLE,
         rows=rows_of_pairs,
     ),
     "granite_swa": Architecture("GraniteSWAForCausalLM", "GraniteSWAConfig", _granite_windows, rows=rows_of_pairs),
