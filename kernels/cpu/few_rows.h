@@ -1,8 +1,8 @@
 // Products of few rows on the CPU (`qg_run_few`): codes are decoded in registers straight into the accumulators, and no
-// panel is stored. For one or two rows, codes of up to 5 bits whose element is value * scale, or value * scale + offset,
-// are summed as they are over the columns of a scale, which then multiplies the sum; the offset multiplies the sum of
-// these columns of x, which is made once for all panels. How tasks are cut never changes the order of additions of an
-// element.
+// panel is stored. For one or two rows, codes of up to 5 bits whose element is value * scale, or value * scale +
+// offset, are summed as they are over the columns of a scale, which then multiplies the sum; the offset multiplies the
+// sum of these columns of x, which is made once for all panels. How tasks are cut never changes the order of additions
+// of an element.
 #pragma once
 #include "gemm.h"
 
@@ -58,8 +58,8 @@ template <class D> constexpr bool qg_needs_totals() {
     return false;
 }
 
-// Few rows of x in fp32, `stride` floats apart. `totals`: the sums of whole groups of D::SHARED columns, `groups` of them
-// for each row, where qg_add_up has made them.
+// Few rows of x in fp32, `stride` floats apart. `totals`: the sums of whole groups of D::SHARED columns, `groups` of
+// them for each row, where qg_add_up has made them.
 struct qg_few_x {
     const float* rows;
     int64_t stride;
