@@ -132,6 +132,8 @@ ALGORITHMS = ("nearest", "hqq", "gptq", "round", "awq")
 """How `QuantConfig.algorithm` chooses the codes of a matrix."""
 BY_DATA = ("gptq", "round")
 """Those that solve for codes by the data of `qcompile(calibrate=…)`."""
+ROUNDED = ("gptq", "awq")
+"""Those that `QuantConfig.rounded_inputs` is for."""
 
 COMPUTES = ("exact", "bf16", "int8")
 """The kinds of arithmetic that `QuantConfig.compute` takes."""
@@ -205,10 +207,14 @@ class QuantConfig:
     scales stay those of the format's encoder), "round" (codes and scales that are learned from GPTQ's on for the
     outputs of a whole block, or GPTQ's codes where these are better), or "awq" (nearest codes, after scales of channels
     have moved into the weights so that the outputs' error falls).
-    `rotate`, `equalise` and `smooth` change the float graph before, and keep what it computes (docs/quantisation.md):
-    `rotate` turns the residual stream by a random Hadamard matrix, `equalise` makes the ranges of consecutive linears
-    equal, and `smooth` (an exponent between 0 and 1) moves the ranges of activations into weights, by calibration.
+    `rotate`, `rotate_online`, `equalise` and `smooth` change the float graph before, and keep what it computes
+    (docs/quantisation.md): `rotate` turns the residual stream by a random Hadamard matrix, `rotate_online` transforms
+    the input of an MLP's second linear by one while the program runs, `equalise` makes the ranges of consecutive
+    linears equal, and `smooth` (an exponent between 0 and 1) moves the ranges of activations into weights, by
+    calibration.
     `correct_bias` moves the mean of each linear's outputs back to the float model's, by calibration.
+    `rounded_inputs` has "gptq" and "awq" choose codes for inputs that are rounded to int8 as the program rounds them,
+    with a scale per token; without it they are chosen for inputs in floating point.
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
 
     `separate` are globs over module paths, as in `rules`: linears that are not merged with those that read the same
@@ -229,6 +235,8 @@ class QuantConfig:
     rotate: bool = False
     equalise: bool = False
     correct_bias: bool = False
+    rounded_inputs: bool = False
+    rotate_online: bool = False
 
     def __post_init__(self) -> None:
         _refuse_kinds(self)
@@ -241,6 +249,7 @@ class QuantConfig:
             raise RecipeError(f"compute={self.compute!r}: choose {', '.join(map(repr, COMPUTES))}, or leave it out")
         if self.activations is not None:
             Activations.of(self.activations)
+        _check_rounded(self)
         known = ("float", *MIXTURES, *formats.names())
         if choices(self.preset)[0].partition(":")[0].strip() not in known:
             raise UnknownFormatError(_unknown(self.preset, known, "recipe"))
@@ -336,12 +345,19 @@ def recipe_of(quant: str | None, compute: str | None) -> str | QuantConfig | Non
     return quant if compute is None else replace(QuantConfig.of(quant or "float"), compute=compute)
 
 
+_ROUNDED = "rounded_inputs"
+"""The field that is checked with others: alone it would always be refused."""
+
+
 def _from_file(file: RecipeFile) -> QuantConfig:
     """The recipe of a file. An error in a value names the key and its line."""
     preset = file.fields["preset"]
     checks: list[tuple[tuple[str, int | None], dict[str, Any]]] = [
-        ((key, None), {key: value}) for key, value in file.fields.items() if key not in ("rules", "preset")
+        ((key, None), {key: value}) for key, value in file.fields.items() if key not in ("rules", "preset", _ROUNDED)
     ]
+    if _ROUNDED in file.fields:
+        needed = (_ROUNDED, "algorithm", "activations", "compute")
+        checks.append(((_ROUNDED, None), {key: file.fields[key] for key in needed if key in file.fields}))
     for number, rule in enumerate(file.fields["rules"]):
         checks.append((("format", number), {"rules": (rule,)}))
     for place, fields in ((("preset", None), {}), *checks):
@@ -380,9 +396,25 @@ def _check_rewrites(config: QuantConfig) -> None:
     number = isinstance(smooth, int | float) and not isinstance(smooth, bool)
     if smooth is not None and not (number and 0 <= smooth <= 1):
         raise RecipeError(f"smooth={smooth!r}: write an exponent from 0 to 1, such as smooth=0.5, or None")
-    for field in ("rotate", "equalise", "correct_bias"):
+    for field in ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs"):
         if not isinstance(getattr(config, field), bool):
             raise RecipeError(f"{field}={getattr(config, field)!r}: write True or False")
+
+
+def _check_rounded(config: QuantConfig) -> None:
+    """RecipeError where no inputs are rounded while codes are chosen."""
+    if not config.rounded_inputs:
+        return
+    if config.algorithm not in ROUNDED:
+        raise RecipeError(
+            f"rounded_inputs=True is for {' and '.join(f'algorithm={each!r}' for each in ROUNDED)}, not "
+            f"{config.algorithm!r}; leave it out"
+        )
+    if config.inputs is None or config.inputs.kind != "token":
+        raise RecipeError(
+            "rounded_inputs=True needs activations='int8', whose scales depend on nothing but the rows themselves; "
+            "leave it out, or choose that"
+        )
 
 
 def _rules(rules: object) -> Iterable[Rule]:

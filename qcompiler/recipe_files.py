@@ -29,7 +29,7 @@ from qcompiler.errors import RecipeError
 
 SUFFIX = ".toml"
 TEXTS = ("preset", "linear", "embedding", "activations", "compute", "observer", "algorithm")
-SWITCHES = ("rotate", "equalise", "correct_bias")
+SWITCHES = ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs")
 KEYS = (*TEXTS, *SWITCHES, "smooth", "promise_bits", "separate", "rules")
 RULE_KEYS = ("pattern", "format", "reason")
 FLOAT = "float"
@@ -81,6 +81,10 @@ class RecipeLike(Protocol):
     def equalise(self) -> bool: ...
     @property
     def correct_bias(self) -> bool: ...
+    @property
+    def rounded_inputs(self) -> bool: ...
+    @property
+    def rotate_online(self) -> bool: ...
     @property
     def all_rules(self) -> Sequence[RuleLike]: ...
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.calibrate import gptq
+from qcompiler.calibrate import clipping, gptq
 from qcompiler.calibrate.gptq import Solved
 from qcompiler.calibrate.levels import Float64
 from qcompiler.errors import CalibrationError
-from qcompiler.formats import Format
+from qcompiler.formats import Format, PackedTensor
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import note
 from qcompiler.units import counted
@@ -92,11 +92,30 @@ def choose_codes(
         solved = gptq.solve(values, nearest, sums)
     except CalibrationError as error:
         raise CalibrationError(f"'{path}': {error}") from None
-    shared = f", by the inputs of the first of its {uses} uses" if uses > 1 else ""
     return solved, (
         f"codes by gptq: squared error of the outputs {100 * solved.nearest_error:.2g} % -> "
-        f"{100 * solved.error:.2g} %, of {counted(rows, 'row')}{shared}"
+        f"{100 * solved.error:.2g} %, {_told(rows, uses)}"
     )
 
 
-__all__ = ["FEW", "NO_INPUTS", "ROWS", "Moments", "choose_codes"]
+def clip_scales(
+    path: str, fmt: Format, values: Float32, moments: tuple[Float64, int], *, uses: int
+) -> tuple[PackedTensor, str]:
+    """The codes of `values` (rows, K) in `fmt` with scales clipped as in AWQ, and what the report says of them.
+
+    The arguments are those of `choose_codes`.
+    """
+    sums, rows = moments
+    found = clipping.clip(values, encode(fmt, values), sums)
+    return found.packed, (
+        f"{100 * found.share:.0f} % of the scales clipped: squared error of the outputs "
+        f"{100 * found.nearest_error:.2g} % -> {100 * found.error:.2g} %, {_told(rows, uses)}"
+    )
+
+
+def _told(rows: int, uses: int) -> str:
+    """Of which inputs a report speaks."""
+    return f"of {counted(rows, 'row')}" + (f", by the inputs of the first of its {uses} uses" if uses > 1 else "")
+
+
+__all__ = ["FEW", "NO_INPUTS", "ROWS", "Moments", "choose_codes", "clip_scales"]

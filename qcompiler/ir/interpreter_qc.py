@@ -20,6 +20,7 @@ from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.qc_index import RouteOp, SampleOp, TopPOp
 from qcompiler.ir.types import QTensorType, tensor_dtype
 from qcompiler.plan.kernel import DType
+from qcompiler.plan.kinds.hadamard import scale_of
 from qcompiler.plan.kinds.recurrent import GATES
 from qcompiler.plan.kinds.top_p import SHARE_OF_ALL, WEIGHT_BITS
 from qcompiler.plan.sample_rule import sample
@@ -110,6 +111,20 @@ def _quantize_rows(op: qc.QuantizeRowsOp, operands: Sequence[Array], _frame: Fra
 def _dequantize_rows(op: qc.DequantizeRowsOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
     values = int8_rows.dequantise(operands[0], frame.shape(op.result.type)[-1])
     return [round_to(values, tensor_dtype(op.result.type))]
+
+
+@rule(qc.HadamardOp)
+def _hadamard(op: qc.HadamardOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
+    block = op.block.value.data
+    x = operands[0].astype(np.float32)
+    width = 1
+    while width < block:
+        pairs = x.reshape(-1, 2, width)
+        low, high = pairs[:, 0], pairs[:, 1]
+        x = np.stack([low + high, low - high], 1)
+        width *= 2
+    scaled = x.reshape(operands[0].shape) * np.float32(scale_of(block))
+    return [round_to(scaled, tensor_dtype(op.result.type))]
 
 
 @rule(qc.QuantizeCacheOp)

@@ -1,4 +1,4 @@
-"""Lowers rows of int8 and rows of a cache to linalg: both are bytes, with their scales among them.
+"""Lowers rows of int8, rows of a cache and transforms of rows to linalg. The rows are bytes, with scales among them.
 
 The layouts are those of formats/int8_rows.py and formats/cache_rows.py.
 """
@@ -18,6 +18,7 @@ from qcompiler.ir.linalg_base import LinalgLowering, Rule, dims, folded, groups_
 from qcompiler.ir.linalg_element import e4m3
 from qcompiler.ir.scalar_code import Code, Scalar, where
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.plan.kinds.hadamard import scale_of
 
 _LARGEST = float(np.finfo(np.float32).max)
 _NAN = float("nan")
@@ -275,9 +276,31 @@ def _cache_nibbles(b: Builder, x: SSAValue) -> SSAValue:
     return points(b, [], (*lead, cache_rows.row_bytes(cols, "int4")), "i8", body)
 
 
+def _hadamard(op: qc.HadamardOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
+    """A loop for each step: an element and the one whose column differs in one bit give their sum or difference."""
+    b, shape, block = lowering.builder, shape_of(op.x.type), op.block.value.data
+    x, rank = rounded(b, op.x, "f32"), len(shape)
+
+    def step(values: SSAValue, width: int) -> SSAValue:
+        def body(code: Code, s: Sequence[Scalar]) -> Scalar:
+            column = code.index(rank - 1)
+            first = column // width % 2 < 1
+            other = code.read(values, *indices(code, rank - 1), where(first, column + width, column - width))
+            return where(first, s[0] + other, other - s[0])
+
+        return points(b, [values], shape, "f32", body)
+
+    width = 1
+    while width < block:
+        x, width = step(x, width), 2 * width
+    dtype = tensor_dtype(op.result.type)
+    return [points(b, [x], shape, dtype, lambda _, s: (s[0] * scale_of(block)).to(dtype))]
+
+
 ROWS: dict[type[Operation], Rule] = {
     qc.QuantizeRowsOp: _quantize_rows,
     qc.DequantizeRowsOp: _dequantize_rows,
     qc.QuantizeCacheOp: _quantize_cache,
     qc.DequantizeCacheOp: _dequantize_cache,
+    qc.HadamardOp: _hadamard,
 }

@@ -10,6 +10,7 @@ they share is in `qc_base.py`.  An op is in the dialect as soon as one of these 
     matmuls     linear  batch_matmul  attention, in qc_experts.py: grouped_linear, in qc_conv.py: conv2d  windows, in
                 qc_recurrent.py: recurrent, in qc_linear_attention.py: linear_attention
     norms       rms_norm  layer_norm  softmax
+    rotation    hadamard, in qc_hadamard.py
     positions   qc_index.py, whose head lists them: ops that read along, or order, an axis
     escape      torch_call, in qc_torch.py
     terminator  yield
@@ -55,6 +56,7 @@ from qcompiler.ir import (
     qc_cache,
     qc_conv,
     qc_experts,
+    qc_hadamard,
     qc_index,
     qc_linear_attention,
     qc_norm,
@@ -67,6 +69,7 @@ from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.qc_cache import DequantizeCacheOp, QuantizeCacheOp
 from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
 from qcompiler.ir.qc_experts import GroupedLinearOp
+from qcompiler.ir.qc_hadamard import HadamardOp
 from qcompiler.ir.qc_index import (
     ArgmaxOp,
     CumsumOp,
@@ -97,10 +100,10 @@ from qcompiler.plan.row_statistics import Kind
 
 __all__ = [
     "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeCacheOp",
-    "DequantizeOp", "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "IndexUpdateOp",
-    "LayerNormOp", "LinearAttentionOp", "LinearOp", "QCOp", "QuantizeCacheOp", "QuantizeOp", "QuantizeRowsOp",
-    "RecurrentOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp", "StateUpdateOp", "TopkOp",
-    "TorchCallOp", "WindowsOp", "YieldOp",
+    "DequantizeOp", "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "HadamardOp",
+    "IndexUpdateOp", "LayerNormOp", "LinearAttentionOp", "LinearOp", "QCOp", "QuantizeCacheOp", "QuantizeOp",
+    "QuantizeRowsOp", "RecurrentOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp",
+    "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp", "YieldOp",
 ]  # fmt: skip
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -662,6 +665,7 @@ QC = Dialect(
                 qc_cache,
                 qc_conv,
                 qc_experts,
+                qc_hadamard,
                 qc_index,
                 qc_linear_attention,
                 qc_norm,

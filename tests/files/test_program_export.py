@@ -106,6 +106,10 @@ def test_a_program_of_another_folder_is_refused_and_nothing_is_written(
     equalised = qc.qcompile(qc.from_checkpoint(folder), (), {"input_ids": IDS[:1]}, quant=moved, device="cpu")
     with pytest.raises(WeightsError, match=r"input_layernorm.weight' has other values in the program.*recipe changed"):
         qc.convert(folder, tmp_path / "out", layout="gptq", program=equalised)
+    turned = qc.QuantConfig("float", linear="int4:group=128,scale=fp16", rotate_online=True)
+    transformed = qc.qcompile(qc.from_checkpoint(folder), (), {"input_ids": IDS[:1]}, quant=turned, device="cpu")
+    with pytest.raises(WeightsError, match="transforms inputs of linears while it runs"):
+        qc.convert(folder, tmp_path / "out", layout="gptq", program=transformed)
     biased = qc.QuantConfig("float", linear="int4:group=128,scale=fp16", correct_bias=True)
     data = {"input_ids": IDS[:1]}
     corrected = qc.qcompile(qc.from_checkpoint(folder), (), data, quant=biased, calibrate=[data], device="cpu")

@@ -62,6 +62,7 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         y = b.insert(qc.LinearOp(y, dense, None, T(("b", "s", 8), "f32"))).result
         codes = b.insert(qc.QuantizeRowsOp(y, None, T(("b", "s", 96), "i8"), kind="token")).result
         y = b.insert(qc.DequantizeRowsOp(codes, T(("b", "s", 8), "f32"))).result
+        y = b.insert(qc.HadamardOp(y, block=8)).result
         y = b.insert(qc.LayerNormOp(y, bias, bias, T(("b", "s", 8), "f32"), eps=1e-12)).result
         y = b.insert(qc.RmsNormOp(y, None, T(("b", "s", 8), "f32"), eps=1e-5)).result
         y = b.insert(qc.SoftmaxOp(y, T(("b", "s", 8), "f32"), axis=1)).result

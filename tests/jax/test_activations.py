@@ -146,7 +146,7 @@ def test_recipes_without_a_meaning_are_refused() -> None:
         import_jax(models.mlp, (models.mlp_params(), ROWS), None, qc.QuantConfig("int8", activations="int8:static"))
     with pytest.raises(RecipeError, match="no linear has a quantised weight"):
         import_jax(lambda p, x: x + p["w"], ({"w": ROWS}, ROWS), None, recipe_of("int8"))
-    with pytest.raises(RecipeError, match="rotate: weights and biases are changed in graphs of torch only"):
+    with pytest.raises(RecipeError, match="rotate: this is for exported graphs of torch only"):
         import_jax(models.mlp, (models.mlp_params(), ROWS), None, qc.QuantConfig("int8", rotate=True))
 
 

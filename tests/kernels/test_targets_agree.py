@@ -368,6 +368,13 @@ def samples() -> Iterator[KernelSpec]:
         yield make("sample", ends, batch=2, rows=3, cols=9)
 
 
+def hadamards() -> Iterator[KernelSpec]:
+    forms = [*((x, out, 256) for x in DTYPES for out in DTYPES), *(("f32", "f32", block) for block in (2, 32, 512))]
+    for x, out, block in forms:
+        ends = [plain("x", x, (3, 1536)), plain("out", out, (3, 1536), "w")]
+        yield make("hadamard", ends, rows=3, cols=1536, block=block)
+
+
 def loops() -> Iterator[KernelSpec]:
     """A sum of two operands, in every element type: side by side, transposed, folded along either loop; every op."""
     forms = {
@@ -449,6 +456,7 @@ def beside(*given: tuple[LinearKernel, Sequence[Operand]]) -> KernelSpec:
 SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls,
     "dequantize_cache": read_cache_rows, "embedding": embeddings, "gather": gathers, "grouped_linear": grouped_linears,
+    "hadamard": hadamards,
     "index_update": index_updates, "linear": linears, "linear_attention": linear_attentions,
     "linears": launches_of_linears, "loop": loops, "norm": norms,
     "order": orders, "parts": launches_of_parts, "quantize_cache": made_cache_rows, "quantize_rows": quantized_rows,

@@ -292,6 +292,13 @@ def int8_row_case(kind: str, dtype: DType) -> Case:
     return Case(module_of([(("t", 3, cols), dtype), ((1, 1, cols), "i1")], body), [x, columns], tolerance=0)
 
 
+def hadamard_case(dtype: DType) -> Case:
+    def body(b: Builder, a: Any) -> Any:
+        return [b.insert(qc.HadamardOp(a[0], block=8)).result]
+
+    return Case(module_of([(("t", 3, 24), dtype)], body), [values(2, 3, 24, dtype=dtype)], tolerance=0)
+
+
 def cache_row_case(kind: cache_rows.Kind, cols: int, dtype: DType) -> Case:
     def body(b: Builder, a: Any) -> Any:
         made = T(("t", 3, cache_rows.row_bytes(cols, kind)), "i8")
@@ -458,6 +465,7 @@ _CASES: dict[str, Callable[[], Case]] = {
         for k in _CACHES for c, t in ((27, "f32"), (64, "bf16"))
     },
     **{f"attention {k}{n}": lambda k=k, v=v: attention(k, v) for k in (None, *_CACHES) for n, v in _LIMITS.items()},
+    **{f"hadamard {t}": lambda t=t: hadamard_case(t) for t in _FLOATS},
     "integers int8": lambda: integer_linear("int8", 64, {}),
     "integers int4": lambda: integer_linear("int4", 96, {"symmetric": False}),
     "integers q4_K": lambda: integer_linear("q4_K", 256, {}),

@@ -282,11 +282,13 @@ def _activations(recipe: QuantConfig) -> Activations | None:
             f"algorithm={recipe.algorithm!r} chooses codes of exported graphs of torch; functions of JAX take "
             "algorithm='gptq', or nearest codes: leave `algorithm` out"
         )
-    rewrites = [name for name in ("smooth", "rotate", "equalise", "correct_bias") if getattr(recipe, name)]
+    rewrites = [
+        name
+        for name in ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs")
+        if getattr(recipe, name)
+    ]
     if rewrites or recipe.smooth is not None:
-        raise RecipeError(
-            f"{(rewrites or ['smooth'])[0]}: weights and biases are changed in graphs of torch only; leave it out"
-        )
+        raise RecipeError(f"{(rewrites or ['smooth'])[0]}: this is for exported graphs of torch only; leave it out")
     return recipe.inputs
 
 

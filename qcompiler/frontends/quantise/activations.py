@@ -17,7 +17,7 @@ the host reads nothing, so everything can be captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,10 @@ from torch import fx
 from qcompiler.config import Activations, resolve_format
 from qcompiler.formats.integer_product import integer_product
 from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
+from qcompiler.frontends.quantise.graph_run import Rounded
+from qcompiler.frontends.quantise.graph_weights import GraphWeight, is_quantised_linear
 from qcompiler.frontends.torch.qc_ops import torch_ops, torch_rows  # noqa: F401  (they register the operators)
+from qcompiler.frontends.weights.weight_uses import reads
 
 aten = torch.ops.aten
 _EXPERTS = torch.ops.qc.grouped_linear.default
@@ -65,6 +68,19 @@ def quantise_inputs(
         how = "multiplied as integers" if integers else f"multiplied in floating point: {obstacle}"
         done.append((path, kind.text + (f" {clip / CODE:.3g}" if kind.kind == "tensor" else "") + f"; {how}"))
     return done
+
+
+def rounded_inputs(weights: Sequence[GraphWeight]) -> Rounded:
+    """The inputs of linears that a program with activations="int8" rounds."""
+    quantised = [weight for weight in weights if is_quantised_linear(weight)]
+    return Rounded(frozenset(read for weight in quantised for read in reads(weight.nodes)), _int8_values)
+
+
+def _int8_values(x: torch.Tensor) -> torch.Tensor:
+    """The values of x (…, K) as a linear reads them, in x's type."""
+    rows = torch.ops.qc.quantize_rows(x, "token", 0.0, None)
+    values: torch.Tensor = torch.ops.qc.dequantize_rows(rows, int(x.shape[-1]), x.dtype)
+    return values
 
 
 def _add_product(graph: fx.Graph, node: fx.Node, outliers: fx.Node) -> None:
@@ -160,4 +176,4 @@ class _Builder:
         return self.call(aten.full.default, [], value, dtype=torch.float32, device=x.meta["val"].device)
 
 
-__all__ = ["is_decoded", "quantise_inputs"]
+__all__ = ["is_decoded", "quantise_inputs", "rounded_inputs"]

@@ -29,6 +29,14 @@ class Watched:
     nodes: tuple[fx.Node, ...] = ()
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """Operands that the quantised program rounds: pairs (linear, x), and what becomes of the values of such an x."""
+
+    reads: frozenset[tuple[fx.Node, fx.Node]]
+    values: Callable[[torch.Tensor], torch.Tensor]
+
+
 class GraphRun:
     """An exported graph that runs over inputs: one after the other (`feed`), or all node by node (`together`)."""
 
@@ -39,10 +47,11 @@ class GraphRun:
         values: Values,
         *,
         kept: Collection[fx.Node] = (),
+        rounded: Rounded | None = None,
     ) -> None:
         """`values` gives the tensor of each placeholder that is no input. The values of `kept` nodes are not dropped
         after their last use."""
-        self.program, self.watched, self.values = program, watched, values
+        self.program, self.watched, self.values, self.rounded = program, watched, values, rounded
         self.nodes: list[fx.Node] = list(program.graph.nodes)
         specs = program.graph_signature.input_specs
         placeholders = {n.name: n for n in self.nodes if n.op == "placeholder"}
@@ -126,7 +135,8 @@ class GraphRun:
         for env in envs:
 
             def value(each: fx.Node, env: Env = env) -> Any:
-                return env[each] if each in env else weights[each]
+                held = env[each] if each in env else weights[each]
+                return self.rounded.values(held) if self.rounded and (node, each) in self.rounded.reads else held
 
             args, kwargs = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
             try:
@@ -149,4 +159,4 @@ def _check(name: str, expected: torch.Tensor, leaf: Any) -> None:
         )
 
 
-__all__ = ["Env", "GraphRun", "Values", "Watched"]
+__all__ = ["Env", "GraphRun", "Rounded", "Values", "Watched"]

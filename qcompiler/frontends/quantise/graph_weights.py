@@ -195,7 +195,7 @@ def why_nearest(weight: GraphWeight, algorithm: str) -> str:
     if not is_quantised_linear(weight):
         return "a recurrent layer reads it"
     assert weight.format is not None
-    why = gptq.why_not if algorithm == "gptq" else why_no_levels
+    why = {"gptq": gptq.why_not, "awq": why_no_scales}.get(algorithm, why_no_levels)
     return why(resolve_format(weight.format), weight.shape[1])
 
 

@@ -33,7 +33,7 @@ from qcompiler.calibrate import hqq
 from qcompiler.config import BY_DATA, QuantConfig, format_text, parse_format, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
-from qcompiler.frontends.quantise.activations import quantise_inputs
+from qcompiler.frontends.quantise.activations import quantise_inputs, rounded_inputs
 from qcompiler.frontends.quantise.arithmetic import TYPES, choose_arithmetic
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.choose_formats import FormatChooser, Kind
@@ -190,6 +190,7 @@ class _Rewriter(GraphTensors):
         ledger = Ledger(tuple(self.rows), self.recipe.preset, promise, len(chooser.later))
         ledger.check_promise()  # before encoding, which may take long
         if self.rewrites is not None:
+            self.rewrites.rotate_online(weights)
             self.rewrites.move_scales(weights)
             self.decisions += self.rewrites.decisions
         self._calibrate(weights)
@@ -227,7 +228,7 @@ class _Rewriter(GraphTensors):
             if needs:
                 raise RecipeError(f"{needs[0]} needs calibration data: qcompile(…, calibrate=[inputs])")
             return
-        if self.recipe.algorithm in BY_DATA:
+        if self.recipe.algorithm in (*BY_DATA, "awq"):
             self._solve(weights)
         chosen = [
             w
@@ -273,7 +274,10 @@ class _Rewriter(GraphTensors):
             if weight.format is not None
         }
         chosen = [self._matrix(weight) for weight in linears if not whys[weight.targets[0]]]
-        solver = Solver(chosen, self.calibration.folder, self.recipe.algorithm)
+        rounded = rounded_inputs(weights) if self.recipe.rounded_inputs else None
+        solver = Solver(chosen, self.calibration.folder, self.recipe.algorithm, rounded)
+        if self.recipe.algorithm == "awq" and not (solver.matrices and self.source.valued):
+            return  # its scales of channels may serve; their search has said what it found
         if not solver.matrices or not self.source.valued:
             why = "the weights have no values" if solver.matrices else "no linear has codes that it could choose"
             raise RecipeError(f"algorithm={self.recipe.algorithm!r} serves nothing here: {why}")

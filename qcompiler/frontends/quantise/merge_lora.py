@@ -26,6 +26,7 @@ from qcompiler.formats import PackedTensor
 from qcompiler.formats.made import MadeMatrix
 from qcompiler.frontends.quantise.lora_adapter import LoraLayer, listed, read_adapter
 from qcompiler.frontends.quantise.stored_places import Matrix, StoredPlace, places_of
+from qcompiler.plan.kinds.hadamard import HadamardKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime.encoder import encode_made
 from qcompiler.runtime.image import ProgramImage
@@ -286,6 +287,11 @@ def _figures(
 def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], threshold: float | None) -> Merged:
     """Merges into a program. Its linears are stored (out, in), whatever the model has."""
     image.require_values()
+    if any(isinstance(kernel.body, HadamardKernel) for kernel in image.plan.kernels):
+        raise AdapterError(
+            "the program transforms inputs of linears while it runs (rotate_online=True), so its weights are not those "
+            "that the adapter was trained for. Merge into the model, or compile without rotate_online"
+        )
     by_parameter = places_of(image.plan)
     problems: list[str] = []
     places: list[tuple[LoraLayer, StoredPlace]] = []

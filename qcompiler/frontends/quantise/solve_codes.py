@@ -1,8 +1,9 @@
-"""`QuantConfig(algorithm="gptq" | "round")`: chooses the codes of linears one after the other, each for the inputs that
-it gets when all weights before it are quantised.
+"""`QuantConfig(algorithm="gptq" | "round" | "awq")`: chooses the codes of linears one after the other, each for the
+inputs that it gets when all weights before it are quantised.
 
     run      all inputs together, node by node, in the float graph
-    linear   moments += X^T X over the inputs of the linear that comes next; codes = gptq(weight, moments)
+    linear   moments += X^T X over the inputs of the linear that comes next; codes = gptq(weight, moments), or for awq
+             nearest codes with clipped scales
     run on   with the decoded codes in place of the weight
     round    at the end of a block (graph_blocks.py): codes and scales are learned from there on (learn_rounding.py),
              and the block runs again
@@ -17,9 +18,6 @@ compile runs the graph with them, and goes on behind the last one.
 from __future__ import annotations
 
 import functools
-import hashlib
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,23 +29,23 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from qcompiler.calibrate import gptq
-from qcompiler.calibrate.chosen_codes import NO_INPUTS, Moments, choose_codes
+from qcompiler.calibrate import clipping, gptq
+from qcompiler.calibrate.chosen_codes import NO_INPUTS, Moments, choose_codes, clip_scales
 from qcompiler.calibrate.levels import Float64
-from qcompiler.errors import CalibrationError, WorkdirError
+from qcompiler.errors import CalibrationError
 from qcompiler.formats import Format, PackedTensor
 from qcompiler.frontends.quantise import learn_rounding
-from qcompiler.frontends.quantise.calibrate import UNREADABLE, chained_digest
+from qcompiler.frontends.quantise.calibrate import chained_digest
 from qcompiler.frontends.quantise.graph_blocks import Block, find_blocks
-from qcompiler.frontends.quantise.graph_run import GraphRun, Values, Watched
+from qcompiler.frontends.quantise.graph_run import GraphRun, Rounded, Values, Watched
 from qcompiler.frontends.quantise.learn_rounding import BlockRun
+from qcompiler.frontends.quantise.numbered_files import NumberedFiles
 from qcompiler.frontends.quantise.soft_codes import SoftMatrix
-from qcompiler.runtime.files import write_private
-from qcompiler.runtime.progress import Progress, note
+from qcompiler.runtime.progress import Progress
 
 Float32 = npt.NDArray[np.float32]
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,8 @@ class Solver:
     matrices: Sequence[Matrix]
     folder: Path | None = None
     algorithm: str = "gptq"
+    rounded: Rounded | None = None
+    """What the program rounds of the inputs of linears. Without it they stay as the float graph computes them."""
     packed: dict[str, PackedTensor] = field(default_factory=dict)
     found: dict[str, str] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class Solver:
         Errors: ArgumentError for inputs that do not fit the model; CalibrationError for no inputs, for values that are
         not finite and for too few rows; WorkdirError.
         """
-        graph = GraphRun(program, [each.watched for each in self.matrices], values)
+        graph = GraphRun(program, [each.watched for each in self.matrices], values, rounded=self.rounded)
         leaves = [graph.leaves(given) for given in inputs]
         if not leaves:
             raise CalibrationError(NO_INPUTS)
@@ -104,13 +104,15 @@ class Solver:
             if self.algorithm == "round":
                 self._by_block(work, leaves, floats)
                 return
-            last = Moments(_in_fp32)
+            rounded = self.rounded
+            last = Moments(_in_fp32 if rounded is None else lambda rows: _in_fp32(rounded.values(rows)))
 
             def see(path: str, x: list[torch.Tensor]) -> None:
                 if path in self.packed:  # a weight that several linears read
                     return
                 if not self._known(work, path):
-                    self._solve(work.matrices[path], last.of(path, x), work.matrices[path].values())
+                    choose = self._clip if self.algorithm == "awq" else self._solve
+                    choose(work.matrices[path], last.of(path, x), work.matrices[path].values())
                     work.write(path, self.packed[path], self.found[path])
                 progress.step(_nbytes(work.matrices[path]))
 
@@ -200,6 +202,11 @@ class Solver:
         self.packed[path] = solved.packed
         return solved.rounded
 
+    def _clip(self, matrix: Matrix, moments: tuple[Float64, int], values: Float32) -> None:
+        """Chooses the scales of one matrix."""
+        path, uses = matrix.path, len(matrix.watched.reads)
+        self.packed[path], self.found[path] = clip_scales(path, matrix.format, values, moments, uses=uses)
+
 
 def _nbytes(matrix: Matrix) -> int:
     """Bytes of its values in fp32, for progress."""
@@ -243,14 +250,14 @@ def _reach(progress: Progress, done: int, size: int, steps: int) -> None:
 
 @dataclass(frozen=True)
 class _Journal:
-    """``codes-<digest>-<number>.npz`` in the working folder: the codes of each weight, and what is said of them."""
+    """The codes of each weight in the working folder, and what is said of them."""
 
-    stem: Path
+    files: NumberedFiles
 
     @staticmethod
     def of(solver: Solver, run: GraphRun, leaves: Sequence[Any], identity: Callable[[], Any]) -> _Journal:
         assert solver.folder is not None
-        folder, matrices = solver.folder, solver.matrices
+        matrices = solver.matrices
         chain = ""
         for each in leaves:
             chain = chained_digest(chain, each)
@@ -260,39 +267,27 @@ class _Journal:
             solver.algorithm,
             learn_rounding.STEPS,
             gptq.DAMPING,
+            clipping.FACTORS,
+            solver.rounded is not None,
             str(run.program.graph),
             named,
             chain,
             identity(),
         ]
-        return _Journal(folder / f"codes-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}")
-
-    def _path(self, number: int) -> Path:
-        return self.stem.with_name(f"{self.stem.name}-{number}.npz")
+        return _Journal(NumberedFiles.of(solver.folder, "codes", facts, "its codes are chosen again"))
 
     def read(self, number: int, matrix: Matrix) -> tuple[PackedTensor, str] | None:
-        try:
-            with np.load(self._path(number), allow_pickle=False) as file:
-                data, remark = np.array(file["data"]), str(file["remark"])
-        except FileNotFoundError:
+        found = self.files.read(number, ("data", "remark"))
+        if found is None:
             return None
-        except UNREADABLE as error:
-            note(f"{self._path(number)} cannot be read ({error}): its codes are chosen again")
-            return None
-        rows, cols = matrix.rows, matrix.watched.cols
+        (data, remark), rows, cols = found, matrix.rows, matrix.watched.cols
         if data.dtype != np.uint8 or data.shape != (matrix.format.nbytes(rows, cols),):
-            note(f"{self._path(number)} holds other data: its codes are chosen again")
+            self.files.refuse(number)
             return None
-        return PackedTensor(matrix.format, rows, cols, data), remark
+        return PackedTensor(matrix.format, rows, cols, data), str(remark)
 
     def write(self, number: int, packed: PackedTensor, remark: str) -> None:
-        data = io.BytesIO()
-        np.savez(data, data=packed.data, remark=np.array(remark))
-        try:
-            self.stem.parent.mkdir(parents=True, exist_ok=True)
-            write_private(self._path(number), data.getvalue())
-        except OSError as error:
-            raise WorkdirError(f"cannot write {self._path(number)}: {error}") from error
+        self.files.write(number, {"data": packed.data, "remark": np.array(remark)})
 
 
 __all__ = ["Matrix", "Solver"]

@@ -41,6 +41,7 @@ from qcompiler.frontends.torch.common.origins import describe
 from qcompiler.frontends.torch.common.values import dtype_name, to_numpy
 from qcompiler.frontends.torch.qc_ops import (
     torch_cache,
+    torch_hadamard,
     torch_linear,
     torch_linear_attention,
     torch_ring,
@@ -69,7 +70,7 @@ IGNORED = {
 }
 
 
-_QC_OPS = (torch_rows, torch_cache, torch_ring, torch_linear, torch_linear_attention)
+_QC_OPS = (torch_rows, torch_cache, torch_ring, torch_linear, torch_linear_attention, torch_hadamard)
 
 
 @dataclass(frozen=True)

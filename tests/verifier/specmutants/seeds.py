@@ -20,6 +20,7 @@ from qcompiler.plan.kinds.dequantize_cache import DequantizeCacheKernel
 from qcompiler.plan.kinds.embedding import EmbeddingKernel
 from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.hadamard import HadamardKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
 from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
 from qcompiler.plan.kinds.linear_attention import LinearAttentionKernel
@@ -602,6 +603,12 @@ def argmax(kind: str) -> ProgramImage:
     return Maker({"s": S}, kind).kernel(spec("argmax", body, operands, "s")).image(ARCHS[kind])
 
 
+def hadamard(kind: str) -> ProgramImage:
+    operands = (operand("x", ("b", 96)), operand("out", ("b", 96), "w"))
+    body = HadamardKernel(rows="b", cols=96, block=32)
+    return Maker({"b": B}, kind).kernel(spec("hadamard", body, operands, "b")).image(ARCHS[kind])
+
+
 def top_p(kind: str) -> ProgramImage:
     shares = [operand(name, ("b",), dtype="f32") for name in ("top", "draw")]
     operands = (operand("x", ("b", 24)), *shares, operand("out", ("b",), "w", "i64"))
@@ -679,7 +686,7 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
         attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather,
         gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route,
-        sample, linear_attention, whole,
+        sample, linear_attention, hadamard, whole,
     )
 }  # fmt: skip
 

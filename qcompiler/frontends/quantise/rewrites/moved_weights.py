@@ -3,6 +3,7 @@
     norm.weight      divided by s             Scaled(0, 1 / s)
     q_proj.weight    columns times s          Scaled(1, s)
     o_proj.weight    rows rotated             Rotated(0, Q)
+    down_proj.weight columns transformed      Transformed(1, 512)
 
 Nothing is held but vectors, so a model whose weights come from files is rewritten one tensor at a time.  All changes of
 a tensor are computed in fp64 and rounded once to the tensor's type.  An identity holds the digests of its changes:
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch.export import ExportedProgram
 
-from qcompiler.frontends.quantise.rewrites.orthogonal import Rotation
+from qcompiler.frontends.quantise.rewrites.orthogonal import Rotation, hadamard_of_runs
 from qcompiler.frontends.weights.weight_source import Identity, StoredCodes, WeightSource
 
 AT_A_TIME = 1 << 22
@@ -114,6 +115,24 @@ class Rotated:
         return ["rotated", self.axis, self.rotation.size, self.rotation.seed, self.rotation.keeps_ones]
 
 
+@dataclass(frozen=True)
+class Transformed:
+    """Runs of `block` along `axis` times the orthonormal Hadamard matrix of that size, a power of two."""
+
+    axis: int
+    block: int
+
+    def apply(self, values: torch.Tensor) -> torch.Tensor:
+        moved = values.movedim(self.axis, -1)
+        return hadamard_of_runs(moved, self.block).movedim(-1, self.axis)
+
+    def part(self, axis: int, first: int, stop: int) -> Change | None:
+        return self if axis != self.axis or not (first % self.block or stop % self.block) else None
+
+    def identity(self) -> list[Any]:
+        return ["transformed", self.axis, self.block]
+
+
 @dataclass
 class MovedWeights:
     """A source of values whose tensors have `changes`, by their first path. It is a `WeightSource`."""
@@ -197,4 +216,4 @@ def _applied(values: torch.Tensor, changes: Sequence[Change]) -> torch.Tensor:
     return wide.to(values.dtype)
 
 
-__all__ = ["Added", "Change", "Filled", "MovedWeights", "Rotated", "Scaled"]
+__all__ = ["Added", "Change", "Filled", "MovedWeights", "Rotated", "Scaled", "Transformed"]

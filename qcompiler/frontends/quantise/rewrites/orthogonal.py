@@ -54,12 +54,20 @@ class Rotation:
         found = x.reshape(-1, self.size // low, low)
         matrix = self._cosines.T if transposed else self._cosines
         found = torch.einsum("nml,mk->nkl", found, matrix) if low < self.size else found
-        width = 1
-        while width < low:  # the butterflies of the fast Walsh-Hadamard transform, which is symmetric
-            pairs = found.reshape(-1, low // (2 * width), 2, width)
-            found = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), 2)
-            width *= 2
-        return (found / math.sqrt(low)).reshape(x.shape)
+        return hadamard_of_runs(found, low).reshape(x.shape)
 
 
-__all__ = ["Rotation"]
+def hadamard_of_runs(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Runs of `block` numbers of the last dim times the orthonormal Hadamard matrix, which is symmetric; in x's type.
+
+    `block` is a power of two that divides the dim.  These are the butterflies of the fast Walsh-Hadamard transform.
+    """
+    found, width = x, 1
+    while width < block:
+        low, high = found.reshape(-1, 2, width).unbind(1)
+        found = torch.stack((low + high, low - high), 1)
+        width *= 2
+    return (found / math.sqrt(block)).reshape(x.shape)
+
+
+__all__ = ["Rotation", "hadamard_of_runs"]

@@ -1,9 +1,10 @@
 """Runs the rewrites that a recipe asks for, and checks each one by running the float graph before and after.
 
     rotate-hidden     before formats are chosen: it unties weights and makes biases
+    rotate-online     transforms in front of the second linears of MLPs
     equalise          scales by ranges of weights, without data
     smooth-scales     scales by ranges of activations and weights
-    awq-scales        scales by the error of outputs in the formats that were chosen
+    awq-scales        scales by the error of outputs in the formats that were chosen; a working folder keeps them
 
 A rewrite that moves outputs by more than roundings can is taken back, and the report and stderr say so.
 """
@@ -20,7 +21,8 @@ from qcompiler.config import QuantConfig
 from qcompiler.errors import CalibrationError, RecipeError
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
-from qcompiler.frontends.quantise.graph_weights import GraphWeight, is_quantised_linear
+from qcompiler.frontends.quantise.graph_weights import GraphWeight, is_quantised_linear, why_nearest
+from qcompiler.frontends.quantise.rewrites import online
 from qcompiler.frontends.quantise.rewrites.channel_statistics import measure
 from qcompiler.frontends.quantise.rewrites.float_function import FloatFunction, example_inputs
 from qcompiler.frontends.quantise.rewrites.moved_weights import MovedWeights
@@ -28,15 +30,16 @@ from qcompiler.frontends.quantise.rewrites.residual import find_streams
 from qcompiler.frontends.quantise.rewrites.rotate import rotate
 from qcompiler.frontends.quantise.rewrites.scale_groups import Found, Group, find_groups
 from qcompiler.frontends.quantise.rewrites.scales import awq, equalise, smooth
+from qcompiler.frontends.quantise.rewrites.scales_journal import ScalesJournal
 from qcompiler.runtime.progress import Counted, note
 
-EQUALISE, SMOOTH, AWQ, ROTATE = "equalise", "smooth-scales", "awq-scales", "rotate-hidden"
+EQUALISE, SMOOTH, AWQ, ROTATE, ONLINE = "equalise", "smooth-scales", "awq-scales", "rotate-hidden", "rotate-online"
 
 
 def wants_rewrites(recipe: QuantConfig) -> bool:
     """Whether a recipe changes values of parameters."""
     moves = recipe.smooth is not None or recipe.algorithm == "awq" or recipe.equalise or recipe.rotate
-    return moves or recipe.correct_bias
+    return moves or recipe.rotate_online or recipe.correct_bias
 
 
 class FloatRewrites:
@@ -81,6 +84,35 @@ class FloatRewrites:
 
         return self._checked(ROTATE, weights, rewrite) if self.source.valued else rewrite()
 
+    def rotate_online(self, weights: Sequence[GraphWeight]) -> None:
+        """Puts transforms in front of the second linears of MLPs; formats have been chosen.
+
+        RecipeError if there is no such linear, with the reasons.
+        """
+        if not self.recipe.rotate_online:
+            return
+        places, reasons = online.find_places(weights)
+        self.decisions += [(ONLINE, path, f"no transform: {why}") for path, why in reasons.items()]
+        if not places:
+            said = "; ".join(f"'{path}': {why}" for path, why in list(reasons.items())[:3])
+            raise RecipeError(
+                "rotate_online=True: no quantised linear reads what operators that are not linear make of other "
+                f"linears' outputs{': ' + said if said else ''}; leave it out"
+            )
+        function = self._function(weights) if self.source.valued else None
+        before = dict(self.source.changes)
+        made = online.transform(self.tensors, self.source, places)
+        share, why = function.difference(weights) if function is not None else (0.0, "")
+        if why:
+            online.undo(self.tensors.graph, made)
+            self.source.changes = before
+            self.decisions.append((ONLINE, "", f"taken back: {why}"))
+            note(f"{ONLINE} is taken back: {why}")
+            return
+        self.decisions += [(ONLINE, place.weight.targets[0], online.told(place)) for place in places]
+        if function is not None:
+            self._say_kept(ONLINE, share)
+
     def move_scales(self, weights: list[GraphWeight]) -> None:
         """Equalises, smooths, and searches for AWQ's scales, as the recipe says; formats have been chosen.
 
@@ -95,7 +127,7 @@ class FloatRewrites:
         found = find_groups(self.tensors, weights)
         served = [group for group in found.groups if any(each.weight.format is not None for each in group.readers)]
         self._say_where_not(found, weights)
-        if not served:
+        if not served and not self._only_clips(weights):
             reasons = "; ".join(f"'{path}': {why}" for path, why in list(found.reasons.items())[:3])
             raise RecipeError(f"no scale can move in this model: {reasons or 'it has no quantised linears'}")
         if recipe.equalise:
@@ -108,8 +140,14 @@ class FloatRewrites:
             raise CalibrationError(NO_INPUTS)
         if recipe.smooth is not None:
             self._checked(SMOOTH, weights, lambda: self._smooth(served, weights, inputs))
-        if recipe.algorithm == "awq":
+        if recipe.algorithm == "awq" and served:
             self._checked(AWQ, weights, lambda: self._search(served, weights, inputs))
+
+    def _only_clips(self, weights: Sequence[GraphWeight]) -> bool:
+        """Whether the recipe asks for AWQ alone, and there are weights whose scales it clips."""
+        recipe = self.recipe
+        alone = recipe.algorithm == "awq" and recipe.smooth is None and not recipe.equalise
+        return alone and any(weight.format is not None and not why_nearest(weight, "awq") for weight in weights)
 
     def _equalise(self, groups: Sequence[Group]) -> None:
         for group in groups:
@@ -126,11 +164,23 @@ class FloatRewrites:
             self._say(SMOOTH, group, scales, f"max|x|^{self.recipe.smooth:g} / max|w|^{1 - self.recipe.smooth:g}")
 
     def _search(self, groups: Sequence[Group], weights: Sequence[GraphWeight], inputs: Sequence[Any]) -> None:
-        statistics = measure(self.tensors, weights, groups, inputs, keep=True)
+        assert self.calibration is not None
         int8_rows = self.recipe.inputs is not None and self.recipe.inputs.kind == "token"
+        journal = None
+        if self.calibration.folder is not None:
+            journal = ScalesJournal.of(
+                self.calibration.folder, self.tensors, weights, groups, inputs, int8_rows=int8_rows
+            )
+        known = {} if journal is None else journal.read_all(groups)
+        left = [group for number, group in enumerate(groups) if number not in known]
+        statistics = measure(self.tensors, weights, left, inputs, keep=True) if left else {}
         with Counted("searching scales (awq)", len(groups), "groups") as progress:
-            for group in groups:
-                chosen = awq(group, self.tensors.value, statistics, int8_rows=int8_rows)
+            for number, group in enumerate(groups):
+                chosen = known.get(number)
+                if chosen is None:
+                    chosen = awq(group, self.tensors.value, statistics, int8_rows=int8_rows)
+                    if journal is not None and chosen is not None:
+                        journal.write(number, chosen)
                 progress.step(1)
                 if chosen is None:
                     self.decisions.append((AWQ, group.path, "no scales: none of its readers is a quantised linear"))
@@ -162,8 +212,7 @@ class FloatRewrites:
             self.decisions[said:] = [(stage, "", f"taken back: {why}")]
             note(f"{stage} is taken back: {why}")
         else:
-            text = f"the float graph computes the same: outputs moved by {share:.2g} of what roundings may do"
-            self.decisions.append((stage, "", text))
+            self._say_kept(stage, share)
         return weights
 
     def _function(self, weights: Sequence[GraphWeight]) -> FloatFunction:
@@ -178,11 +227,15 @@ class FloatRewrites:
             if not self.function.outputs:
                 raise RecipeError(
                     "a rewrite is checked by the floating-point results of the model, and it has none; leave rotate, "
-                    "smooth, equalise and algorithm='awq' out"
+                    "rotate_online, smooth, equalise and algorithm='awq' out"
                 )
         return self.function
 
     # --- the report ---
+
+    def _say_kept(self, stage: str, share: float) -> None:
+        text = f"the float graph computes the same: outputs moved by {share:.2g} of what roundings may do"
+        self.decisions.append((stage, "", text))
 
     def _say(self, stage: str, group: Group, scales: torch.Tensor, text: str) -> None:
         moved = scales[group.free]
@@ -199,4 +252,4 @@ class FloatRewrites:
                 self.decisions.append((stage, path, f"no scales: {why}"))
 
 
-__all__ = ["AWQ", "EQUALISE", "ROTATE", "SMOOTH", "FloatRewrites", "wants_rewrites"]
+__all__ = ["AWQ", "EQUALISE", "ONLINE", "ROTATE", "SMOOTH", "FloatRewrites", "wants_rewrites"]
