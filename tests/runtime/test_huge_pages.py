@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from qcompiler.runtime.image import MappedFile
 
 
 class Mapping(mmap.mmap):
-    asked: list[tuple[int, int]] = []
+    asked: ClassVar[list[tuple[int, int]]] = []
 
     def madvise(self, option: int, *rest: int) -> None:
         Mapping.asked.append((len(self), option))
