@@ -15,7 +15,7 @@ from qcompiler.plan.kinds.recurrent import RecurrentKernel
 K = 256  # a block of the trellis
 EXPERTS, ROWS, TOP = 3, 19, 2
 FORMATS = ("tq", "tq:bits=3", "tq:bits=2")
-DEVICES = ("cpu", "sim:0")
+DEVICES = ["cpu", "sim:0"]
 
 
 class Experts(nn.Module):
