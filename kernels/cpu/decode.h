@@ -23,7 +23,7 @@ QC_INLINE qg_words qg_load_words(const uint32_t* p) {
 }
 
 // How far ahead of a walk over codes its bytes are asked for: the processor's own prefetching stops at the end of a
-// page of 4 KiB, of which a mapped file consists. Asking for an address behind the last byte is no fault.
+// page of 4 KiB, of which a mapped file may consist. Asking for an address behind the last byte is no fault.
 enum { QG_AHEAD = 4096 };
 
 constexpr int64_t qg_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -51,8 +51,16 @@ template <int COUNT> QC_INLINE vf qg_sum(const vf* sum) {
     else return qg_sum<COUNT / 2>(sum) + qg_sum<COUNT / 2>(sum + COUNT / 2);
 }
 
-// Whether rows are summed by codes, and then whether offsets need the sums of x.
-template <class D, int MR> constexpr bool qg_by_codes() { return D::SUMMED && MR <= 2; }
+// totals[g] = the sum of columns [g * span, (g + 1) * span) of x.
+template <class T> QC_INLINE void qg_add_groups(const T* x, int64_t span, int64_t groups, float* totals) {
+    for (int64_t g = 0; g < groups; g++, x += span) {
+        vf total = vzero();
+        for (int64_t k = 0; k < span; k += 16) total = total + vload_upto(x + k, (int)qc_min(span - k, 16));
+        totals[g] = vsum(total);
+    }
+}
+
+// Whether offsets need the sums of x.
 template <class D> constexpr bool qg_needs_totals() {
     if constexpr (D::SUMMED) return D::OFFSET;
     return false;
@@ -75,20 +83,14 @@ template <class D>
 QC_INLINE qg_few_x qg_add_up(const float* x, int64_t stride, int64_t rows, int64_t k, float* totals) {
     if constexpr (qg_needs_totals<D>()) {
         const int64_t groups = k / D::SHARED;
-        if (rows <= 2)
-            for (int64_t i = 0; i < rows; i++)
-                for (int64_t g = 0; g < groups; g++) {
-                    const float* const from = x + i * stride + g * D::SHARED;
-                    vf total = vload(from);
-                    for (int c = 16; c < D::SHARED; c += 16) total = total + vload(from + c);
-                    totals[i * groups + g] = vsum(total);
-                }
+        for (int64_t i = 0; rows <= 2 && i < rows; i++)  // more rows are not summed by codes
+            qg_add_groups(x + i * stride, D::SHARED, groups, totals + i * groups);
         return {x, stride, totals, groups};
     }
     return {x, stride, nullptr, 0};
 }
 
-template <class D, int MR, bool BY_CODES = qg_by_codes<D, MR>()> static void qg_few_panels(
+template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_few_panels(
     const qg_job* job, const qg_few_x& rows, int64_t panel, int64_t next, float* tile) {
     const float* const x = rows.rows;
     const int64_t stride = rows.stride;

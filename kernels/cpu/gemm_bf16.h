@@ -322,12 +322,8 @@ template <class D, class T, int MAX> static void qb_few_task(void* arg, int64_t 
                 const uint16_t* const x = (const uint16_t*)(rows.x + i * rows.stride);
                 if constexpr (qb_coded<D>::LOOKED_UP)
                     qb_reorder<qb_coded<D>::LOW>(x, ordered + i * width, job->k / qb_coded<D>::PER * qb_coded<D>::PER);
-                for (int64_t g = 0; W::OFFSET && g < rows.groups; g++) {
-                    vf sum = vzero();
-                    for (int64_t k = g * span; k < (g + 1) * span; k += 16)
-                        sum = sum + vload_upto((const qc_bf16*)x + k, (int)qc_min((g + 1) * span - k, 16));
-                    total[i * rows.groups + g] = vsum(sum);
-                }
+                if constexpr (W::OFFSET)
+                    qg_add_groups((const qc_bf16*)x, span, rows.groups, total + i * rows.groups);
             }
         }
         for (int64_t u = first; u < last; u++) {

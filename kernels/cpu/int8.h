@@ -64,15 +64,20 @@ template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(q
     return bytes;
 }
 
-#if defined(QC_AVX512)
-// A row prepared for it: four bytes. HELD: 14 sums, 14 totals, two words of a weight, their mask, a word of x: all 32.
-struct qi_vnni {
-    static constexpr int ROWS = QI_ROWS, HELD = 7, STEP = 4, UNPACKED = 3, ROOM = 8;
+// What engines with vpdpbusd have in common. A row prepared for them: four bytes.
+struct qi_dots {
+    static constexpr int STEP = 4, ROOM = 8;
     static constexpr bool TILES = false;
     typedef qu operand;
     typedef qu factor;
     static QG_METHOD operand make(qu bytes) { return bytes; }
     static QG_METHOD factor take(const char* x) { return (qu)q_seti(*(const qi_word*)x); }
+};
+
+#if defined(QC_AVX512)
+// HELD: 14 sums, 14 totals, two words of a weight, their mask, a word of x: all 32 registers.
+struct qi_vnni : qi_dots {
+    static constexpr int ROWS = QI_ROWS, HELD = 7, UNPACKED = 3;
     static QG_METHOD void dot(qu& sum, const operand& w, const factor& x) {  // unsigned bytes of w times signed ones
         asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     }
@@ -116,14 +121,9 @@ QC_COLD bool qi_has_vex() {
 }
 #endif
 
-// A row prepared for it: four bytes. HELD: 6 sums, 6 totals, two words of a weight, a word of x.
-struct qi_vex {
-    static constexpr int ROWS = QI_VEX_ROWS, HELD = 3, STEP = 4, UNPACKED = 2, ROOM = 8;
-    static constexpr bool TILES = false;
-    typedef qu operand;
-    typedef qu factor;
-    static QG_METHOD operand make(qu bytes) { return bytes; }
-    static QG_METHOD factor take(const char* x) { return (qu)q_seti(*(const qi_word*)x); }
+// HELD: 6 sums, 6 totals, two words of a weight, a word of x.
+struct qi_vex : qi_dots {
+    static constexpr int ROWS = QI_VEX_ROWS, HELD = 3, UNPACKED = 2;
     static QG_METHOD void dot(qu& sum, const operand& w, const factor& x) {  // unsigned bytes of w times signed ones
         asm(QI_VPDPBUSD " %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
     }

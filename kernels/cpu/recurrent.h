@@ -87,16 +87,14 @@ template <int KIND, class X, class BIAS, class STATE, class NEW, class CELL> str
     }
 };
 
-// The sums of one gate of an item. Few rows, which lie at `x` in fp32, are multiplied straight from codes.
+// The sums of one gate of an item. Few rows, which are `few`, are multiplied straight from codes.
 template <class D, int FEW, int GATES>
-static void qr_gate(const qr_product* job, int64_t rows, const float* x, int64_t stride, char* scratch) {
+static void qr_gate(const qr_product* job, int64_t rows, const qg_few_x& few, char* scratch) {
     const int64_t begin = job->gate * job->hidden + job->first;
     const int64_t p0 = begin / 16, p1 = (begin + job->units + 15) / 16;
     if constexpr (FEW > 0) {
         if (rows <= FEW) {
-            float* const totals = (float*)scratch;
-            float* const tile = totals + qg_most_totals(job->k);
-            const qg_few_x few = qg_add_up<D>(x, stride, rows, job->k, totals);
+            float* const tile = (float*)scratch;
             for (int64_t p = p0; p < p1; p += QG_NP) {
                 const int64_t end = qc_min(p + QG_NP, p1);
                 qg_few_rows<D, FEW>(job, rows, few, p, end - 1, tile);
@@ -125,7 +123,12 @@ template <class LAYER, class D, int FEW> static void qr_item(const qr_job* job, 
         job->load_x(job, own.from_row, rows, 0, job->k, (float*)scratch, stride);
         x = (const float*)scratch, scratch += 4 * rows * stride;
     }
-    for (own.gate = 0; own.gate < GATES; own.gate++) qr_gate<D, FEW, GATES>(&own, rows, x, stride, scratch);
+    qg_few_x prepared = {x, stride, nullptr, 0};
+    if (few) {
+        prepared = qg_add_up<D>(x, stride, rows, job->k, (float*)scratch);
+        scratch += 4 * qg_most_totals(job->k);
+    }
+    for (own.gate = 0; own.gate < GATES; own.gate++) qr_gate<D, FEW, GATES>(&own, rows, prepared, scratch);
     for (int64_t i = 0; i < rows; i++) LAYER::row(&own, own.from_row + i, own.sums + i * GATES * QR_UNITS);
 }
 
