@@ -405,6 +405,12 @@ template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
 struct qi_call {
     const qg_job* job;
     int64_t chunk, groups;  // rows of x in a task; groups of units of QG_NP panels
+    int64_t room;           // bytes of scratch in front of the row that `Rows` makes
+};
+
+// Where the rows of x are: `row` gives row m, which it may make in `room`.
+struct qi_rows_in_memory {
+    static QG_METHOD const char* row(const qg_job* job, int64_t m, char*) { return job->x + m * job->x_row; }
 };
 
 constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
@@ -460,7 +466,7 @@ template <class W, class E, class Row> static void qi_multiply(
     }
 }
 
-template <class W, class E> static void qi_task(void* arg, int64_t task, char* scratch) {
+template <class W, class E, class Rows> static void qi_task(void* arg, int64_t task, char* scratch) {
     const qi_call* const call = (const qi_call*)arg;
     const qg_job* const job = call->job;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
@@ -469,33 +475,33 @@ template <class W, class E> static void qi_task(void* arg, int64_t task, char* s
     const int64_t p1 = qc_min(qc_share(units, group + 1, call->groups) * QG_NP, panels);
     qi_multiply<W, E>(
         job, m0, qc_min(job->m - m0, call->chunk), call->chunk, p0, p1, scratch,
-        [&](int64_t i) { return job->x + (m0 + i) * job->x_row; });
+        [&](int64_t i) { return Rows::row(job, m0 + i, scratch + call->room); });
 }
 
-template <class W, class E> static void qi_run_with(qc_ctx* ctx, qg_job* job) {
+template <class W, class E, class Rows> static void qi_run_with(qc_ctx* ctx, qg_job* job, int64_t room) {
     if (job->m <= 0) return;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    qi_call call = {job, qi_chunk_of(job->k, E::ROWS), 1};
+    qi_call call = {job, qi_chunk_of(job->k, E::ROWS), 1, room};
     const int64_t chunks = qg_up(job->m, call.chunk);
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
     const int64_t wanted = ctx->num_threads > 1 ? qc_min(worth, 4 * (int64_t)ctx->num_threads) : 1;
     call.groups = qc_max(1, qc_min(units, qg_up(wanted, chunks)));
     if (call.groups * chunks > 1 && ctx->num_threads > 1)
-        return ctx->parallel(ctx, call.groups * chunks, qi_task<W, E>, &call);
-    for (int64_t task = 0; task < call.groups * chunks; task++) qi_task<W, E>(&call, task, ctx->scratch);
+        return ctx->parallel(ctx, call.groups * chunks, qi_task<W, E, Rows>, &call);
+    for (int64_t task = 0; task < call.groups * chunks; task++) qi_task<W, E, Rows>(&call, task, ctx->scratch);
 }
 
-template <class W> static void qi_run(qc_ctx* ctx, qg_job* job) {
+template <class W, class Rows = qi_rows_in_memory> static void qi_run(qc_ctx* ctx, qg_job* job, int64_t room = 0) {
 #if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // tests leave it out
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi"))
-        return qi_run_with<W, qi_vnni>(ctx, job);
+        return qi_run_with<W, qi_vnni, Rows>(ctx, job, room);
 #endif
-    qi_run_with<W, qi_pairs>(ctx, job);
+    qi_run_with<W, qi_pairs, Rows>(ctx, job, room);
 }
 
 // --- making rows -----------------------------------------------------------------------------------------------------
 
-enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2 };
+enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2, QI_IMAGE = 3 };
 
 QC_INLINE void qi_store_codes(int8_t* p, vf rounded) {
     const vi codes = vtoint(rounded);
@@ -507,7 +513,7 @@ QC_INLINE void qi_store_codes(int8_t* p, vf rounded) {
 }
 
 // One row of `cols` elements: formats/int8_rows.py. `factor` and `fixed` are those of QI_TENSOR, `threshold` that of
-// QI_OUTLIERS, whose `columns` have codes 0.
+// QI_OUTLIERS, whose `columns` have codes 0. For QI_IMAGE, `fixed` is the largest magnitude of the image.
 template <int KIND, class T> static void qi_quantise_row(
     const T* x, int64_t cols, float factor, float fixed, float threshold, const bool* columns, int8_t* row) {
     const int64_t padded = qi_padded(cols);
@@ -515,25 +521,31 @@ template <int KIND, class T> static void qi_quantise_row(
         const vf v = vload_upto(x + k, n);
         return KIND == QI_OUTLIERS ? vsel(vle(vset(threshold), vabs(v)), vzero(), v) : v;
     };
-    vi top = vset((int32_t)0);  // magnitudes as integers: a NaN is above infinity, which is above all others
-    qc_columns(cols, [&](int64_t k, int n) QC_BODY {
-        const vi bits = vbits(vabs(read(k, n)));
-        top = vsel(vlt(top, bits), bits, top);
-    });
-    int32_t lanes[16], most = 0;
-    vstore(lanes, top);
-    for (int l = 0; l < 16; l++) most = lanes[l] > most ? lanes[l] : most;
+    int32_t most = 0;
+    if constexpr (KIND == QI_IMAGE) {
+        most = (int32_t)(qc_bits(fixed) & 0x7fffffffu);
+    } else {
+        vi top = vset((int32_t)0);  // magnitudes as integers: a NaN is above infinity, which is above all others
+        qc_columns(cols, [&](int64_t k, int n) QC_BODY {
+            const vi bits = vbits(vabs(read(k, n)));
+            top = vsel(vlt(top, bits), bits, top);
+        });
+        int32_t lanes[16];
+        vstore(lanes, top);
+        for (int l = 0; l < 16; l++) most = lanes[l] > most ? lanes[l] : most;
+    }
+    constexpr bool DIVIDES = KIND == QI_TOKEN || KIND == QI_IMAGE;
     const bool finite = most < 0x7f800000;
     const float largest = qc_from_bits((uint32_t)most);
     float scale = KIND == QI_TENSOR ? fixed : largest / 127.0f;
-    if (KIND == QI_TOKEN && !(scale > 0.0f)) scale = 1.0f;
+    if (DIVIDES && !(scale > 0.0f)) scale = 1.0f;
     const float inverse = largest < 3.8e-37f ? 0.0f : 127.0f / largest;
-    const float by = KIND == QI_TOKEN ? scale : KIND == QI_TENSOR ? factor : inverse;
+    const float by = DIVIDES ? scale : KIND == QI_TENSOR ? factor : inverse;
     memset(row + cols, 0, (size_t)(padded - cols));
     if (finite) {
         qc_columns(cols, [&](int64_t k, int n) QC_BODY {
             const vf v = read(k, n);
-            vf code = vrint(KIND == QI_TOKEN ? v / vset(by) : v * vset(by));
+            vf code = vrint(DIVIDES ? v / vset(by) : v * vset(by));
             if (KIND == QI_OUTLIERS) code = vsel(vload_upto(columns + k, n), vzero(), code);
             code = vmax(vmin(code, vset(127.0f)), vset(-127.0f));
             if (n == 16) return qi_store_codes(row + k, code);
