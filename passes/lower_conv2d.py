@@ -6,9 +6,10 @@
                                                           %y = linalg.transpose %l [0, 3, 1, 2]
 
 So convolutions have everything that linears have: packed weights in every format, epilogues, and kernels for few and
-for many rows. Windows of one element are a slice, and windows that tile the image are a view (those of int8 rows are not:
-fuse-dequant-matmul makes windows of codes of them). A convolution with groups becomes one `qc.batch_matmul`, or a loop over the taps if each group is one channel. Results keep their channels last
-wherever their readers allow it (views/channels_last.py), so one convolution feeds the next without a copy.
+for many rows. Windows of one element are a slice, and windows that tile the image are a view (those of int8 rows are
+not: fuse-dequant-matmul makes windows of codes of them). A convolution with groups becomes one `qc.batch_matmul`, or a
+loop over the taps if each group is one channel. Results keep their channels last wherever their readers allow it
+(views/channels_last.py), so one convolution feeds the next without a copy.
 """
 
 from __future__ import annotations

@@ -405,12 +405,17 @@ template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
 struct qi_call {
     const qg_job* job;
     int64_t chunk, groups;  // rows of x in a task; groups of units of QG_NP panels
-    int64_t room;           // bytes of scratch in front of the row that `Rows` makes
+    int64_t room;           // where in scratch `Rows` has room for a row
 };
 
-// Where the rows of x are: `row` gives row m, which it may make in `room`.
+// Where the rows of x are. `prepare` does for row m what `qi_prepare_row` does, with `room` for a row. `chunk` is the
+// number of rows of a task, at most `most`: a multiple of `block`.
 struct qi_rows_in_memory {
-    static QG_METHOD const char* row(const qg_job* job, int64_t m, char*) { return job->x + m * job->x_row; }
+    template <class W, class E>
+    static void prepare(const qg_job* job, int64_t m, char*, char* x, int32_t* start, float* total, float* scale) {
+        qi_prepare_row<W, E>(job->x + m * job->x_row, job->k, x, start, total, scale);
+    }
+    static int64_t chunk(const qg_job*, int64_t most, int64_t, int64_t) { return most; }
 };
 
 constexpr int64_t qi_chunk_of(int64_t k, int64_t rows) {
@@ -425,10 +430,11 @@ template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, i
            (qi_chunk_of(k, rows) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
 }
 
-// `rows` rows of int8, which stand at row(0), row(1), …, times panels [p0, p1): rows m0 … of the result. `chunk`: the
-// most rows, for which there is room in scratch.
-template <class W, class E, class Row> static void qi_multiply(
-    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch, Row row) {
+// `rows` rows of int8 times panels [p0, p1): rows m0 … of the result. prepare(i, …) does for row i what
+// `qi_prepare_row` does. `chunk`: the most rows, for which there is room in scratch.
+template <class W, class E, class Prepare> static void qi_multiply(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch,
+    Prepare prepare) {
     const int64_t stride = qi_stride(job->k, E::STEP), groups = qg_up(job->k, qi_span(job->k, W::SHARED));
     const int64_t room = chunk + QI_SPARE;
     float* const tile = (float*)scratch;
@@ -441,7 +447,7 @@ template <class W, class E, class Row> static void qi_multiply(
     float* const total = scale + room;
     int32_t* const start = (int32_t*)(total + room * groups);
     for (int64_t i = 0; i < rows; i++)
-        qi_prepare_row<W, E>(row(i), job->k, x + i * stride, start + i * groups, total + i * groups, scale + i);
+        prepare(i, x + i * stride, start + i * groups, total + i * groups, scale + i);
     memset(x + rows * stride, 0, (size_t)(QI_SPARE * stride));
     for (int64_t i = rows; i < rows + QI_SPARE; i++) scale[i] = 0.0f;
     memset(start + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
@@ -475,13 +481,15 @@ template <class W, class E, class Rows> static void qi_task(void* arg, int64_t t
     const int64_t p1 = qc_min(qc_share(units, group + 1, call->groups) * QG_NP, panels);
     qi_multiply<W, E>(
         job, m0, qc_min(job->m - m0, call->chunk), call->chunk, p0, p1, scratch,
-        [&](int64_t i) { return Rows::row(job, m0 + i, scratch + call->room); });
+        [&](int64_t i, char* x, int32_t* start, float* total, float* scale) {
+            Rows::template prepare<W, E>(job, m0 + i, scratch + call->room, x, start, total, scale);
+        });
 }
 
 template <class W, class E, class Rows> static void qi_run_with(qc_ctx* ctx, qg_job* job, int64_t room) {
     if (job->m <= 0) return;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    qi_call call = {job, qi_chunk_of(job->k, E::ROWS), 1, room};
+    qi_call call = {job, Rows::chunk(job, qi_chunk_of(job->k, E::ROWS), E::ROWS, ctx->num_threads), 1, room};
     const int64_t chunks = qg_up(job->m, call.chunk);
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
     const int64_t wanted = ctx->num_threads > 1 ? qc_min(worth, 4 * (int64_t)ctx->num_threads) : 1;

@@ -61,8 +61,9 @@ def _few(spec: KernelSpec, arch: str, pairs: int) -> CudaKernel:
         f"        qc_store({identifier(out.name)} + pair * {c_dim(out.strides[0])} + column, there ? sum : NAN);",
         "};",
         f"qi_linear_few<{_struct(spec)}, QI_{engine.upper()}, {warps}>(",
-        f"    (const uint8_t*){identifier(w.name)}, qi_rows{{{{{identifier(x.name)} + {row} * {c_dim(x.strides[0])}, 0}}}},",
-        "    1, panel, staged, runs, sums_of, finish);",
+        f"    (const uint8_t*){identifier(w.name)},",
+        f"    qi_rows{{{{{identifier(x.name)} + {row} * {c_dim(x.strides[0])}, 0}}}}, 1, panel,",
+        "    staged, runs, sums_of, finish);",
     ]
     note = (
         f"int8 {engine}: a block per panel and pair, {warps} warps share the columns; {shared.nbytes} bytes of shared "

@@ -38,8 +38,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         *shared.declarations(),
         "const int64_t row = blockIdx.x;",
         f"qi_quantise_row<{KINDS.index(body.kind)}, {threads}>(",
-        f"    {identifier(x.name)} + row * {c_dim(x.strides[0])}, {body.cols}, "
-        f"{', '.join(literals)}, {columns},",
+        f"    {identifier(x.name)} + row * {c_dim(x.strides[0])}, {body.cols}, {', '.join(literals)}, {columns},",
         f"    {identifier(out.name)} + row * {c_dim(out.strides[0])}, tops);",
     ]
     note = f"rows of int8, {body.kind}; a block of {threads} threads per row"

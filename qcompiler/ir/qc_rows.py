@@ -67,10 +67,13 @@ class QuantizeRowsOp(QCOp):
             found = shape_of(self.columns.type)
             fits = found == (*[1] * (len(x) - 1), x[-1]) and tensor_dtype(self.columns.type) == "i1"
             self.expect(fits, f"columns are i1 of shape {(*[1] * (len(x) - 1), x[-1])}, not {found}")
-        self.expect((self.largest is not None) == (self.kind.data == "image"), "kind 'image', and no other, has `largest`")
+        self.expect(
+            (self.largest is not None) == (self.kind.data == "image"), "kind 'image', and no other, has `largest`"
+        )
         if self.largest is not None:
-            found = (shape_of(self.largest.type), tensor_dtype(self.largest.type))
-            self.expect(len(x) >= 2 and found == (x[:1], "f32"), f"`largest` is f32 of shape {x[:1]}, not {found}")
+            magnitudes, dtype = shape_of(self.largest.type), tensor_dtype(self.largest.type)
+            fits = len(x) >= 2 and magnitudes == x[:1] and dtype == "f32"
+            self.expect(fits, f"`largest` is f32 of shape {x[:1]}, not {dtype} of {magnitudes}")
         self.expect(tensor_dtype(self.result.type) == "i8", "the result holds i8")
         self.expect_shape(self.result, (*x[:-1], int8_rows.row_bytes(int(x[-1]))))
 

@@ -9,7 +9,7 @@
     "llm_int8[:6.0]"  LLM.int8: as "int8", but columns that hold a magnitude of at least 6.0 stay in floating point:
                       linear = aten.linear(values, w, bias) + aten.linear(where(columns, x, 0), w), with codes 0 there
 
-A convolution takes one scale per image ("int8") or the static one; the pixels of the image are the rows:
+A convolution takes a scale per image, with "int8" alone (docs/decisions/037). The pixels of the image are the rows:
 
     after    pixels = permute(x, [0, 2, 3, 1]);  largest = amax(amax(abs(pixels), [2, 3]), 1)
              rows = qc.quantize_rows(pixels, "image", 0.0, None, largest)
@@ -59,8 +59,9 @@ def quantise_inputs(
         weight = _decoded_weight(node)
         if weight is None:
             continue
-        x, path, convolves = node.args[0], path_of(weight), node.target is _CONVOLUTION
-        why = _why_floats(node, weight, kind)
+        path, convolves = path_of(weight), node.target is _CONVOLUTION
+        x: Any = node.args[0]
+        why = _why_floats(node, kind)
         if why is not None:
             done.append((path, f"not quantised: {why}"))
             continue
@@ -76,26 +77,25 @@ def quantise_inputs(
         if outliers is not None:
             _add_product(graph, node, outliers)
         how = "multiplied as integers" if integers else f"multiplied in floating point: {obstacle}"
-        done.append((path, kind.text + (f" {clip / CODE:.3g}" if kind.kind == "tensor" else "") + f"; {how}"))
+        text = "int8, a scale per image" if convolves else kind.text
+        done.append((path, text + (f" {clip / CODE:.3g}" if kind.kind == "tensor" else "") + f"; {how}"))
     return done
 
 
-def _decoded_weight(node: fx.Node) -> fx.Node | None:
-    """The decoded weight that a linear, experts or a convolution multiply with; None for any other node.
+def _decoded_weight(node: fx.Node) -> Any:
+    """The node of the decoded weight that a linear, experts or a convolution multiply with; None for any other node.
 
     A convolution sees the stored matrix through views (conv_weights.py).
     """
-    if node.target in (aten.linear.default, _EXPERTS):
-        return node.args[1] if is_decoded(node.args[1]) else None
-    if node.target is not _CONVOLUTION:
+    if node.target not in (aten.linear.default, _EXPERTS, _CONVOLUTION):
         return None
-    weight = node.args[1]
-    while isinstance(weight, fx.Node) and weight.target in _VIEWS:
+    weight: Any = node.args[1]
+    while node.target is _CONVOLUTION and isinstance(weight, fx.Node) and weight.target in _VIEWS:
         weight = weight.args[0]
-    return weight if isinstance(weight, fx.Node) and is_decoded(weight) else None
+    return weight if is_decoded(weight) else None
 
 
-def _why_floats(node: fx.Node, weight: fx.Node, kind: Activations) -> str | None:
+def _why_floats(node: Any, kind: Activations) -> str | None:
     """Why the input of a product stays in floats; None if it is quantised."""
     if node.target is _EXPERTS and kind.kind != "token":
         return "the inputs of experts take a scale per token, activations='int8'"
@@ -215,7 +215,7 @@ class _PixelBuilder(_Builder):
     """The same for the input (b, c, h, w) or (b, c, length) of a convolution, whose pixels are the rows: with a scale
     per image in place of one per token."""
 
-    def rows(self, kind: Activations, clip: float) -> tuple[fx.Node, fx.Node | None]:
+    def rows(self, _kind: Activations, _clip: float) -> tuple[fx.Node, fx.Node | None]:
         x, rank = self.x, self.x.meta["val"].ndim
         pixels = self.call(aten.permute.default, x, [0, *range(2, rank), 1])
         channels, dtype = int(x.meta["val"].shape[1]), x.meta["val"].dtype
