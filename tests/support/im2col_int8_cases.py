@@ -114,7 +114,7 @@ class Case:
 
     def expected(self, image: Array) -> Array:
         """The result (b * r * q, n), by formats/integer_product.py."""
-        batch, height, width, _ = image.shape
+        height, width = image.shape[1:3]
         rows = np.ascontiguousarray(image[..., : int8_rows.row_bytes(self.channels)])
         size = self.size(height, width)
         codes = self.taps(int8_rows.codes_of(rows, self.channels), size)
