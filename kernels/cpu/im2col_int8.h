@@ -46,10 +46,10 @@ struct qi_window_place {
         for (int64_t y = 0; y < g.kernel_rows; y++) {
             const int64_t row = top + y * g.dilation_rows;
             const bool inside = row >= 0 && row < g.height;
-            const char* const line = image + row * g.row_step;
             for (int64_t x = 0; x < g.kernel_columns; x++) {
                 const int64_t column = left + x * g.dilation_columns;
-                f(inside && column >= 0 && column < g.width ? line + column * g.column_step : nullptr);
+                const bool there = inside && column >= 0 && column < g.width;
+                f(there ? image + (row * g.row_step + column * g.column_step) : nullptr);
             }
         }
     }
@@ -84,17 +84,18 @@ struct qi_rows_of_windows {
                 else memset(x, 0, (size_t)(g.channels / 4 * E::STEP));
                 x += g.channels / 4 * E::STEP;
             }
-            const qi_run_sum* const sums = (const qi_run_sum*)(pixel + behind + 16);
+            const qi_run_sum* const sums = pixel ? (const qi_run_sum*)(pixel + behind + 16) : nullptr;
             if constexpr (W::SHARED != 0) {
                 for (int64_t n = 0; n < g.channels / SPAN; n++) {
                     int32_t sum = 0;
-                    for (int64_t r = 0; pixel && r < runs; r++) sum += sums[n * runs + r];
+                    for (int64_t r = 0; sums && r < runs; r++) sum += sums[n * runs + r];
                     *total++ = (float)sum, *start++ = W::LOWEST * sum;
                 }
             } else {
-                for (int64_t r = 0; pixel && r < runs; r++) all += sums[r];
+                for (int64_t r = 0; sums && r < runs; r++) all += sums[r];
             }
         });
+        if (job->k % 4 != 0) memset(x, 0, (size_t)(4 - job->k % 4));  // the rest of a step: weights there are not zero
         if constexpr (W::SHARED == 0) *total = (float)all, *start = W::LOWEST * all;
     }
     // Equal tasks, as many for each thread: an image has few rows.

@@ -17,7 +17,7 @@ from qcompiler.kernels.cuda.weights import LAYOUT
 
 FAST = [replace(CASES[0], layout=LAYOUT)]
 FEW = [replace(CASES[4], layout=LAYOUT, m_class="2-8"), replace(OTHERS[2], layout=LAYOUT, m_class="2-8", gap=0)]
-SLOW = [replace(case, layout=LAYOUT) for case in (*CASES[1:], *OTHERS[:9], replace(OTHERS[-1], m_class="9-64"))] + FEW
+SLOW = [replace(case, layout=LAYOUT) for case in (*CASES[1:], *OTHERS[:11], replace(OTHERS[-1], m_class="9-64"))] + FEW
 
 
 def check(module: Any, case: Case, sizes: Any = SIZES) -> None:
