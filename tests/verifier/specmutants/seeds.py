@@ -695,9 +695,9 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         linear_few, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes, linear_writes,
         linear_given, linears, norm_added, linear_plain, convolution, linear_codes, convolution_codes, grouped,
         grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
-        attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather, gather_along,
-        index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route, sample,
-        linear_attention, whole,
+        attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather,
+        gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route,
+        sample, linear_attention, whole,
     )
 }  # fmt: skip
 
