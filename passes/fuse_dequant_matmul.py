@@ -9,8 +9,10 @@ weights are transposed at compile time, and two transposes cancel. Then one patt
 linear(w)`, and the same for the table of an embedding and for the weights of experts.
 
 If x is dequantised int8 rows and the weight's format has an integer product, the linear multiplies codes:
-`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. On GPUs, x is rounded to the type of a weight in bf16. A
-weight that another op reads in full is decoded by an embedding of all its rows, and the report says so.
+`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. A convolution reads windows of its pixels, which are rows:
+`linear(windows(dequantize_rows(q)), dequantize(w)) -> linear(windows(q), w)`. On GPUs, x is rounded to the type of a
+weight in bf16. A weight that another op reads in full is decoded by an embedding of all its rows, and the report says
+so.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import PatternRewriter
 
 from qcompiler import formats
+from qcompiler.formats import int8_rows
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of, set_path
+from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.types import ELEMENT_TYPES, QTensorType, shape_of, tensor_dtype
 from qcompiler.ir.types import tensor as tensor_type
 from qcompiler.passes.checks.numerics import Numerics, Reordered
@@ -42,6 +46,7 @@ from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.loops import producer
 from qcompiler.passes.rewriting import pattern, rewrite
 from qcompiler.passes.views import views
+from qcompiler.passes.views.im2col import windows_of
 from qcompiler.passes.views.view_rules import fold_views
 from qcompiler.plan.weights import StoredTensor, Transposed
 
@@ -63,7 +68,7 @@ class FuseDequantMatmulPass(ModulePass):
             for each in list(body.ops):
                 if isinstance(each, qc.LinearOp):
                     _transpose_at_compile_time(each, context)
-            rewrite(list(body.ops), [read_packed, read_rows])
+            rewrite(list(body.ops), [read_packed, read_rows, read_windows])
             if context.target.kind == "cuda":
                 rewrite(list(body.ops), [round_rows], again=False)
             for each in list(body.ops):
@@ -93,13 +98,44 @@ def read_rows(op: qc.LinearOp | qc.GroupedLinearOp, rewriter: PatternRewriter) -
     source, view = producer(views.unreshaped(op.x)), producer(op.x)
     if not isinstance(source, qc.DequantizeRowsOp) or not isinstance(weight, QTensorType) or view is None:
         return None
-    reference = weight.format.ref
-    codes = isinstance(integer_product(formats.get(reference.name, **reference.params)), IntegerProduct)
-    if not codes or shape_of(source.result.type)[-1] != shape[-1]:
+    if not _multiplies_integers(weight) or shape_of(source.result.type)[-1] != shape[-1]:
         return None
     op.operands[0] = build.reshape(rewriter, source.rows, (*shape[:-1], shape_of(source.rows.type)[-1]))
     erase_if_dead(view, rewriter.erase)
     return op.results[0]
+
+
+@pattern
+def read_windows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """Makes the linear of a convolution read windows of int8 rows instead of windows of their values, if both sides
+    have integer codes."""
+    windows, weight = windows_of(op.x), op.w.type
+    if windows is None or not isinstance(weight, QTensorType) or not _multiplies_integers(weight):
+        return None
+    source = producer(views.unreshaped(windows.x))
+    channels = windows.depth
+    if not isinstance(source, qc.DequantizeRowsOp) or shape_of(source.result.type)[-1] != channels:
+        return None
+    image = build.reshape(rewriter, source.rows, (*shape_of(windows.x.type)[:3], int8_rows.row_bytes(channels)))
+    width = int8_rows.row_bytes(int(shape_of(windows.result.type)[-1]))
+    kernel, strides, padding, dilation = (
+        numbers(each) for each in (windows.kernel, windows.strides, windows.padding, windows.dilation)
+    )
+    made = qc.WindowsOp(
+        image, tensor_type((*shape_of(windows.result.type)[:3], width), "i8"), kernel=kernel, strides=strides,
+        padding=padding, dilation=dilation, channels=channels,
+    )  # fmt: skip
+    rows = rewriter.insert(made).result
+    view = producer(op.x)
+    op.operands[0] = build.reshape(rewriter, rows, (*shape_of(op.x.type)[:-1], width))
+    if view is not None:
+        erase_if_dead(view, rewriter.erase)
+    return op.result
+
+
+def _multiplies_integers(weight: QTensorType) -> bool:
+    reference = weight.format.ref
+    return isinstance(integer_product(formats.get(reference.name, **reference.params)), IntegerProduct)
 
 
 @pattern

@@ -168,6 +168,8 @@ def _obstacle(norm: Maker, linear: qc.LinearOp, context: QCContext) -> str | Non
     if isinstance(norm, qc.QuantizeRowsOp):
         if norm.columns is not None:
             return "it leaves columns out, which a call finds"
+        if norm.largest is not None:
+            return "its rows share the scale of an image"
     elif norm.x.type != norm.result.type or tensor_dtype(norm.x.type) not in FLOATS:
         return f"it makes {tensor_dtype(norm.result.type)} of {tensor_dtype(norm.x.type)}, and prologues keep the type"
     if norm.attributes.get(DEVICE) != linear.attributes.get(DEVICE):

@@ -6,9 +6,10 @@
                                                           %y = linalg.transpose %l [0, 3, 1, 2]
 
 So convolutions have everything that linears have: packed weights in every format, epilogues, and kernels for few and
-for many rows. Windows of one element are a slice, and windows that tile the image are a view. A convolution with groups
-becomes one `qc.batch_matmul`, or a loop over the taps if each group is one channel. Results keep their channels last
-wherever their readers allow it (views/channels_last.py), so one convolution feeds the next without a copy.
+for many rows. Windows of one element are a slice, and windows that tile the image are a view (those of int8 rows are
+not: fuse-dequant-matmul makes windows of codes of them). A convolution with groups becomes one `qc.batch_matmul`, or a
+loop over the taps if each group is one channel. Results keep their channels last wherever their readers allow it
+(views/channels_last.py), so one convolution feeds the next without a copy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.rewriting import pattern, rewrite
 from qcompiler.passes.views.channels_last import channels_last, keep_channels_last, to_first
-from qcompiler.passes.views.im2col import copy_nest, padded, reads
+from qcompiler.passes.views.im2col import copy_nest, of_int8_rows, padded, reads
 from qcompiler.plan.dims import Dim, product
 
 
@@ -90,9 +91,10 @@ class _Conv:
         (kh, kw), b, op = self.kernel, self.builder, self.op
         strides, dilation, padding = numbers(op.strides), numbers(op.dilation), numbers(op.padding)
         shape = [self.batch, *self.size, self.columns]
-        if (kh, kw) == (1, 1) and not any(padding):
+        views_do = not any(padding) and not of_int8_rows(self.x)  # windows that are views of floats
+        if (kh, kw) == (1, 1) and (views_do or (strides == (1, 1) and not any(padding))):
             return build.extract_slice(b, self.x, [0, 0, 0, 0], shape, [1, *strides, 1])
-        if (kh, kw) == strides and dilation == (1, 1) and not any(padding):  # the windows tile the image
+        if views_do and (kh, kw) == strides and dilation == (1, 1):  # the windows tile the image
             image = padded(b, self.x, op, self.size, self.kernel)
             split = [self.batch, self.size[0], kh, self.size[1], kw, self.depth]
             tiles = build.transpose(b, build.reshape(b, image, split), (0, 1, 3, 2, 4, 5))

@@ -78,6 +78,8 @@ def _is_by_rows(op: Maker) -> bool:
     """Whether each row of the result is computed from the same row of the one tensor that has its shape."""
     if isinstance(op, qc.LinearOp):
         return not op.extras
+    if isinstance(op, qc.QuantizeRowsOp):
+        return op.largest is None  # rows of an image share its scale
     if not isinstance(op, ops.GenericOp):
         return True
     if not loops.is_pointwise(op) or any(isinstance(each, ops.IndexOp) for each in op.body.block.ops):

@@ -28,9 +28,12 @@ static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* s
         for (; pair < job->pairs && rows < most; pair++)
             if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
         if (rows == 0) return;
-        qi_multiply_by<W, E>(&one, 0, rows, chunk, p0, p1, scratch, [&](int64_t i) {
-            return job->x + one.rows[i] / job->repeat * job->x_row;
-        });
+        qi_multiply_by<W, E>(
+            &one, 0, rows, chunk, p0, p1, scratch,
+            [&](int64_t i, char* x, int32_t* start, float* total, float* scale) {
+                const char* const row = job->x + one.rows[i] / job->repeat * job->x_row;
+                qi_prepare_row<W, E>(row, job->k, x, start, total, scale);
+            });
     }
 }
 

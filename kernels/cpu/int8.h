@@ -458,6 +458,16 @@ template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
 
 // --- the work --------------------------------------------------------------------------------------------------------
 
+// Where the rows of x are. `prepare` does for row m what `qi_prepare_row` does, with `room` for a row. `chunk` is the
+// number of rows of a task, at most `most`: a multiple of `block`.
+struct qi_rows_in_memory {
+    template <class W, class E>
+    static void prepare(const qg_job* job, int64_t m, char*, char* x, int32_t* start, float* total, float* scale) {
+        qi_prepare_row<W, E>(job->x + m * job->x_row, job->k, x, start, total, scale);
+    }
+    static int64_t chunk(const qg_job*, int64_t most, int64_t, int64_t) { return most; }
+};
+
 // Rows of x in a task: `rows` times some, as far as there is room for so many bytes for four columns.
 constexpr int64_t qi_chunk_of(int64_t k, int64_t rows, int64_t room) {
     const int64_t fit = QI_CHUNK / (rows * qi_stride(k, room));
@@ -471,10 +481,11 @@ template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, i
            (qi_chunk_of(k, rows, 8) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
 }
 
-// `rows` rows of int8, which stand at row(0), row(1), …, times panels [p0, p1): rows m0 … of the result. `chunk`: the
-// most rows, for which there is room in scratch.
-template <class W, class E, class Row> static void qi_multiply(
-    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch, Row row) {
+// `rows` rows of int8 times panels [p0, p1): rows m0 … of the result. prepare(i, …) does for row i what
+// `qi_prepare_row` does. `chunk`: the most rows, for which there is room in scratch.
+template <class W, class E, class Prepare> static void qi_multiply(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch,
+    Prepare prepare) {
     const int64_t stride = qi_stride(job->k, E::STEP), groups = qg_up(job->k, qi_span(job->k, W::SHARED));
     const int64_t room = chunk + QI_SPARE;
     float* const tile = (float*)scratch;
@@ -487,7 +498,7 @@ template <class W, class E, class Row> static void qi_multiply(
     float* const total = scale + room;
     int32_t* const start = (int32_t*)(total + room * groups);
     for (int64_t i = 0; i < rows; i++)
-        qi_prepare_row<W, E>(row(i), job->k, x + i * stride, start + i * groups, total + i * groups, scale + i);
+        prepare(i, x + i * stride, start + i * groups, total + i * groups, scale + i);
     memset(x + rows * stride, 0, (size_t)(QI_SPARE * stride));
     for (int64_t i = rows; i < rows + QI_SPARE; i++) scale[i] = 0.0f;
     memset(start + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
@@ -514,7 +525,7 @@ template <class W, class E, class Row> static void qi_multiply(
 
 // --- making rows -----------------------------------------------------------------------------------------------------
 
-enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2 };
+enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2, QI_IMAGE = 3 };
 
 QC_INLINE void qi_store_codes(int8_t* p, vf rounded) {
     const vi codes = vtoint(rounded);
@@ -526,7 +537,7 @@ QC_INLINE void qi_store_codes(int8_t* p, vf rounded) {
 }
 
 // One row of `cols` elements: formats/int8_rows.py. `factor` and `fixed` are those of QI_TENSOR, `threshold` that of
-// QI_OUTLIERS, whose `columns` have codes 0.
+// QI_OUTLIERS, whose `columns` have codes 0. For QI_IMAGE, `fixed` is the largest magnitude of the image.
 template <int KIND, class T> static void qi_quantise_row(
     const T* x, int64_t cols, float factor, float fixed, float threshold, const bool* columns, int8_t* row) {
     const int64_t padded = qi_padded(cols);
@@ -534,25 +545,31 @@ template <int KIND, class T> static void qi_quantise_row(
         const vf v = vload_upto(x + k, n);
         return KIND == QI_OUTLIERS ? vsel(vle(vset(threshold), vabs(v)), vzero(), v) : v;
     };
-    vi top = vset((int32_t)0);  // magnitudes as integers: a NaN is above infinity, which is above all others
-    qc_columns(cols, [&](int64_t k, int n) QC_BODY {
-        const vi bits = vbits(vabs(read(k, n)));
-        top = vsel(vlt(top, bits), bits, top);
-    });
-    int32_t lanes[16], most = 0;
-    vstore(lanes, top);
-    for (int l = 0; l < 16; l++) most = lanes[l] > most ? lanes[l] : most;
+    int32_t most = 0;
+    if constexpr (KIND == QI_IMAGE) {
+        most = (int32_t)(qc_bits(fixed) & 0x7fffffffu);
+    } else {
+        vi top = vset((int32_t)0);  // magnitudes as integers: a NaN is above infinity, which is above all others
+        qc_columns(cols, [&](int64_t k, int n) QC_BODY {
+            const vi bits = vbits(vabs(read(k, n)));
+            top = vsel(vlt(top, bits), bits, top);
+        });
+        int32_t lanes[16];
+        vstore(lanes, top);
+        for (int l = 0; l < 16; l++) most = lanes[l] > most ? lanes[l] : most;
+    }
+    constexpr bool DIVIDES = KIND == QI_TOKEN || KIND == QI_IMAGE;
     const bool finite = most < 0x7f800000;
     const float largest = qc_from_bits((uint32_t)most);
     float scale = KIND == QI_TENSOR ? fixed : largest / 127.0f;
-    if (KIND == QI_TOKEN && !(scale > 0.0f)) scale = 1.0f;
+    if (DIVIDES && !(scale > 0.0f)) scale = 1.0f;
     const float inverse = largest < 3.8e-37f ? 0.0f : 127.0f / largest;
-    const float by = KIND == QI_TOKEN ? scale : KIND == QI_TENSOR ? factor : inverse;
+    const float by = DIVIDES ? scale : KIND == QI_TENSOR ? factor : inverse;
     memset(row + cols, 0, (size_t)(padded - cols));
     if (finite) {
         qc_columns(cols, [&](int64_t k, int n) QC_BODY {
             const vf v = read(k, n);
-            vf code = vrint(KIND == QI_TOKEN ? v / vset(by) : v * vset(by));
+            vf code = vrint(DIVIDES ? v / vset(by) : v * vset(by));
             if (KIND == QI_OUTLIERS) code = vsel(vload_upto(columns + k, n), vzero(), code);
             code = vmax(vmin(code, vset(127.0f)), vset(-127.0f));
             if (n == 16) return qi_store_codes(row + k, code);

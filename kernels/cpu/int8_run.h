@@ -18,21 +18,23 @@ template <class W> constexpr int64_t qi_scratch_of(int64_t k, int64_t groups, in
 }
 
 // `qi_multiply` by an engine.
-template <class W, class E, class Row> QC_INLINE void qi_multiply_by(
-    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch, Row row) {
+template <class W, class E, class Prepare> QC_INLINE void qi_multiply_by(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch,
+    Prepare prepare) {
 #if defined(QC_AVX512)
-    if constexpr (E::TILES) return qt_multiply<W>(job, m0, rows, chunk, p0, p1, scratch, row);
+    if constexpr (E::TILES) return qt_multiply<W>(job, m0, rows, chunk, p0, p1, scratch, prepare);
     else
 #endif
-    qi_multiply<W, E>(job, m0, rows, chunk, p0, p1, scratch, row);
+    qi_multiply<W, E>(job, m0, rows, chunk, p0, p1, scratch, prepare);
 }
 
 struct qi_call {
     const qg_job* job;
     int64_t chunk, groups;  // rows of x in a task; groups of units of QG_NP panels
+    int64_t room;           // where in scratch `Rows` has room for a row
 };
 
-template <class W, class E> static void qi_task(void* arg, int64_t task, char* scratch) {
+template <class W, class E, class Rows> static void qi_task(void* arg, int64_t task, char* scratch) {
     const qi_call* const call = (const qi_call*)arg;
     const qg_job* const job = call->job;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
@@ -41,20 +43,23 @@ template <class W, class E> static void qi_task(void* arg, int64_t task, char* s
     const int64_t p1 = qc_min(qc_share(units, group + 1, call->groups) * QG_NP, panels);
     qi_multiply_by<W, E>(
         job, m0, qc_min(job->m - m0, call->chunk), call->chunk, p0, p1, scratch,
-        [&](int64_t i) { return job->x + (m0 + i) * job->x_row; });
+        [&](int64_t i, char* x, int32_t* start, float* total, float* scale) {
+            Rows::template prepare<W, E>(job, m0 + i, scratch + call->room, x, start, total, scale);
+        });
 }
 
-template <class W, class E> static void qi_run_with(qc_ctx* ctx, qg_job* job) {
+template <class W, class E, class Rows> static void qi_run_with(qc_ctx* ctx, qg_job* job, int64_t room) {
     if (job->m <= 0) return;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    qi_call call = {job, qi_chunk_of(job->k, E::ROWS, E::ROOM), 1};
+    const int64_t most = qi_chunk_of(job->k, E::ROWS, E::ROOM);
+    qi_call call = {job, Rows::chunk(job, most, E::ROWS, ctx->num_threads), 1, room};
     const int64_t chunks = qg_up(job->m, call.chunk);
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
     const int64_t wanted = ctx->num_threads > 1 ? qc_min(worth, 4 * (int64_t)ctx->num_threads) : 1;
     call.groups = qc_max(1, qc_min(units, qg_up(wanted, chunks)));
     if (call.groups * chunks > 1 && ctx->num_threads > 1)
-        return ctx->parallel(ctx, call.groups * chunks, qi_task<W, E>, &call);
-    for (int64_t task = 0; task < call.groups * chunks; task++) qi_task<W, E>(&call, task, ctx->scratch);
+        return ctx->parallel(ctx, call.groups * chunks, qi_task<W, E, Rows>, &call);
+    for (int64_t task = 0; task < call.groups * chunks; task++) qi_task<W, E, Rows>(&call, task, ctx->scratch);
 }
 
 // Calls run(engine) with the best engine for `rows` rows that the processor has and the context allows.
@@ -71,6 +76,6 @@ template <class W, class F> static void qi_with_engine(const qc_ctx* ctx, int64_
     run(qi_pairs());
 }
 
-template <class W> static void qi_run(qc_ctx* ctx, qg_job* job) {
-    qi_with_engine<W>(ctx, job->m, [&](auto engine) { qi_run_with<W, decltype(engine)>(ctx, job); });
+template <class W, class Rows = qi_rows_in_memory> static void qi_run(qc_ctx* ctx, qg_job* job, int64_t room = 0) {
+    qi_with_engine<W>(ctx, job->m, [&](auto engine) { qi_run_with<W, decltype(engine), Rows>(ctx, job, room); });
 }

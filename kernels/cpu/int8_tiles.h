@@ -6,7 +6,10 @@
 #include "int8.h"
 
 #if defined(QC_AVX512)
-enum { QT_LEAST = 16 };  // rows of x from which a block of 16 is worth its zeros
+enum {
+    QT_LEAST = 16,   // rows of x from which a block of 16 is worth its zeros
+    QT_BEHIND = 64,  // bytes behind the last row: windows are written in whole lines (im2col_int8.h)
+};
 
 // Two tiles of rows times two of panels: four of sums, so that a product need not wait for the one before.
 struct qi_tiles : qi_vnni {
@@ -34,7 +37,7 @@ constexpr int64_t qt_codes_of(int64_t k) { return qi_padded(k) / 4 * QG_NP * 64;
 // Bytes of scratch, as `qi_scratch_for`: entries, a tile of results, one of sums, codes, rows.
 constexpr int64_t qt_scratch_for(int64_t k, int64_t groups, int64_t of_group) {
     return 4 * of_group * groups + 2 * 64 * qi_tiles::ROWS * QG_NP + qt_codes_of(k) +
-           qi_chunk_of(k, qi_tiles::ROWS, qi_tiles::ROOM) * (qi_stride(k, qi_tiles::STEP) + 8 * groups + 4);
+           qi_chunk_of(k, qi_tiles::ROWS, qi_tiles::ROOM) * (qi_stride(k, qi_tiles::STEP) + 8 * groups + 4) + QT_BEHIND;
 }
 
 // The sums of columns [k, end) of BLOCKS * 16 rows and two panels: sums[block][panel][16][16].
@@ -83,8 +86,9 @@ template <class W, int BLOCKS> static void qt_micro(
 }
 
 // As `qi_multiply`.
-template <class W, class Row> static void qt_multiply(
-    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch, Row row) {
+template <class W, class Prepare> static void qt_multiply(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch,
+    Prepare prepare) {
     typedef qi_tiles E;
     constexpr int64_t NUMBERS = E::ROWS * QG_NP * 16;
     const int64_t stride = qi_stride(job->k, E::STEP), groups = qg_up(job->k, qi_span(job->k, W::SHARED));
@@ -93,11 +97,11 @@ template <class W, class Row> static void qt_multiply(
     float* const entries = (float*)(sums + NUMBERS);
     char* const codes = (char*)(entries + (W::NESTED ? groups * qi_entries_of<W>() : 0));
     char* const x = codes + qt_codes_of(job->k);
-    float* const scale = (float*)(x + chunk * stride);
+    float* const scale = (float*)(x + chunk * stride + QT_BEHIND);
     float* const total = scale + chunk;
     int32_t* const start = (int32_t*)(total + chunk * groups);
     for (int64_t i = 0; i < rows; i++)
-        qi_prepare_row<W, E>(row(i), job->k, x + i * stride, start + i * groups, total + i * groups, scale + i);
+        prepare(i, x + i * stride, start + i * groups, total + i * groups, scale + i);
     memset(x + rows * stride, 0, (size_t)((qg_up(rows, 16) * 16 - rows) * stride));  // tiles read sixteen rows
     memset(codes, 0, (size_t)qt_codes_of(job->k));  // and whole tiles of columns; those of x are zero there
     static constexpr qa_shape shape = qt_shape<qt_columns<W>()>();

@@ -103,8 +103,10 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     body = spec.body
     assert isinstance(body, LinearKernel)
-    common = ("decode.h", "bf16.h", "gemm.h", "few_rows.h", "gemm_bf16.h")
-    return (*common, *["im2col.h"] * (body.window is not None), *(_int8().HEADERS if body.codes else ()))
+    common, windows = ("decode.h", "bf16.h", "gemm.h", "few_rows.h", "gemm_bf16.h"), body.window is not None
+    if not body.codes:
+        return (*common, *["im2col.h"] * windows)
+    return (*common, *["im2col.h"] * windows, *_int8().HEADERS, *["im2col_int8.h"] * windows)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
@@ -323,7 +325,7 @@ def used_symbols(spec: KernelSpec, lines: Sequence[str], source: str) -> list[st
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
 
-def _source(x: Operand, window: Window | None) -> list[str]:
+def source_of(x: Operand, window: Window | None) -> list[str]:
     """Statements that set in the job where x is."""
     if window is None:
         return [f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.x_col = 1;"]
@@ -370,7 +372,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     lines = [
         "qg_job job = {};",
         f"job.m = {c_dim(body.m)}, job.n = {body.n}, job.k = {body.k};",
-        *(linear_norm.source(spec, scratch) if body.norms else _source(x, body.window)),
+        *(linear_norm.source(spec, scratch) if body.norms else source_of(x, body.window)),
         *_conversion(spec, body.window),
         "const char* const w = (const char*)op[1];",
         *weight.statements,

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
-from qcompiler.formats.int8_rows import padded
+from qcompiler.formats.int8_rows import padded, row_bytes
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_norm, text
-from qcompiler.kernels.cpu.linear import finish_of, packed_format, tile_of, used_symbols
+from qcompiler.kernels.cpu.linear import finish_of, packed_format, source_of, tile_of, used_symbols
 from qcompiler.kernels.cpu.weights import ANY_PANELS, FLOAT_LANES, PANEL_LAYOUTS, PanelWeight, panel_weight
 from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
@@ -36,6 +36,9 @@ CHUNK, BLOCKS, SPARE = 458752, 8, 4
 """int8.h's QI_CHUNK, QI_BLOCKS and QI_SPARE."""
 
 HEADERS = ("amx.h", "int8.h", "int8_tiles.h", "int8_run.h")
+
+LINE = 64
+"""im2col_int8.h's QI_LINE."""
 
 _ROWS = {"x86-64-v4": (12,), "x86-64-v3": (4, 6)}
 """int8.h's ROWS of the engines of an instruction set; the others have 2."""
@@ -59,7 +62,13 @@ def passed_over(isa: str) -> list[tuple[str, str]]:
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch bytes per thread."""
-    return linear_norm.scratch_with_rows(spec, _text(spec).scratch(isa))
+    product = _text(spec).scratch(isa)
+    return linear_norm.scratch_with_rows(spec, product) + _window_room(spec)
+
+
+def _window_room(spec: KernelSpec) -> int:
+    """Bytes for the window that a thread reads from an image of int8 rows: im2col_int8.h's `qi_window_room`."""
+    return 0 if _body(spec).window is None else row_bytes(_body(spec).k) + LINE
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,8 @@ class ProductText:
         panels, stride = tile_of(isa).panels, padded(self.k) | 64
         entries = 4 * self._entries_of_group(isa) * self.groups
         codes = padded(self.k) // 4 * panels * 64
-        return entries + 2 * 64 * _TILES * panels + codes + _chunk(_TILES, stride) * (stride + 8 * self.groups + 4)
+        rows = _chunk(_TILES, stride) * (stride + 8 * self.groups + 4)
+        return entries + 2 * 64 * _TILES * panels + codes + rows + LINE
 
     def assertion(self, isa: str) -> str:
         """The statement that compares `scratch` with int8.h."""
@@ -211,7 +221,11 @@ def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel. KernelSelectionError for unsupported operands."""
     body, made = _body(spec), _text(spec)
     scratch = made.scratch(isa)
-    source = [f"job.x = (const char*)op[0], job.x_row = {c_dim(spec.operands[0].strides[0])}, job.x_col = 1;"]
+    source, run = source_of(spec.operands[0], body.window), f"qi_run<{made.struct}>(ctx, &job);"
+    if body.window is not None:
+        needed = f"{scratch} + qi_window_room({body.k})"
+        source.append(f'static_assert({needed} <= {scratch_bytes(spec, isa)}, "scratch");')
+        run = f"qi_run<{made.struct}, qi_rows_of_windows>(ctx, &job, {scratch});"
     if body.rows is not None:
         source = linear_norm.source(spec, scratch)
     lines = [
@@ -222,13 +236,14 @@ def emit(spec: KernelSpec, isa: str) -> str:
         *made.statements,
         f"job.finish = qk_{spec.name}_finish;",
         "job.op = op, job.sym = sym;",
-        f"qi_run<{made.struct}>(ctx, &job);",
+        run,
     ]
     lines = [made.assertion(isa), *used_symbols(spec, lines, "sym"), *lines]
     total = scratch_bytes(spec, isa)
     header = shared.header_comment(
         spec,
-        f"codes times codes, {made.groups} group(s) of columns; {made.struct}; {total} bytes of scratch per thread",
+        f"codes times codes{' of windows of an image' * (body.window is not None)}, {made.groups} group(s) of columns; "
+        f"{made.struct}; {total} bytes of scratch per thread",
     )
     definitions = made.definitions + linear_norm.rows_functions(spec)
     return "\n".join([header, definitions + finish_of(spec, body), text.entry_function(spec, lines)])

@@ -36,17 +36,20 @@ def emit(spec: KernelSpec, isa: str) -> str:
     body, x, out = body_of(spec), spec.operands[0], spec.operands[-1]
     last = len(spec.operands) - 1
     columns = "columns" if body.kind == "outliers" else "nullptr"
+    numbers, of_image = factors(body), body.kind == "image"
+    if of_image:
+        numbers[1] = f"largest[row / qc_max({c_dim(body.each)}, 1)]"
     count = f"qc_tasks(rows, {body.cols})"
     task = [
         pointer(x, 0, "x", "call->op"),
-        *([pointer(spec.operands[1], 1, "columns", "call->op")] if last == 2 else []),
+        *([pointer(spec.operands[1], 1, "largest" if of_image else "columns", "call->op")] if last == 2 else []),
         pointer(out, last, "out", "call->op"),
         f"const int64_t rows = {c_dim(body.rows)}, tasks = {count};",
         "for (int64_t row = qc_share(rows, task, tasks); row < qc_share(rows, task + 1, tasks); row++)",
         *indent(
             [
                 f"qi_quantise_row<{KINDS.index(body.kind)}>(x + row * {c_dim(x.strides[0])}, {body.cols}, "
-                f"{', '.join(factors(body))}, {columns},",
+                f"{', '.join(numbers)}, {columns},",
                 f"    out + row * {c_dim(out.strides[0])});",
             ]
         ),

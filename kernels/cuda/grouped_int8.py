@@ -61,7 +61,8 @@ def _few(spec: KernelSpec, arch: str, pairs: int) -> CudaKernel:
         f"        qc_store({identifier(out.name)} + pair * {c_dim(out.strides[0])} + column, there ? sum : NAN);",
         "};",
         f"qi_linear_few<{_struct(spec)}, QI_{engine.upper()}, {warps}>(",
-        f"    (const uint8_t*){identifier(w.name)}, {identifier(x.name)} + {row} * {c_dim(x.strides[0])}, 0, 1, panel,",
+        f"    (const uint8_t*){identifier(w.name)},",
+        f"    qi_rows{{{{{identifier(x.name)} + {row} * {c_dim(x.strides[0])}, 0}}}}, 1, panel,",
         "    staged, runs, sums_of, finish);",
     ]
     note = (

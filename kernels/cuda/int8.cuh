@@ -88,21 +88,33 @@ template <class P> QC_DEVICE void qi_operand(const qi_codes<typename P::weight>&
 
 // --- x in shared memory ----------------------------------------------------------------------------------------------
 
+// What a product reads of its rows: 16 codes, the sum of 32, the scale. `Place` says where row i lies.
+template <class Place> struct qi_rows_at {
+    Place place;
+    QC_DEVICE uint4 piece(int i, int64_t column) const { return *(const uint4*)(place[i] + column); }
+    QC_DEVICE int sum(int i, int64_t segment, int64_t padded) const {
+        return ((const int16_t*)(place[i] + padded + 16))[segment];
+    }
+    QC_DEVICE float scale(int i, int64_t padded) const { return *(const float*)(place[i] + padded); }
+};
+
 // Rows of int8 that follow each other, `step` bytes apart.
-struct qi_rows {
+struct qi_following {
     const int8_t* x;
     int64_t step;
     QC_DEVICE const int8_t* operator[](int i) const { return x + i * step; }
 };
+typedef qi_rows_at<qi_following> qi_rows;
 
 // The rows of listed pairs of a row and an expert.
-struct qi_listed_rows {
+struct qi_of_pairs {
     const int8_t* x;
     int64_t step;
     const int* pairs;
     int repeat;
     QC_DEVICE const int8_t* operator[](int i) const { return x + pairs[i] / repeat * step; }
 };
+typedef qi_rows_at<qi_of_pairs> qi_listed_rows;
 
 // SEGMENTS of 32 columns from `first` on, of TOKENS rows of which `live` exist, PITCH words apart; zeros outside. With
 // RUNS also sums of the codes: 1 of each segment, which the rows bring along, 2 of each piece of 16 columns, token by
@@ -115,7 +127,7 @@ QC_DEVICE void qi_stage(const Rows& rows, int live, int64_t first, uint32_t* sta
         const int token = i / (SEGMENTS * 2), piece = i % (SEGMENTS * 2);
         const int64_t column = first * 32 + piece * 16;
         uint4 read = make_uint4(0, 0, 0, 0), to;
-        if (token < live && column < padded) read = *(const uint4*)(rows[token] + column);
+        if (token < live && column < padded) read = rows.piece(token, column);
         // In the order of the codes.
         constexpr uint32_t even = W::bits < 8 ? 0x5140 : 0x5410, odd = W::bits < 8 ? 0x7362 : 0x7632;
         to.x = __byte_perm(read.x, read.z, even), to.y = __byte_perm(read.x, read.z, odd);
@@ -130,13 +142,9 @@ QC_DEVICE void qi_stage(const Rows& rows, int live, int64_t first, uint32_t* sta
             const int token = i / SEGMENTS;
             const int64_t segment = first + i % SEGMENTS;
             const bool there = token < live && segment * 32 < padded;
-            runs[i] = there ? ((const int16_t*)(rows[token] + padded + 16))[segment] : 0;
+            runs[i] = there ? rows.sum(token, segment, padded) : 0;
         }
     }
-}
-
-template <class W> QC_DEVICE float qi_scale(const int8_t* row) {
-    return *(const float*)(row + (W::cols + 63) / 64 * 64);
 }
 
 // --- sums ------------------------------------------------------------------------------------------------------------
@@ -211,7 +219,7 @@ template <class P> QC_DEVICE typename P::weight::parts qi_parts(const uint8_t* w
 
 template <class P> struct qi_shape {
     typedef typename P::weight W;
-    static constexpr int64_t segments = (W::cols + 31) / 32;
+    static constexpr int64_t segments = (W::cols + 31) / 32, padded = (W::cols + 63) / 64 * 64;
     static constexpr bool one = W::cols <= P::group, halves = !one && P::group % 32 != 0;
     static_assert(!halves || P::group == 16, "groups are of 16 columns, or of whole segments");
     static constexpr int runs = P::affine || P::offset != 0 ? 1 + halves : 0;
@@ -226,11 +234,11 @@ struct qi_made_before {
 
 // 8 tokens. Each warp takes two segments of a round; sums go through shared memory to the thread that owns an element,
 // as integers: of all columns at the end where a row is one group, else of UNIT columns (half a segment, one, or two,
-// as groups hold them) in every round. There are four warps at least. `make` makes the rows of x, in shared memory,
-// while the first codes of w are under way.
-template <class P, int ENGINE, int WARPS, class Finish, class Make = qi_made_before>
-QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, int64_t m, int64_t panel,
-                             uint32_t* staged, int* runs, int* sums_of, Finish finish, Make make = Make()) {
+// as groups hold them) in every round. There are four warps at least. `rows` are those of the block; `make` makes them,
+// in shared memory, while the first codes of w are under way.
+template <class P, int ENGINE, int WARPS, class Rows, class Finish, class Make = qi_made_before>
+QC_DEVICE void qi_linear_few(const uint8_t* w, const Rows& rows, int64_t m, int64_t panel, uint32_t* staged, int* runs,
+                             int* sums_of, Finish finish, Make make = Make()) {
     typedef typename P::weight W;
     static_assert(WARPS >= 4, "a thread for each of 16 rows of w times 8 tokens");
     constexpr int SEGMENTS = 2 * WARPS, PITCH = SEGMENTS * 8 + 4, RUNS = qi_shape<P>::runs;
@@ -239,7 +247,6 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = threadIdx.x / 8, token = threadIdx.x % 8;
     const int64_t m0 = (int64_t)blockIdx.y * 8;
     const int live = (int)qc_min(8, m - m0);
-    const qi_rows rows = {x + m0 * x_row, x_row};
     qi_codes<W> ahead[2];
     qi_sums<ENGINE, 1> sums;
     sums.clear();
@@ -309,7 +316,7 @@ QC_DEVICE void qi_linear_few(const uint8_t* w, const int8_t* x, int64_t x_row, i
             total = total + qi_term<P>(sum, ones, qi_parts<P>(w, panel * 16 + row, 0));
         }
     }
-    if (mine) total = total * qi_scale<W>(rows[token]);
+    if (mine) total = total * rows.scale(token, qi_shape<P>::padded);
     if constexpr (P::pairs) {  // the thread of row r + 8 hands its sum to that of row r
         if (mine) sums_of[threadIdx.x] = __float_as_int(total);
         __syncthreads();
@@ -399,7 +406,7 @@ QC_DEVICE void qi_multiply_many(const uint8_t* w, const Rows& rows, int live, in
             const int token = 8 * b + 2 * t + i % 2;
             if (P::pairs && i >= 2) continue;  // the other half of a pair
             if (token < live) {
-                const float scale = qi_scale<W>(rows[token]);
+                const float scale = rows.scale(token, qi_shape<P>::padded);
                 if constexpr (P::pairs)
                     finish(total[b][i] * scale, total[b][i + 2] * scale, token, g);
                 else
@@ -408,23 +415,22 @@ QC_DEVICE void qi_multiply_many(const uint8_t* w, const Rows& rows, int live, in
         }
 }
 
-// `rows` are those of the block, x_row bytes apart.
-template <class P, int ENGINE, int BLOCKS, int WARPS, class Finish, class Make = qi_made_before>
-QC_DEVICE void qi_linear_many(const uint8_t* w, const int8_t* rows, int64_t x_row, int64_t m, int64_t panels,
-                              uint32_t* staged, int* runs, Finish finish, Make make = Make()) {
+// `rows` are those of the block.
+template <class P, int ENGINE, int BLOCKS, int WARPS, class Rows, class Finish, class Make = qi_made_before>
+QC_DEVICE void qi_linear_many(const uint8_t* w, const Rows& rows, int64_t m, int64_t panels, uint32_t* staged,
+                              int* runs, Finish finish, Make make = Make()) {
     constexpr int TOKENS = 8 * BLOCKS;
     const int64_t mine = (int64_t)blockIdx.y * WARPS + threadIdx.x / 32, m0 = (int64_t)blockIdx.x * TOKENS;
-    const qi_rows given = {rows, x_row};
     const int live = (int)qc_min(TOKENS, m - m0);
     const int64_t panel = qc_min(mine, panels - 1);
     if constexpr (P::pairs) {
         const auto place = [&](float sum, float other, int token, int pair) QC_INLINED {
             finish(sum, other, m0 + token, mine * 8 + pair);
         };
-        qi_multiply_many<P, ENGINE, BLOCKS>(w, given, live, panel, staged, runs, place, make);
+        qi_multiply_many<P, ENGINE, BLOCKS>(w, rows, live, panel, staged, runs, place, make);
     } else {
         const auto place = [&](float sum, int token, int row) QC_INLINED { finish(sum, m0 + token, mine * 16 + row); };
-        qi_multiply_many<P, ENGINE, BLOCKS>(w, given, live, panel, staged, runs, place, make);
+        qi_multiply_many<P, ENGINE, BLOCKS>(w, rows, live, panel, staged, runs, place, make);
     }
 }
 
@@ -438,7 +444,7 @@ QC_DEVICE void qi_grouped_many(const uint8_t* w, const int8_t* x, int64_t x_row,
                                uint32_t* staged, int* runs, Out* out, int64_t out_row) {
     const int64_t mine = first / 16 + (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int64_t panel = qc_min(mine, (first + width - 1) / 16);
-    const qi_listed_rows rows = {x, x_row, list.rows, repeat};
+    const qi_listed_rows rows = {{x, x_row, list.rows, repeat}};
     const auto finish = [&](float sum, int token, int row) QC_INLINED {
         const int64_t column = mine * 16 + row - first;
         if (column >= 0 && column < width) qc_store(out + list.rows[token] * out_row + column, sum);
@@ -456,11 +462,12 @@ QC_DEVICE void qi_grouped_many(const uint8_t* w, const int8_t* x, int64_t x_row,
 
 // --- making rows -----------------------------------------------------------------------------------------------------
 
-enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2 };
+enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2, QI_IMAGE = 3 };
 
 // How codes of a row are made, from its largest magnitude as an integer: a NaN is above infinity, which is above all
 // others.
 template <int KIND> struct qi_rule {
+    static constexpr bool divides = KIND == QI_TOKEN || KIND == QI_IMAGE;
     bool finite;
     float scale, by;
 
@@ -468,12 +475,12 @@ template <int KIND> struct qi_rule {
         const float largest = __uint_as_float((uint32_t)top);
         finite = top < 0x7f800000;
         scale = KIND == QI_TENSOR ? fixed : largest / 127.0f;
-        if (KIND == QI_TOKEN && !(scale > 0.0f)) scale = 1.0f;
+        if (divides && !(scale > 0.0f)) scale = 1.0f;
         const float inverse = largest < 3.8e-37f ? 0.0f : 127.0f / largest;
-        by = KIND == QI_TOKEN ? scale : KIND == QI_TENSOR ? factor : inverse;
+        by = divides ? scale : KIND == QI_TENSOR ? factor : inverse;
     }
     QC_DEVICE int code(float v) const {
-        const float code = rintf(KIND == QI_TOKEN ? v / by : v * by);
+        const float code = rintf(divides ? v / by : v * by);
         return (int)fmaxf(fminf(code, 127.0f), -127.0f);
     }
     // What stands behind the codes but their sums, and the zeros behind those: `padded` codes, by one of `threads`.
@@ -500,6 +507,7 @@ template <int THREADS> QC_DEVICE int qi_largest(int top, int* tops) {
 }
 
 // One row by a block of THREADS: formats/int8_rows.py. A thread takes four columns at a time; eight lanes make a sum.
+// For QI_IMAGE, `fixed` is the largest magnitude of the image.
 template <int KIND, int THREADS, class T>
 QC_DEVICE void qi_quantise_row(const T* x, int64_t cols, float factor, float fixed, float threshold,
                                const bool* columns, int8_t* row, int* tops) {
@@ -509,8 +517,13 @@ QC_DEVICE void qi_quantise_row(const T* x, int64_t cols, float factor, float fix
         return KIND == QI_OUTLIERS && threshold <= fabsf(v) ? 0.0f : v;
     };
     int top = 0;
-    for (int64_t k = threadIdx.x; k < cols; k += THREADS) top = max(top, (int)__float_as_uint(fabsf(read(k))));
-    const qi_rule<KIND> rule(qi_largest<THREADS>(top, tops), factor, fixed);
+    if constexpr (KIND == QI_IMAGE) {
+        top = (int)__float_as_uint(fabsf(fixed));
+    } else {
+        for (int64_t k = threadIdx.x; k < cols; k += THREADS) top = max(top, (int)__float_as_uint(fabsf(read(k))));
+        top = qi_largest<THREADS>(top, tops);
+    }
+    const qi_rule<KIND> rule(top, factor, fixed);
     for (int64_t base = 0; base < padded; base += 4 * THREADS) {
         const int64_t k = base + 4 * (int64_t)threadIdx.x;
         uint32_t word = 0;

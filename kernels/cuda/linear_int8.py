@@ -21,7 +21,7 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.int8_rows import KINDS, clip_factors, row_bytes
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
-from qcompiler.kernels.cuda import linear_norm
+from qcompiler.kernels.cuda import im2col, linear_norm
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory, check_extent
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body, row_offset
 from qcompiler.kernels.cuda.panel_text import Launch, PanelText
@@ -32,6 +32,7 @@ from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.linear import Window
 
 TENSOR_CORES = 75
 """The first architecture whose tensor cores multiply bytes."""
@@ -68,16 +69,15 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     shared, product = SharedMemory(), product_of(spec)
     warps = (launch.warps if launch is not None else None) or warps_of_few(weight.cols)
     made = _Made.of(spec, warps, weight.panels, many=False)
-    if made is not None:
-        made.room(shared)
+    x = _X(spec, made, f"(int64_t)blockIdx.y * {FEW_ROWS}", FEW_ROWS)
+    x.room(shared)
     add_few(shared, product, weight.cols, warps)
-    rows = _rows(spec, "0") if made is None else made.rows_argument
-    given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish"
+    given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish{x.make}"
     lines = [
         *shared.declarations(),
         *_finish(spec),
-        *(made.statements() if made is not None else []),
-        f"qi_linear_few<{_struct_name(spec)}, QI_{engine.upper()}, {warps}>({given}{', make' * (made is not None)});",
+        *x.statements(),
+        f"qi_linear_few<{_struct_name(spec)}, QI_{engine.upper()}, {warps}>({given});",
     ]
     note = (
         f"M class {body.m_class}, int8 {engine}: {FEW_ROWS} rows of x, {warps} warps share the columns of a panel; "
@@ -96,17 +96,16 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     made = _Made.of(spec, WARPS, blocks, many=True)
     large = body.m_class == "large" and engine == "mma" and made is None
     shared, tokens = SharedMemory(), 64 if large else 32
-    if made is not None:
-        made.room(shared)
+    x = _X(spec, made, f"(int64_t)blockIdx.x * {tokens}", tokens)
+    x.room(shared)
     add_staged(shared, tokens, SEGMENTS, product_of(spec))
-    rows = _rows(spec, f"(int64_t)blockIdx.x * {tokens}") if made is None else made.rows_argument
-    given = f"{_weight(spec)}, {rows}, {c_dim(body.m)}, {weight.panels}, staged, runs, finish"
+    given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, {weight.panels}, staged, runs, finish{x.make}"
     lines = [
         *shared.declarations(),
         *_finish(spec),
-        *(made.statements() if made is not None else []),
+        *x.statements(),
         f"qi_linear_many<{_struct_name(spec)}, QI_{engine.upper()}, {tokens // 8}, {WARPS}>(",
-        f"    {given}{', make' * (made is not None)});",
+        f"    {given});",
     ]
     note = (
         f"M class {body.m_class}, int8 {engine}: {tokens} rows of x, {WARPS} warps with a panel each; "
@@ -147,11 +146,57 @@ def add_staged(shared: SharedMemory, tokens: int, segments: int, product: Intege
     shared.add("runs", "int", tokens * segments * _runs_of_segment(product), 4)
 
 
-def _rows(spec: KernelSpec, first: str) -> str:
-    """The arguments that say where rows of int8 are in memory, from row `first` on."""
-    x = spec.operands[0]
-    offset = "" if first == "0" else f" + {first} * {c_dim(x.strides[0])}"
-    return f"{identifier(x.name)}{offset}, {c_dim(x.strides[0])}"
+@dataclass(frozen=True)
+class _X:
+    """Where a block, whose first row is `first`, has its rows of int8: in memory, in an image whose windows they are,
+    or in shared memory, where the block makes them."""
+
+    spec: KernelSpec
+    made: _Made | None
+    first: str
+    tokens: int
+
+    @property
+    def window(self) -> Window | None:
+        """How rows are read from an image."""
+        return linear_body(self.spec).window
+
+    @property
+    def rows(self) -> str:
+        """The argument."""
+        x = self.spec.operands[0]
+        if self.made is not None:
+            return self.made.rows_argument
+        if self.window is not None:
+            return f"qi_window_rows{{{identifier(x.name)}, window, places, {linear_body(self.spec).k}}}"
+        step = c_dim(x.strides[0])
+        return f"qi_rows{{{{{identifier(x.name)} + {self.first} * {step}, {step}}}}}"
+
+    @property
+    def make(self) -> str:
+        """The last argument, if a block does something before it reads its rows."""
+        return "" if self.made is None and self.window is None else ", make"
+
+    def room(self, shared: SharedMemory) -> None:
+        if self.made is not None:
+            self.made.room(shared)
+        if self.window is not None:
+            shared.add("places", "qc_window_place", self.tokens, im2col.PLACE_BYTES)
+
+    def statements(self) -> list[str]:
+        """The statements that declare `make`."""
+        if self.made is not None:
+            return self.made.statements()
+        if self.window is None:
+            return []
+        m = c_dim(linear_body(self.spec).m)
+        return [
+            im2col.declaration(self.spec.operands[0], self.window),
+            "const auto make = [&] {",
+            f"    qc_place_windows<{self.tokens}>(window, {self.first}, {m}, places);",
+            "    __syncthreads();",
+            "};",
+        ]
 
 
 def _weight(spec: KernelSpec) -> str:
@@ -214,7 +259,7 @@ class _Made:
     @property
     def rows_argument(self) -> str:
         """The arguments that say where the rows are."""
-        return f"(const int8_t*)codes, {row_bytes(linear_body(self.spec).k)}"
+        return f"qi_rows{{{{(const int8_t*)codes, {row_bytes(linear_body(self.spec).k)}}}}}"
 
     @property
     def _several(self) -> bool:

@@ -30,13 +30,15 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     shared.add("tops", "int", threads // 32, 4)
     factor, fixed = clip_factors(body.value) if body.kind == "tensor" else (0.0, 0.0)
     numbers = (float(factor), float(fixed), body.value if outliers else 0.0)
+    literals = [float_literal(number, "f32") for number in numbers]
+    if body.kind == "image":
+        literals[1] = f"{identifier(spec.operands[1].name)}[row / {c_dim(body.each)}]"
     columns = identifier(spec.operands[1].name) if outliers else "(const bool*)nullptr"
     lines = [
         *shared.declarations(),
         "const int64_t row = blockIdx.x;",
         f"qi_quantise_row<{KINDS.index(body.kind)}, {threads}>(",
-        f"    {identifier(x.name)} + row * {c_dim(x.strides[0])}, {body.cols}, "
-        f"{', '.join(float_literal(number, 'f32') for number in numbers)}, {columns},",
+        f"    {identifier(x.name)} + row * {c_dim(x.strides[0])}, {body.cols}, {', '.join(literals)}, {columns},",
         f"    {identifier(out.name)} + row * {c_dim(out.strides[0])}, tops);",
     ]
     note = f"rows of int8, {body.kind}; a block of {threads} threads per row"

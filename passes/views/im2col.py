@@ -60,13 +60,18 @@ def copy_nest(builder: Builder, x: SSAValue, index: Sequence[AffineExpr], shape:
 @pattern
 def windows_to_loops(op: qc.WindowsOp, rewriter: PatternRewriter) -> SSAValue | None:
     """Replaces a `qc.windows` by padding and a copy, unless the kernel of a linear reads the image directly."""
-    if feeds_linear(op):
+    if op.channels is not None or feeds_linear(op):
         return None
     kernel, shape = numbers(op.kernel), shape_of(op.result.type)
     x = padded(rewriter, op.x, op, shape[1:3], kernel)
     taps = [*shape[:3], *kernel, shape_of(op.x.type)[3]]
     copied = copy_nest(rewriter, x, reads(op, kernel, range(5), (5,)), taps)
     return build.reshape(rewriter, copied, shape)
+
+
+def of_int8_rows(image: SSAValue) -> bool:
+    """Whether an image (b, h, w, c) is the values of int8 rows."""
+    return isinstance(producer(views.unreshaped(image)), qc.DequantizeRowsOp)
 
 
 def feeds_linear(op: qc.WindowsOp) -> bool:

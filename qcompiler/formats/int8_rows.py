@@ -13,6 +13,10 @@ How codes are made (`quantise`), in fp32, codes rounded to even and clipped to +
     "tensor"    scale = fp32(clip / 127), code = x * fp32(127 / clip), with the clip from calibration
     "outliers"  scale = max|x| / 127 over values below the threshold; code = x * (127 / max|x|), and 0 in `columns`,
                 which another product computes: LLM.int8 (formats/llm_int8.py)
+    "image"     as "token", with the largest magnitude of all rows of an image in place of the row's own
+
+The rows of an image (B, …, C) are its pixels, so that a convolution reads them in any window: `windows` puts the codes
+of a window's taps into one row, which has the scale of its image. Taps outside of the image have codes 0.
 
 A row with a NaN (or an infinity that is no outlier) has codes 0 and the scale NaN, so products with it are NaN.
 """
@@ -32,8 +36,8 @@ RUN = 32
 
 ALIGNMENT = 64
 CODE = np.float32(127)
-Kind = Literal["token", "tensor", "outliers"]
-KINDS: tuple[Kind, ...] = ("token", "tensor", "outliers")
+Kind = Literal["token", "tensor", "outliers", "image"]
+KINDS: tuple[Kind, ...] = ("token", "tensor", "outliers", "image")
 
 Int8 = npt.NDArray[np.int8]
 
@@ -53,9 +57,16 @@ def clip_factors(clip: float) -> tuple[np.float32, np.float32]:
     return np.float32(127 / clip if clip else 0.0), np.float32(clip / 127)
 
 
-def quantise(x: npt.NDArray[Any], kind: Kind, value: float, columns: npt.NDArray[np.bool_] | None) -> Int8:
+def quantise(
+    x: npt.NDArray[Any],
+    kind: Kind,
+    value: float,
+    columns: npt.NDArray[np.bool_] | None,
+    of_images: Float32 | None = None,
+) -> Int8:
     """Rows of int8 (…, row_bytes(K)) of x (…, K). `value` is the clip or the threshold; `columns` (…, K) are bools
-    that broadcast, for kind "outliers"."""
+    that broadcast, for kind "outliers". `of_images` (B,) are the largest magnitudes of x (B, …, K), for kind "image":
+    NaN where an image has one."""
     x = x.astype(np.float32)
     magnitude = np.abs(x)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -63,7 +74,10 @@ def quantise(x: npt.NDArray[Any], kind: Kind, value: float, columns: npt.NDArray
             outlier = magnitude >= np.float32(value)
             x, magnitude = np.where(outlier, np.float32(0), x), np.where(outlier, np.float32(0), magnitude)
         largest = magnitude.max(axis=-1, keepdims=True, initial=0)
-        if kind == "token":
+        if kind == "image":
+            assert of_images is not None
+            largest = np.broadcast_to(of_images.reshape(-1, *[1] * (x.ndim - 1)), largest.shape)
+        if kind in ("token", "image"):
             exact = largest / CODE
             scale = np.where(exact > 0, exact, np.float32(1))
             codes = x / scale
@@ -91,6 +105,28 @@ def _rows(codes: Int8, scale: Float32) -> Int8:
     runs = rows[..., :end].reshape(*codes.shape[:-1], -1, RUN).sum(axis=-1, dtype=np.int16)
     rows[..., end + 16 : end + 16 + 2 * runs.shape[-1]] = np.ascontiguousarray(runs.astype("<i2")).view(np.int8)
     return rows
+
+
+def windows(
+    rows: Int8,
+    cols: int,
+    *,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    dilation: tuple[int, int],
+) -> Int8:
+    """im2col: rows (B, H', W', row_bytes(kh * kw * C)) of the windows of images (B, H, W, row_bytes(C)) of C columns.
+
+    `padding` is [top, left, bottom, right]. The scale of a window is that of the first pixel of its image.
+    """
+    (kh, kw), (sh, sw), (dh, dw), (top, left, bottom, right) = kernel, strides, dilation, padding
+    image = np.pad(codes_of(rows, cols), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    seen = np.lib.stride_tricks.sliding_window_view(image, (dh * (kh - 1) + 1, dw * (kw - 1) + 1), axis=(1, 2))
+    seen = seen[:, ::sh, ::sw, :, ::dh, ::dw].transpose(0, 1, 2, 4, 5, 3)  # (B, H', W', kh, kw, C)
+    codes = seen.reshape(*seen.shape[:3], -1)
+    scale = scales_of(rows, cols)[:, :1, :1, None]
+    return _rows(codes, np.broadcast_to(scale, (*codes.shape[:-1], 1)))
 
 
 def codes_of(rows: Int8, cols: int) -> Int8:

@@ -104,7 +104,9 @@ def _dequantize(op: qc.DequantizeOp, operands: Sequence[Array], frame: Frame) ->
 @rule(qc.QuantizeRowsOp)
 def _quantize_rows(op: qc.QuantizeRowsOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     columns = operands[1] if op.columns is not None else None
-    return [int8_rows.quantise(operands[0], op.kind.data, op.value.value.data, columns)]  # type: ignore[arg-type]
+    largest = operands[-1] if op.largest is not None else None
+    kind: int8_rows.Kind = op.kind.data  # type: ignore[assignment]
+    return [int8_rows.quantise(operands[0], kind, op.value.value.data, columns, largest)]
 
 
 @rule(qc.DequantizeRowsOp)
@@ -307,6 +309,12 @@ def _conv2d(op: qc.Conv2dOp, operands: Sequence[Array], frame: Frame) -> list[Ar
 def _windows(op: qc.WindowsOp, operands: Sequence[Array], _frame: Frame) -> list[Array]:
     (sh, sw), (dh, dw), (kh, kw) = (numbers(p) for p in (op.strides, op.dilation, op.kernel))
     top, left, bottom, right = numbers(op.padding)
+    if op.channels is not None:
+        made = int8_rows.windows(
+            operands[0], op.depth, kernel=(kh, kw), strides=(sh, sw), padding=(top, left, bottom, right),
+            dilation=(dh, dw),
+        )  # fmt: skip
+        return [made]
     padded = np.pad(operands[0], ((0, 0), (top, bottom), (left, right), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (dh * (kh - 1) + 1, dw * (kw - 1) + 1), axis=(1, 2))
     windows = windows[:, ::sh, ::sw, :, ::dh, ::dw].transpose(0, 1, 2, 4, 5, 3)  # (B, H', W', kh, kw, C)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -26,10 +27,11 @@ from qcompiler.ir.linalg_base import (
     rounded,
 )
 from qcompiler.ir.linalg_norms import parts_of
-from qcompiler.ir.linalg_rows import row_codes, row_scales
+from qcompiler.ir.linalg_rows import int8_bytes, row_codes, row_scales
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.scalar_code import Code, Scalar, all_of, where
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType
 
 # --- linear ----------------------------------------------------------------------------------------------------------
@@ -206,10 +208,31 @@ def _sum(values: Sequence[Scalar], acc: DType) -> Scalar:
 
 
 def _windows(op: qc.WindowsOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
+    if op.channels is not None:
+        return [_windows_of_rows(op, lowering)]
+    return [_gathered(op, lowering, shape_of(op.result.type))]
+
+
+def _windows_of_rows(op: qc.WindowsOp, lowering: LinalgLowering) -> SSAValue:
+    """Rows of int8: the codes of each window, and the scale of the first pixel of its image."""
+    b, image = lowering.builder, op.x
+    lead, columns = shape_of(op.result.type)[:3], math.prod(numbers(op.kernel)) * op.depth
+    codes = _gathered(op, lowering, (*lead, columns))
+    of_pixels = row_scales(b, image, op.depth)
+
+    def scale(code: Code, _: Sequence[Scalar]) -> Scalar:
+        first = code.constant(0, "index")
+        return code.read(of_pixels, code.index(0), first, first, first)
+
+    return int8_bytes(b, codes, points(b, [], (*lead, 1), "f32", scale), columns)
+
+
+def _gathered(op: qc.WindowsOp, lowering: LinalgLowering, shape: Sequence[Dim]) -> SSAValue:
+    """The first channels of the pixels of each window, (B, H', W', kh*kw*C)."""
     b, dtype = lowering.builder, tensor_dtype(op.result.type)
     (sh, sw), (dh, dw), (_, kw) = (numbers(p) for p in (op.strides, op.dilation, op.kernel))
     top, left, _, _ = numbers(op.padding)
-    channels = int(shape_of(op.x.type)[3])
+    channels = op.depth
     lengths = [build.dim_value(b, size) for size in shape_of(op.x.type)[1:3]]
 
     def body(code: Code, _: Sequence[Scalar]) -> Scalar:
@@ -218,7 +241,7 @@ def _windows(op: qc.WindowsOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
         inside, at = _within(code, [row * sh + tap // kw * dh - top, column * sw + tap % kw * dw - left], lengths)
         return where(inside, code.read(op.x, n, *at, entry % channels), 0)
 
-    return [points(b, [], shape_of(op.result.type), dtype, body)]
+    return points(b, [], shape, dtype, body)
 
 
 MATMULS: dict[type[Operation], Rule] = {

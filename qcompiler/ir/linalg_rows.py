@@ -18,6 +18,7 @@ from qcompiler.ir.linalg_base import LinalgLowering, Rule, dims, folded, groups_
 from qcompiler.ir.linalg_element import e4m3
 from qcompiler.ir.scalar_code import Code, Scalar, where
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.plan.dims import Dim
 from qcompiler.plan.kinds.hadamard import scale_of
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -120,6 +121,11 @@ def _largest(b: Builder, x: SSAValue, among: Callable[[Scalar], Scalar] | None =
     return build.reshape(b, found, (*shape[:-1], 1))
 
 
+def _of_images(b: Builder, largest: SSAValue, shape: Sequence[Dim]) -> SSAValue:
+    """A number of each image for each of its rows: (B, …, 1)."""
+    return points(b, [], (*shape[:-1], 1), "f32", lambda code, _: code.read(largest, code.index(0)))
+
+
 def _clipped(value: Scalar, most: float) -> Scalar:
     return value.maximum(-most).minimum(most)
 
@@ -138,25 +144,28 @@ def _inside(value: Scalar, most: int) -> Scalar:
     return value.maximum(0).minimum(most)
 
 
-def quantised_rows(b: Builder, x: SSAValue, columns: SSAValue | None, kind: str, value: float) -> SSAValue:
-    """Rows of int8 of x; `kind`, `value` and `columns` are those of `qc.quantize_rows`."""
+def quantised_rows(
+    b: Builder, x: SSAValue, columns: SSAValue | None, kind: str, value: float, of_images: SSAValue | None = None
+) -> SSAValue:
+    """Rows of int8 of x; `kind`, `value`, `columns` and `of_images` (its `largest`) are those of `qc.quantize_rows`."""
     shape = shape_of(x.type)
     cols = int(shape[-1])
     threshold = float(np.float32(value))
     kept = (lambda size: where(size >= threshold, size.of(0), size)) if kind == "outliers" else None
-    largest = _largest(b, x, kept)
+    largest = _largest(b, x, kept) if of_images is None else _of_images(b, of_images, shape)
+    divides = kind in ("token", "image")
     factor, fixed = (float(f) for f in int8_rows.clip_factors(value)) if kind == "tensor" else (0.0, 0.0)
 
     def scale(_: Code, s: Sequence[Scalar]) -> Scalar:
         made = s[0] / 127
-        made = _positive(made) if kind == "token" else s[0].of(fixed) if kind == "tensor" else made
+        made = _positive(made) if divides else s[0].of(fixed) if kind == "tensor" else made
         return where(s[0] <= _LARGEST, made, _NAN)
 
     scales = points(b, [largest], (*shape[:-1], 1), "f32", scale)
 
     def coded(_: Code, s: Sequence[Scalar]) -> Scalar:
         number, most = s[0].to("f32"), s[1]
-        if kind == "token":
+        if divides:
             made = number / s[2]
         elif kind == "tensor":
             made = number * factor
@@ -168,10 +177,10 @@ def quantised_rows(b: Builder, x: SSAValue, columns: SSAValue | None, kind: str,
 
     inputs = [x, largest, scales, *([columns] if columns is not None else [])]
     codes = points(b, inputs, shape, "i8", coded)
-    return _int8_bytes(b, codes, scales, cols)
+    return int8_bytes(b, codes, scales, cols)
 
 
-def _int8_bytes(b: Builder, codes: SSAValue, scales: SSAValue, cols: int) -> SSAValue:
+def int8_bytes(b: Builder, codes: SSAValue, scales: SSAValue, cols: int) -> SSAValue:
     """Codes (…, cols) and scales (…, 1) as rows, with the sums of each 32 codes."""
     *lead, _ = shape_of(codes.type)
     end = int8_rows.padded(cols)
@@ -192,7 +201,8 @@ def _int8_bytes(b: Builder, codes: SSAValue, scales: SSAValue, cols: int) -> SSA
 
 
 def _quantize_rows(op: qc.QuantizeRowsOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
-    return [quantised_rows(lowering.builder, op.x, op.columns, op.kind.data, op.value.value.data)]
+    kind, value = op.kind.data, op.value.value.data
+    return [quantised_rows(lowering.builder, op.x, op.columns, kind, value, op.largest)]
 
 
 def _quantize_cache(op: qc.QuantizeCacheOp, lowering: LinalgLowering) -> Sequence[SSAValue]:

@@ -6,9 +6,19 @@ from collections.abc import Sequence
 
 from xdsl.dialects.builtin import I64, DenseArrayBase, IntegerAttr, TensorType, i64
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import AnyAttr, irdl_op_definition, operand_def, opt_operand_def, prop_def, result_def, traits_def
+from xdsl.irdl import (
+    AnyAttr,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+)
 from xdsl.traits import Pure
 
+from qcompiler.formats.int8_rows import row_bytes
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.plan.dims import Dim, dim
@@ -97,6 +107,9 @@ class WindowsOp(QCOp):
     """im2col: the windows of an image (B, H, W, C) as rows (B, H', W', kh*kw*C): the channels of each tap in turn.
 
     Outside the image there are zeros, `padding [top, left, bottom, right]` of them. A convolution is a linear of this.
+
+    With `channels`, the pixels are int8 rows of so many columns (`qc.quantize_rows`), (B, H, W, row_bytes(C)). So are
+    the windows, (B, H', W', row_bytes(kh*kw*C)), which have the scale of the first pixel of their image.
     """
 
     name = "qc.windows"
@@ -105,6 +118,7 @@ class WindowsOp(QCOp):
     strides = prop_def(DenseArrayBase.constr(i64))
     padding = prop_def(DenseArrayBase.constr(i64))
     dilation = prop_def(DenseArrayBase.constr(i64))
+    channels = opt_prop_def(IntegerAttr)
     result = result_def(TensorType)
     traits = traits_def(Pure())
 
@@ -117,10 +131,17 @@ class WindowsOp(QCOp):
         strides: Sequence[int],
         padding: Sequence[int],
         dilation: Sequence[int],
+        channels: int | None = None,
     ) -> None:
         given = {"kernel": kernel, "strides": strides, "padding": padding, "dilation": dilation}
-        properties = {name: _list(values) for name, values in given.items()}
+        properties: dict[str, Attribute | None] = {name: _list(values) for name, values in given.items()}
+        properties["channels"] = None if channels is None else IntegerAttr(channels, i64)
         super().__init__(operands=[x], properties=properties, result_types=[type_])
+
+    @property
+    def depth(self) -> int:
+        """Channels of a pixel."""
+        return int(shape_of(self.x.type)[3]) if self.channels is None else self.channels.value.data
 
     def verify_op(self) -> None:
         x, out, kernel = shape_of(self.x.type), shape_of(self.result.type), numbers(self.kernel)
@@ -128,5 +149,10 @@ class WindowsOp(QCOp):
         self.expect(len(kernel) == 2 and min(kernel) >= 1, "kernel needs 2 positive entries")
         self.expect(isinstance(x[3], int), f"the number of channels '{x[3]}' must be fixed")
         size = _expect_windows(self, x[1:3], kernel, out[1:3])
-        self.expect_shape(self.result, (x[0], *size, kernel[0] * kernel[1] * int(x[3])))
         self.expect(tensor_dtype(self.x.type) == tensor_dtype(self.result.type), "element types differ")
+        columns = kernel[0] * kernel[1] * self.depth
+        if self.channels is not None:
+            self.expect(self.depth >= 1 and tensor_dtype(self.x.type) == "i8", "int8 rows hold i8, of some channels")
+            self.expect_shape(self.x, (*x[:3], row_bytes(self.depth)), "x")
+            columns = row_bytes(columns)
+        self.expect_shape(self.result, (x[0], *size, columns))

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from xdsl.dialects.builtin import FloatAttr, StringAttr, TensorType, f64
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_operand_def, prop_def, result_def, traits_def
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    prop_def,
+    result_def,
+    traits_def,
+)
 from xdsl.traits import Pure
 
 from qcompiler.formats import int8_rows
@@ -19,22 +27,31 @@ class QuantizeRowsOp(QCOp):
     """`x (…, K)` as int8 rows, `(…, row_bytes(K))`: codes, their scale, and sums of runs of codes.
 
     `kind` and `value` say how codes are computed. With kind "outliers", codes are 0 in the `columns` (i1, broadcast to
-    x).
+    x). With kind "image", x is `(B, …, K)`, and `largest` (B, fp32) has the largest magnitude of each image.
     """
 
     name = "qc.quantize_rows"
     x = operand_def(TensorType)
     columns = opt_operand_def(TensorType)
+    largest = opt_operand_def(TensorType)
     kind = prop_def(StringAttr)
     value = prop_def(FloatAttr)
     result = result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
 
     def __init__(
-        self, x: SSAValue | Operation, columns: SSAValue | None, type_: Attribute, *, kind: str, value: float = 0.0
+        self,
+        x: SSAValue | Operation,
+        columns: SSAValue | None,
+        type_: Attribute,
+        *,
+        kind: str,
+        value: float = 0.0,
+        largest: SSAValue | None = None,
     ) -> None:
         super().__init__(
-            operands=[x, [columns] if columns is not None else []],
+            operands=[x, [columns] if columns is not None else [], [largest] if largest is not None else []],
             properties={"kind": StringAttr(kind), "value": FloatAttr(value, f64)},
             result_types=[type_],
         )
@@ -50,6 +67,13 @@ class QuantizeRowsOp(QCOp):
             found = shape_of(self.columns.type)
             fits = found == (*[1] * (len(x) - 1), x[-1]) and tensor_dtype(self.columns.type) == "i1"
             self.expect(fits, f"columns are i1 of shape {(*[1] * (len(x) - 1), x[-1])}, not {found}")
+        self.expect(
+            (self.largest is not None) == (self.kind.data == "image"), "kind 'image', and no other, has `largest`"
+        )
+        if self.largest is not None:
+            magnitudes, dtype = shape_of(self.largest.type), tensor_dtype(self.largest.type)
+            fits = len(x) >= 2 and magnitudes == x[:1] and dtype == "f32"
+            self.expect(fits, f"`largest` is f32 of shape {x[:1]}, not {dtype} of {magnitudes}")
         self.expect(tensor_dtype(self.result.type) == "i8", "the result holds i8")
         self.expect_shape(self.result, (*x[:-1], int8_rows.row_bytes(int(x[-1]))))
 

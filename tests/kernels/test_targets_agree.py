@@ -137,6 +137,8 @@ def linears_of_codes() -> Iterator[KernelSpec]:
             x = plain("x", "i8", (7, row_bytes(256)))
             ends = [x, weight, *bias, plain("out", out, (7, 24), "w")]
             yield make("linear", ends, m=7, n=24, k=256, **{**choice, "codes": True})
+        image = [plain("x", "i8", (2, 9, 9, row_bytes(32))), *ends[1:-1], plain("out", out, (162, 24), "w")]
+        yield make("linear", image, m=162, n=24, k=256, window=WINDOW, **{**choice, "codes": True})
     alone = [choice for choice in options(BODIES["linear"]) if choice["codes"] and not choice["has_bias"]]
     for choice, dtype, made in itertools.product(alone, FLOATS, options(RowCodes)):  # rows that the kernel makes
         kept = [plain("kept_codes", "i8", (7, row_bytes(256)), "w")] * made["keeps"]
@@ -164,8 +166,9 @@ def linears_of_pairs() -> Iterator[KernelSpec]:
 def quantized_rows() -> Iterator[KernelSpec]:
     for choice, dtype, last in itertools.product(options(BODIES["quantize_rows"]), DTYPES, (1, 3)):
         columns = [plain("columns", "i1", (256,))] if choice["kind"] == "outliers" else []
+        columns += [plain("largest", "f32", (1,))] if choice["kind"] == "image" else []
         ends = [plain("x", dtype, (7, 256), last=last), *columns, plain("out", "i8", (7, row_bytes(256)), "w")]
-        yield make("quantize_rows", ends, rows=7, cols=256, value=2.0, **choice)
+        yield make("quantize_rows", ends, rows=7, cols=256, value=2.0, each=7, **choice)
 
 
 def recurrents() -> Iterator[KernelSpec]:

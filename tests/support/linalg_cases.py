@@ -274,22 +274,47 @@ def convolved(groups: int, dtype: DType) -> Case:
     return Case(module_of(arguments, body), [values(*shape, dtype=dtype) for shape in shapes])
 
 
+def convolved_integers(channels: int) -> Case:
+    """Windows of an image of int8 rows, and their product with a packed weight."""
+    store, given = WeightStore(), {"strides": (2, 1), "padding": (1, 0, 2, 1), "dilation": (1, 2)}
+    columns, pixel = 9 * channels, int8_rows.row_bytes(channels)
+
+    def body(b: Builder, a: Any) -> Any:
+        x, largest = a
+        rows = qc.QuantizeRowsOp(x, None, T((2, 8, "w", pixel), "i8"), kind="image", largest=largest)
+        made = T((2, 5, "w - 3", int8_rows.row_bytes(columns)), "i8")
+        windows = qc.WindowsOp(b.insert(rows).result, made, kernel=(3, 3), channels=channels, **given)
+        w = b.insert(qc.ConstOp("w", packed(store, "w", (4, columns), "int8"))).result
+        out = b.insert(qc.LinearOp(b.insert(windows).result, w, None, T((2, 5, "w - 3", 4), "f32")))
+        return [windows.result, out.result]
+
+    x = values(2, 8, 7, channels)
+    largest = np.abs(x).reshape(2, -1).max(axis=1)
+    arguments: Any = [((2, 8, "w", channels), "f32"), ((2,), "f32")]
+    return Case(module_of(arguments, body), [x, largest], store, tolerance=5e-6)
+
+
 # --- rows of bytes ---------------------------------------------------------------------------------------------------
 
 
 def int8_row_case(kind: str, dtype: DType) -> Case:
     x, cols = cache_cases.numbers(27, dtype)[:3], 27
-    value = {"token": 0.0, "tensor": 2.5, "outliers": 6.0}[kind]
+    value = {"tensor": 2.5, "outliers": 6.0}.get(kind, 0.0)
+    largest = np.array([np.abs(each.astype(np.float32)).max() for each in x], np.float32)
     columns = (np.arange(cols) % 5 == 0).reshape(1, 1, cols)
     made = T(("t", 3, int8_rows.row_bytes(cols)), "i8")
 
     def body(b: Builder, a: Any) -> Any:
         rows = b.insert(
-            qc.QuantizeRowsOp(a[0], a[1] if kind == "outliers" else None, made, kind=kind, value=value)
-        ).result
+            qc.QuantizeRowsOp(
+                a[0], a[1] if kind == "outliers" else None, made, kind=kind, value=value,
+                largest=a[2] if kind == "image" else None,
+            )
+        ).result  # fmt: skip
         return [rows, b.insert(qc.DequantizeRowsOp(rows, T(("t", 3, cols), dtype))).result]
 
-    return Case(module_of([(("t", 3, cols), dtype), ((1, 1, cols), "i1")], body), [x, columns], tolerance=0)
+    arguments: Any = [(("t", 3, cols), dtype), ((1, 1, cols), "i1"), (("t",), "f32")]
+    return Case(module_of(arguments, body), [x, columns, largest], tolerance=0)
 
 
 def hadamard_case(dtype: DType) -> Case:
@@ -459,6 +484,7 @@ _CASES: dict[str, Callable[[], Case]] = {
     **{f"routed {t}": lambda t=t: routed(t) for t in _FLOATS},
     **{f"experts {f}": lambda f=f: experts(f) for f in (None, "int8")},
     **{f"convolved {g} {t}": lambda g=g, t=t: convolved(g, t) for g, t in ((1, "f32"), (2, "f32"), (1, "bf16"))},
+    **{f"convolved integers {c}": lambda c=c: convolved_integers(c) for c in (5, 32)},
     **{f"int8 rows {k} {t}": lambda k=k, t=t: int8_row_case(k, t) for k in int8_rows.KINDS for t in _FLOATS},
     **{
         f"cache {k} {c} {t}": lambda k=k, c=c, t=t: cache_row_case(k, c, t)

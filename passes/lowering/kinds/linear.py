@@ -206,11 +206,11 @@ def _window(op: qc.LinearOp, x: Operand) -> Window | None:
     windows = windows_of(op.x)
     if windows is None:
         return None
-    batch, height, width, channels = x.shape
+    batch, height, width, _ = x.shape
     rows, columns = shape_of(windows.result.type)[1:3]
     kernel, strides, dilation = (numbers(p) for p in (windows.kernel, windows.strides, windows.dilation))
     return Window(
-        image=(batch, height, width, int(channels)),
+        image=(batch, height, width, windows.depth),
         size=(rows, columns),
         kernel=(kernel[0], kernel[1]),
         strides=(strides[0], strides[1]),

@@ -359,6 +359,10 @@ class _Quantiser:
                 f"the recipe quantises inputs of linears ({kind.text}), and no linear has a quantised weight: "
                 "choose a format for linears, or leave out `activations` and compute='int8'"
             )
+        why = "not quantised: convolutions of functions of JAX multiply in floating point"
+        for use in made.uses.uses.values():
+            kept = [made.key(matrix) for matrix in use.matrices if use.kind == "conv"]
+            done.update({key: why for key in kept if made.weights[key].format is not None})
         return tuple(("activations", path, what) for path, what in done.items())
 
     def _weights_of(self, leaf: Value, uses: Uses) -> list[_Weight]:

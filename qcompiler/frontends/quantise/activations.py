@@ -9,6 +9,12 @@
     "llm_int8[:6.0]"  LLM.int8: as "int8", but columns that hold a magnitude of at least 6.0 stay in floating point:
                       linear = aten.linear(values, w, bias) + aten.linear(where(columns, x, 0), w), with codes 0 there
 
+A convolution takes a scale per image, with "int8" alone (docs/decisions/037). The pixels of the image are the rows:
+
+    after    pixels = permute(x, [0, 2, 3, 1]);  largest = amax(amax(abs(pixels), [2, 3]), 1)
+             rows = qc.quantize_rows(pixels, "image", 0.0, None, largest)
+             conv = aten.convolution(permute(qc.dequantize_rows(rows, C, f32), [0, 3, 1, 2]), dequantize, …)
+
 With weights in int8 or int4 this is W8A8 or W4A8: fuse-dequant-matmul turns the linear into one integer product.
 For weights in formats without such a product (formats/integer_product.py gives the reason) elementwise operators
 compute the same values in floating point: ``q * s`` with q = clamp(round(x / s)).  Shapes do not depend on data, and
@@ -24,6 +30,7 @@ import torch
 from torch import fx
 
 from qcompiler.config import Activations, resolve_format
+from qcompiler.formats.int8_rows import row_bytes
 from qcompiler.formats.integer_product import integer_product
 from qcompiler.formats.llm_int8 import SMALLEST_ABSMAX
 from qcompiler.frontends.quantise.graph_run import Rounded
@@ -33,40 +40,48 @@ from qcompiler.frontends.weights.weight_uses import reads
 
 aten = torch.ops.aten
 _EXPERTS = torch.ops.qc.grouped_linear.default
+_CONVOLUTION = aten.convolution.default
+_VIEWS = (aten.view.default, aten.permute.default, aten.flip.default)
 CODE = 127.0
 
 
 def quantise_inputs(
     graph: fx.Graph, kind: Activations, clips: Mapping[str, float], path_of: Callable[[fx.Node], str]
 ) -> list[tuple[str, str]]:
-    """Quantises and dequantises the input of every linear, and of all products of experts, with a decoded weight;
-    returns (the weight's path, what was done) for each.
+    """Quantises and dequantises the input of every linear, of every convolution, and of all products of experts, with a
+    decoded weight; returns (the weight's path, what was done) for each.
 
     `clips` are the magnitudes that become 127, by the weights' paths, for static scales.  Linears that quantise one x
-    in the same way share the quantisation.  Experts take a scale per token: which rows an expert gets is known only at
-    run time, so calibration knows no range of its inputs, and outliers would need a second product of all experts.
+    in the same way share the quantisation, and so do convolutions.  Experts take a scale per token: which rows an
+    expert gets is known only at run time, so calibration knows no range of its inputs, and outliers would need a second
+    product of all experts.
     """
-    made: dict[tuple[fx.Node, float, bool], tuple[fx.Node, fx.Node | None]] = {}
+    made: dict[tuple[fx.Node, float, bool, bool], tuple[fx.Node, fx.Node | None]] = {}
     done = []
     for node in list(graph.nodes):
-        if node.target not in (aten.linear.default, _EXPERTS) or not is_decoded(node.args[1]):
+        weight = _decoded_weight(node)
+        if weight is None:
             continue
-        x, path = node.args[0], path_of(node.args[1])
-        if node.target is _EXPERTS and kind.kind != "token":
-            done.append((path, "not quantised: the inputs of experts take a scale per token, activations='int8'"))
+        path, convolves = path_of(weight), node.target is _CONVOLUTION
+        x: Any = node.args[0]
+        why = _why_floats(node, kind)
+        if why is not None:
+            done.append((path, f"not quantised: {why}"))
             continue
         clip = clips.get(path, 0.0) if kind.kind == "tensor" else 0.0
-        obstacle = integer_product(resolve_format(node.args[1].args[1]))
+        obstacle = integer_product(resolve_format(weight.args[1]))
         integers = not isinstance(obstacle, str)
-        if (x, clip, integers) not in made:
-            build = _Builder(graph, node, x)
-            made[x, clip, integers] = build.rows(kind, clip) if integers else (build.rounded(kind, clip), None)
-        values, outliers = made[x, clip, integers]
+        key = (x, clip, integers, convolves)
+        if key not in made:
+            build = (_PixelBuilder if convolves else _Builder)(graph, node, x)
+            made[key] = build.rows(kind, clip) if integers else (build.rounded(kind, clip), None)
+        values, outliers = made[key]
         node.args = (values, *node.args[1:])
         if outliers is not None:
             _add_product(graph, node, outliers)
         how = "multiplied as integers" if integers else f"multiplied in floating point: {obstacle}"
-        done.append((path, kind.text + (f" {clip / CODE:.3g}" if kind.kind == "tensor" else "") + f"; {how}"))
+        text = "int8, a scale per image" if convolves else kind.text
+        done.append((path, text + (f" {clip / CODE:.3g}" if kind.kind == "tensor" else "") + f"; {how}"))
     return done
 
 
@@ -81,6 +96,36 @@ def _int8_values(x: torch.Tensor) -> torch.Tensor:
     rows = torch.ops.qc.quantize_rows(x, "token", 0.0, None)
     values: torch.Tensor = torch.ops.qc.dequantize_rows(rows, int(x.shape[-1]), x.dtype)
     return values
+def _decoded_weight(node: fx.Node) -> Any:
+    """The node of the decoded weight that a linear, experts or a convolution multiply with; None for any other node.
+
+    A convolution sees the stored matrix through views (conv_weights.py).
+    """
+    if node.target not in (aten.linear.default, _EXPERTS, _CONVOLUTION):
+        return None
+    weight: Any = node.args[1]
+    while node.target is _CONVOLUTION and isinstance(weight, fx.Node) and weight.target in _VIEWS:
+        weight = weight.args[0]
+    return weight if is_decoded(weight) else None
+
+
+def _why_floats(node: Any, kind: Activations) -> str | None:
+    """Why the input of a product stays in floats; None if it is quantised."""
+    if node.target is _EXPERTS and kind.kind != "token":
+        return "the inputs of experts take a scale per token, activations='int8'"
+    if node.target is not _CONVOLUTION:
+        return None
+    if kind.kind != "token":
+        return f"the inputs of convolutions take a scale per image, activations='int8', not {kind.text!r}"
+    if node.args[6]:
+        return "the windows of a transposed convolution are of an image with zeros between its pixels"
+    channels = int(node.args[0].meta["val"].shape[1])
+    if row_bytes(channels) > 4 * channels:
+        return (
+            f"a pixel of {channels} channels takes {4 * channels} bytes in fp32 and {row_bytes(channels)} as a row of "
+            "int8"
+        )
+    return None
 
 
 def _add_product(graph: fx.Graph, node: fx.Node, outliers: fx.Node) -> None:
@@ -146,7 +191,7 @@ class _Builder:
 
     def _token(self, x: fx.Node, _kind: Activations, _clip: float) -> fx.Node:
         """The format int8 for x's rows: a scale of 0 is replaced by 1."""
-        largest = self.call(aten.amax.default, self.call(aten.abs.default, x), [-1], True)
+        largest = self.call(aten.amax.default, self.call(aten.abs.default, x), self._axes(), True)
         exact = self.call(aten.div.Tensor, largest, self._number(x, CODE))
         scale = self.call(aten.where.self, self.call(aten.gt.Scalar, exact, 0.0), exact, self._number(x, 1.0))
         return self.call(aten.mul.Tensor, self._codes(self.call(aten.div.Tensor, x, scale)), scale)
@@ -171,9 +216,36 @@ class _Builder:
         decoded = self.call(aten.mul.Tensor, codes, step)
         return self.call(aten.where.self, columns, x, decoded)
 
+    def _axes(self) -> list[int]:
+        """The axes of x that share a scale."""
+        return [-1]
+
     def _number(self, x: fx.Node, value: float) -> fx.Node:
         """A tensor without dims: operators take shortcuts for Python numbers (a reciprocal)."""
         return self.call(aten.full.default, [], value, dtype=torch.float32, device=x.meta["val"].device)
+
+
+
+
+class _PixelBuilder(_Builder):
+    """The same for the input (b, c, h, w) or (b, c, length) of a convolution, whose pixels are the rows: with a scale
+    per image in place of one per token."""
+
+    def rows(self, _kind: Activations, _clip: float) -> tuple[fx.Node, fx.Node | None]:
+        x, rank = self.x, self.x.meta["val"].ndim
+        pixels = self.call(aten.permute.default, x, [0, *range(2, rank), 1])
+        channels, dtype = int(x.meta["val"].shape[1]), x.meta["val"].dtype
+        # Rows of the image first, so that threads share an image.
+        largest = self.call(aten.amax.default, self.call(aten.abs.default, pixels), list(range(2, rank)))
+        largest = self.call(aten.amax.default, largest, [1])
+        if dtype != torch.float32:
+            largest = self.call(aten._to_copy.default, largest, dtype=torch.float32)
+        codes = self.call(torch.ops.qc.quantize_rows.default, pixels, "image", 0.0, None, largest)
+        values = self.call(torch.ops.qc.dequantize_rows.default, codes, channels, dtype)
+        return self.call(aten.permute.default, values, [0, rank - 1, *range(1, rank - 1)]), None
+
+    def _axes(self) -> list[int]:
+        return list(range(1, self.x.meta["val"].ndim))
 
 
 __all__ = ["is_decoded", "quantise_inputs", "rounded_inputs"]

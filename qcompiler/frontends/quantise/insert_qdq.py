@@ -358,8 +358,8 @@ class _Rewriter(GraphTensors):
         done = quantise_inputs(self.graph, self.activations, clips, lambda node: self.decoded.get(node, node.name))
         if not done:
             raise RecipeError(
-                f"the recipe quantises inputs of linears ({self.activations.text}), and no linear has a quantised "
-                "weight: choose a format for linears, or leave out `activations` and compute='int8'"
+                f"the recipe quantises inputs of linears and convolutions ({self.activations.text}), and none of them "
+                "has a quantised weight: choose a format for linears, or leave out `activations` and compute='int8'"
             )
         self.decisions += [("activations", path, what) for path, what in done]
         for node, path in self.decoded.items():

@@ -109,7 +109,8 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     narrower; decoded weights are rounded to it or stay in fp32. The first epilogue input is the fp32 sum with the bias
     added; the others are the extras. `m_class` is the range of M that the kernel is built for. With a `window`, x is an
     image, and the rows are its windows. With `codes`, x holds int8 rows (m, row_bytes(k)), and the kernel multiplies
-    codes as integers, with the results of qcompiler/formats/integer_product.py.
+    codes as integers, with the results of qcompiler/formats/integer_product.py. With both, the pixels of the image are
+    int8 rows (batch, height, width, row_bytes(channels)), and a window has the scale of its image's first pixel.
 
     With `pairs`, w has two halves of rows (n is even) in one of `plan/pairs.py`'s layouts, and out has n / 2 columns:
     ``out[m, j] = epilogue(sum[m, j], sum[m, n / 2 + j], extras[m, j]…)``.  Its first two inputs are the fp32 sums of a
@@ -173,15 +174,13 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
                 f"a linear kernel has {operands} operands, which do not fit its bias and epilogue: it takes {wanted} "
                 f"extra inputs, {extras} are given"
             )
-        if self.codes and self.window is not None:
-            raise PlanError("a linear kernel reads windows and rows of int8, which exclude each other")
         self._check_pairs()
         self._check_statistics()
         x = Role("x", (self.m, self.k), unit=True)
         if self.window is not None:
             x = Role("x", self._image(self.window), unit=True)
         if self.codes and self.rows is None:
-            x = self._codes("x", "r")
+            x = self._codes("x", "r") if self.window is None else self._pixels(self.window)
         return Contract(
             (
                 x,
@@ -195,7 +194,7 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
                 Role("out", (self.m, self.columns), "w", unit=True),
             ),
             work=(self.m, self.n, self.k),
-            positive=(self.n, *((self.k,) if self._needs_columns else ())),
+            positive=(self.n, *((self.k,) if self._needs_columns else ()), *self._scaled_pixels),
             extents=(self.m, self.k, *((*self.window.image, *self.window.size) if self.window is not None else ())),
         )
 
@@ -277,6 +276,15 @@ class LinearKernel(RoleKernel, frozen=True, tag="linear"):
     def _codes(self, name: str, access: Access) -> Role:
         width = int8_rows.row_bytes(self.k)
         return Role(name, (self.m, width), access, dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
+
+    def _pixels(self, window: Window) -> Role:
+        shape = (*window.image[:3], int8_rows.row_bytes(window.image[3]))
+        return Role("x", shape, dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)
+
+    @property
+    def _scaled_pixels(self) -> tuple[Dim, ...]:
+        """Sizes that must not be 0, since the first pixel of an image has the scale of its windows."""
+        return self.window.image[1:3] if self.codes and self.window is not None else ()
 
     def _parts(self, kind: Kind, columns: int, access: Access) -> Role:
         name = STATISTICS if access == "r" else "parts"

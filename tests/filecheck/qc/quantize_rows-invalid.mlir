@@ -25,3 +25,27 @@
 // CHECK: the result holds i8
 %x = "test.op"() : () -> tensor<4x64xf32>
 %0 = qc.quantize_rows %x {kind = "token", value = 0.0} : tensor<4x96xui8>
+
+// -----
+
+// CHECK: kind 'image', and no other, has `largest`
+%x = "test.op"() : () -> tensor<2x4x64xf32>
+%0 = qc.quantize_rows %x {kind = "image", value = 0.0} : tensor<2x4x96xi8>
+
+// -----
+
+// CHECK: kind 'image', and no other, has `largest`
+%x, %l = "test.op"() : () -> (tensor<2x4x64xf32>, tensor<2xf32>)
+%0 = qc.quantize_rows %x largest(%l) {kind = "token", value = 0.0} : tensor<2x4x96xi8>
+
+// -----
+
+// CHECK: `largest` is f32 of shape (2,), not f32 of (4,)
+%x, %l = "test.op"() : () -> (tensor<2x4x64xf32>, tensor<4xf32>)
+%0 = qc.quantize_rows %x largest(%l) {kind = "image", value = 0.0} : tensor<2x4x96xi8>
+
+// -----
+
+// CHECK: `largest` is f32 of shape (2,), not bf16 of (2,)
+%x, %l = "test.op"() : () -> (tensor<2x4x64xf32>, tensor<2xbf16>)
+%0 = qc.quantize_rows %x largest(%l) {kind = "image", value = 0.0} : tensor<2x4x96xi8>

@@ -37,3 +37,21 @@
 // CHECK: element types differ
 %x = "test.op"() : () -> tensor<1x9x9x4xf32>
 %0 = qc.windows %x {kernel = array<i64: 3, 3>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, dilation = array<i64: 1, 1>} : tensor<1x7x7x36xbf16>
+
+// -----
+
+// CHECK: x must have shape (1, 9, 9, 96), not (1, 9, 9, 80)
+%x = "test.op"() : () -> tensor<1x9x9x80xi8>
+%0 = qc.windows %x {kernel = array<i64: 3, 3>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, dilation = array<i64: 1, 1>, channels = 4} : tensor<1x7x7x96xi8>
+
+// -----
+
+// CHECK: the result must have shape (1, 7, 7, 96), not (1, 7, 7, 36)
+%x = "test.op"() : () -> tensor<1x9x9x96xi8>
+%0 = qc.windows %x {kernel = array<i64: 3, 3>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, dilation = array<i64: 1, 1>, channels = 4} : tensor<1x7x7x36xi8>
+
+// -----
+
+// CHECK: int8 rows hold i8, of some channels
+%x = "test.op"() : () -> tensor<1x9x9x96xf32>
+%0 = qc.windows %x {kernel = array<i64: 3, 3>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, dilation = array<i64: 1, 1>, channels = 4} : tensor<1x7x7x96xf32>

@@ -320,6 +320,32 @@ def linear_codes(kind: str) -> ProgramImage:
     return maker.image(ARCHS[kind])
 
 
+def convolution_codes(kind: str) -> ProgramImage:
+    """The pixels of an image to int8, and a product of integers of its windows."""
+    maker, row = Maker({"b": (1, 3)}, kind), int8_rows.row_bytes(32)
+    w, stored = packed(kind, "w", 8, 288, "int8")
+    window = Window(image=("b", 6, 7, 32), size=(3, 4), kernel=(3, 3), strides=(2, 2), padding=(1, 1), dilation=(1, 1))
+    x, largest = operand("x", ("42*b", 32)), operand("largest", ("b",))
+    codes, image = operand("codes", ("42*b", row), "w", "i8"), operand("x", ("b", 6, 7, row), dtype="i8")
+    out = operand("out", ("12*b", 8), "w")
+    for each in (x, largest):
+        maker.input(each.name, each.shape)
+    maker.activation("pixels", 3 * 42 * row)
+    maker.output("out", out.shape)
+    maker.store.add(stored)
+    rows = QuantizeRowsKernel(rows="42*b", cols=32, kind="image", images="b", each=42)
+    maker.launch(
+        spec("pixels", rows, (x, largest, codes), "b"),
+        (view_of(x, "x"), view_of(largest, "largest"), view_of(codes, "pixels")),
+    )
+    body = LinearKernel(m="12*b", n=8, k=288, m_class="large", has_bias=False, codes=True, window=window)
+    maker.launch(
+        spec("product", body, (image, w, out), "b"),
+        (view_of(image, "pixels"), view_of(w, "weight w"), view_of(out, "out")),
+    )
+    return maker.image(ARCHS[kind])
+
+
 def grouped(kind: str) -> ProgramImage:
     w, stored = packed(kind, "w", 4 * 16, 64, "q8_0")
     operands = (operand("x", ("b", 64)), w, operand("index", ("2*b",), dtype="i64"), operand("out", ("2*b", 16), "w"))
@@ -682,8 +708,8 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
     for make in (
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_bf16, linear_bf16_few,
         linear_few, linear_trellis, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes,
-        linear_writes, linear_given, linears, norm_added, linear_plain, convolution, linear_codes, grouped,
-        grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
+        linear_writes, linear_given, linears, norm_added, linear_plain, convolution, linear_codes, convolution_codes,
+        grouped, grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
         attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather,
         gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route,
         sample, linear_attention, hadamard, whole,

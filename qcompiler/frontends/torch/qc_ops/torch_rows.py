@@ -23,15 +23,21 @@ TINY = 3.8e-37
 
 
 @torch.library.custom_op("qc::quantize_rows", mutates_args=())
-def quantize_rows(x: Tensor, kind: str, value: float, columns: Tensor | None) -> Tensor:
-    """Rows of int8 of x (…, K). `kind` is "token", "tensor" (`value` is the clip) or "outliers" (the threshold;
-    `columns` are bools that broadcast against x: where codes are 0)."""
+def quantize_rows(
+    x: Tensor, kind: str, value: float, columns: Tensor | None, largest_of: Tensor | None = None
+) -> Tensor:
+    """Rows of int8 of x (…, K). `kind` is "token", "tensor" (`value` is the clip), "outliers" (the threshold;
+    `columns` are bools that broadcast against x: where codes are 0) or "image" (`largest_of` (B,) has the largest
+    magnitudes of x (B, …, K), in fp32)."""
     x = x.detach().to(torch.float32)
     one = torch.ones((), dtype=torch.float32, device=x.device)  # a tensor: operators take shortcuts for Python numbers
     if kind == "outliers":
         x = torch.where(x.abs() >= torch.tensor(value, dtype=torch.float32), 0 * one, x)
     largest = x.abs().amax(-1, keepdim=True)
-    if kind == "token":
+    if kind == "image":
+        assert largest_of is not None
+        largest = largest_of.reshape(-1, *[1] * (x.ndim - 1)).expand_as(largest)
+    if kind in ("token", "image"):
         scale = largest / (127 * one)
         scale = torch.where(scale > 0, scale, one)
         codes = x / scale
@@ -56,8 +62,8 @@ def quantize_rows(x: Tensor, kind: str, value: float, columns: Tensor | None) ->
 
 
 @quantize_rows.register_fake
-def _(x: Tensor, kind: str, value: float, columns: Tensor | None) -> Tensor:
-    del kind, value, columns
+def _(x: Tensor, kind: str, value: float, columns: Tensor | None, largest_of: Tensor | None = None) -> Tensor:
+    del kind, value, columns, largest_of
     return x.new_empty((*x.shape[:-1], row_bytes(int(x.shape[-1]))), dtype=torch.int8)
 
 
@@ -76,10 +82,11 @@ def _(rows: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
 
 def import_quantize_rows(s: Scope, node: fx.Node) -> SSAValue:
     """`qc.quantize_rows`."""
-    x, kind, value, columns = node.args
+    x, kind, value, columns, *largest = node.args
     rows = types.tensor(s.shape(node), "i8")
-    chosen = None if columns is None else s.value(columns)
-    return s.insert(qc.QuantizeRowsOp(s.value(x), chosen, rows, kind=str(kind), value=float(value)))  # type: ignore[arg-type]
+    chosen, given = (None if each is None else s.value(each) for each in (columns, *(largest or [None])))
+    op = qc.QuantizeRowsOp(s.value(x), chosen, rows, kind=str(kind), value=float(value), largest=given)  # type: ignore[arg-type]
+    return s.insert(op)
 
 
 def import_dequantize_rows(s: Scope, node: fx.Node) -> SSAValue:
