@@ -96,6 +96,8 @@ def _int8_values(x: torch.Tensor) -> torch.Tensor:
     rows = torch.ops.qc.quantize_rows(x, "token", 0.0, None)
     values: torch.Tensor = torch.ops.qc.dequantize_rows(rows, int(x.shape[-1]), x.dtype)
     return values
+
+
 def _decoded_weight(node: fx.Node) -> Any:
     """The node of the decoded weight that a linear, experts or a convolution multiply with; None for any other node.
 
@@ -223,8 +225,6 @@ class _Builder:
     def _number(self, x: fx.Node, value: float) -> fx.Node:
         """A tensor without dims: operators take shortcuts for Python numbers (a reciprocal)."""
         return self.call(aten.full.default, [], value, dtype=torch.float32, device=x.meta["val"].device)
-
-
 
 
 class _PixelBuilder(_Builder):
