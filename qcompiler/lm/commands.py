@@ -20,7 +20,9 @@ from qcompiler.lm.conversation import Conversation
 from qcompiler.lm.evaluate import Reader, Score, scores
 from qcompiler.lm.llama_cpp_reader import LlamaCpp
 from qcompiler.lm.model import CausalLM, load_causal_lm
-from qcompiler.runtime.progress import Counted
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.plan import Plan
+from qcompiler.runtime.progress import Counted, note
 from qcompiler.units import counted, printable
 
 
@@ -55,8 +57,19 @@ def open_model(options: argparse.Namespace) -> CausalLM:
             path, recipe_of(options.quant, options.compute), max_seq_len=options.max_seq_len,
             kv_cache=options.kv_cache, device=options.device, adapter=adapter, merge=options.adapter_beside is None,
         )  # fmt: skip
+        if options.compute is None and lm.device == "cpu" and multiplies_in_fp32(lm.run.plan):
+            note(
+                "linears multiply in fp32, exactly; with --compute bf16 or --compute int8, which llama.cpp has, they "
+                "take less time (docs/language-models.md, Arithmetic)"
+            )
     lm.require_text()
     return lm
+
+
+def multiplies_in_fp32(plan: Plan) -> bool:
+    """Whether a linear with a quantised weight multiplies in fp32, although its recipe could say otherwise."""
+    linears = (kernel for kernel in plan.kernels if isinstance(kernel.body, LinearKernel) and not kernel.body.codes)
+    return any(kernel.operands[1].format is not None and kernel.operands[1].dtype != "bf16" for kernel in linears)
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------

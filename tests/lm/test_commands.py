@@ -21,7 +21,7 @@ import qcompiler as qc
 from qcompiler.cli import main
 from qcompiler.errors import ArgumentError
 from qcompiler.lm.bench import _round
-from qcompiler.lm.commands import respond
+from qcompiler.lm.commands import multiplies_in_fp32, respond
 from qcompiler.lm.evaluate import score
 from qcompiler.lm.text import Text
 from qcompiler.lm.text.record import Record
@@ -83,6 +83,14 @@ def test_generate_says_what_is_wrong(path: Path, tmp_path: Path, capsys: pytest.
     assert main(["generate", str(tmp_path / "ids.qca"), "--prompt", "a"]) == 1
     assert "has no tokenizer" in capsys.readouterr().err
     assert main(["generate", str(tmp_path / "none.qca"), "--prompt", "a"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant", ["float", "q8_0", "q8_0 bf16", "q8_0 int8"])
+def test_exact_products_of_codes_are_pointed_out(quant: str) -> None:
+    fmt, _, compute = quant.partition(" ")
+    lm = qc.compile_causal_lm(model(), qc.QuantConfig(fmt, compute=compute or None), max_seq_len=64, chunk=16)
+    assert multiplies_in_fp32(lm.run.plan) == (quant == "q8_0")
 
 
 def test_a_chat_reads_only_what_is_new(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
