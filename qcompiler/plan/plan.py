@@ -255,7 +255,7 @@ class Plan(Strict, frozen=True):
     """A whole program. The entry point `init` fills the init arenas once, at load.
 
     `moved` lists the parameters of `weights` whose values are not the model's. None: nobody knows, since the file is
-    older than this record. `plan.moved` asks it.
+    older than this record. Readers ask it through qcompiler/plan/moved.py.
     """
 
     devices: tuple[DeviceSlot, ...]

@@ -111,6 +111,26 @@ def test_each_parameter_with_other_values_is_in_the_record(make: str, field: str
 
 
 @pytest.mark.slow
+def test_folded_norms_of_batches_are_in_the_record_with_the_biases_that_they_make() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.linear = nn.Conv2d(32, 8, 1, bias=False), nn.BatchNorm2d(8), normed()
+            nn.init.normal_(self.norm.weight, 1.0, 0.3)
+            nn.init.normal_(self.norm.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) + self.norm(self.conv(x[:, :, None, None])).mean((1, 2, 3))[:, None]
+
+    model, linear = Both().eval(), "int8:group=32"
+    found = insert_qdq(export_model(model, (X,), {}), qc.QuantConfig("float", linear=linear))
+    assert found.weights.moved is not None and set(found.weights.moved.values()) == {("fold-batch-norm",)}
+    assert found.weights.moved.keys() == {"conv.weight", "conv.bias", "linear.0.weight", "linear.0.bias"}
+    model.conv.weight = nn.Parameter(model.conv.weight[:, :, 0, 0])  # as it is stored
+    assert differing(model, found, linear) == found.weights.moved.keys()
+
+
+@pytest.mark.slow
 def test_rewrites_are_listed_in_their_order() -> None:
     recipe = qc.QuantConfig("float", linear="int8", rotate=True, smooth=0.5, rotate_online=True)
     found = insert_qdq(export_model(Decoder(), EXAMPLE, {}, SHAPES), recipe, calibration=Calibration(ids()))

@@ -108,7 +108,7 @@ def convert(
 
     `program` is a program that was compiled from the folder, or a language model: its linears that are quantised are
     written with the program's codes, such as those that `algorithm="gptq"` chose, in place of the folder's values.
-    WeightsError for one that is not of this folder.
+    WeightsError for one that is not of this folder, and for one whose weights were moved (plan/moved.py).
 
     With `to`, all linears that the source has in floating point are encoded, too.  FormatError, saying how much is
     lost, for a tensor that would lose precision unless `lossy` allows it; WeightsError and ArgumentError if something

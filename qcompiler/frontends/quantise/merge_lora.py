@@ -95,10 +95,11 @@ def merge_lora(
     """Merges a LoRA or DoRA adapter of PEFT into weights: ``weights, report = qc.merge_lora(weights, "adapter/")``.
 
     `weights` is a mapping of module paths (or paths of their weights) to `PackedTensor`s, or to arrays of floats in the
-    model's shape: (out, in), or (in, out) for an embedding and where the adapter's config says `fan_in_fan_out`.  The
-    result is a dictionary with all of them; those that the adapter does not name are unchanged.  Or `weights` is a
-    program, compiled or loaded; then the result is a `LoadedProgram` on its devices with weights of its own, which can
-    be run and saved.  The inputs are not changed.
+    model's shape: (out, in), or (in, out) for an embedding and where the adapter's config says `fan_in_fan_out`.  Their
+    columns are in the model's order; those of a GPTQ file with act-order are not.  The result is a dictionary with all
+    of them; those that the adapter does not name are unchanged.  Or `weights` is a program, compiled or loaded; then
+    the result is a `LoadedProgram` on its devices with weights of its own, which can be run and saved.  The inputs are
+    not changed.
 
     `adapter` is a folder with adapter_config.json and adapter_model.safetensors, or the tensors (of NumPy or torch)
     with the config as `config`.  `threshold` is the largest relative error ||Q - M|| / ||M|| that a layer may have.
@@ -311,7 +312,8 @@ def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], t
         elif moved := why_moved(image.plan, (f"{path}.weight", f"{path}.bias")):
             problems.append(f"'{layer.path}' is not what the adapter was trained for: {moved}; {_INTO_THE_MODEL}")
         elif stored[f"{path}.weight"] > 1:
-            problems.append(f"'{layer.path}' is stored {stored[f'{path}.weight']} times, in the order of each reader")
+            times = stored[f"{path}.weight"]
+            problems.append(f"'{layer.path}' is stored {times} times, in the order of each reader; {_INTO_THE_MODEL}")
         elif len(entry.shape) != 2 or entry.dtype not in ("f32", "bf16", "f16"):
             problems.append(f"'{layer.path}' is stored as {list(entry.shape)} of {entry.dtype}, no matrix of floats")
         else:
@@ -330,7 +332,7 @@ def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], t
     return Merged(LoadedProgram.from_image(made, devices=program.devices), report)
 
 
-_INTO_THE_MODEL = "merge into the model and compile that, or compile without what moved it"
+_INTO_THE_MODEL = "merge into the model and compile that"
 
 
 def _path_in(path: str, by_parameter: Mapping[str, Any]) -> str:
