@@ -17,6 +17,7 @@ import qcompiler as qc
 from qcompiler.errors import ArgumentError, DeviceUnavailableError, ScheduleError, TargetMismatchError
 from qcompiler.inspect.checks import copied_bytes
 from qcompiler.ir.rt_plan import plan_from_rt, rt_from_plan
+from qcompiler.plan.moved import moved_of
 from qcompiler.plan.plan import Copy, Launch, Plan, Select, from_json, to_json
 from qcompiler.plan.verify import verify_plan
 from qcompiler.plan.weights import NoBytes, StoredTensor
@@ -191,7 +192,7 @@ def test_a_plan_over_two_devices_is_its_text() -> None:
         StoredTensor(w.name, w.dtype, w.shape, NoBytes(w.nbytes), w.format, w.layout, w.parameters)
         for w in plan.weights
     ]
-    assert plan_from_rt(rt_from_plan(plan), specs, store) == plan
+    assert plan_from_rt(rt_from_plan(plan), specs, store, moved_of(plan)) == plan
     assert from_json(to_json(plan)) == plan
 
 
