@@ -92,6 +92,8 @@ def _dynamic(text: str) -> tuple[str, int, tuple[str, int, int]]:
 
 
 def _compile(options: argparse.Namespace) -> None:
+    from qcompiler.config import recipe_of
+    from qcompiler.runtime.backends import registry
     from qcompiler.runtime.progress import Stages, stage
 
     if (options.output is None) != (options.weights == "none"):
@@ -102,10 +104,12 @@ def _compile(options: argparse.Namespace) -> None:
         raise ArgumentError("--source-lines go with the texts of the stages, which --no-stages leaves out")
     check_writable(options.output)
     check_writable(options.mlir)
+    recipe = recipe_of(options.quant, options.compute)
+    if options.device is not None:
+        registry.parse(options.device)  # a name that means nothing is refused before the model is made
     with Stages(1):
         stage(f"load {options.model}")
         from qcompiler.api import qcompile  # torch, which takes seconds to import
-        from qcompiler.config import recipe_of
 
         weights = options.weights
         if options.model.endswith(".mlir"):
@@ -117,7 +121,7 @@ def _compile(options: argparse.Namespace) -> None:
         model,
         args,
         kwargs,
-        quant=recipe_of(options.quant, options.compute),
+        quant=recipe,
         dynamic_shapes=dynamic_shapes,
         device=options.device,
         targets=options.targets.split(",") if options.targets else None,

@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from qcompiler.config import recipe_of
 from qcompiler.errors import ArgumentError, QCompilerError
 from qcompiler.lm.conversation import Conversation
 from qcompiler.lm.evaluate import Reader, Score, scores
 from qcompiler.lm.llama_cpp_reader import LlamaCpp
 from qcompiler.lm.model import CausalLM, load_causal_lm
+from qcompiler.lm.text import Text
 from qcompiler.runtime.progress import Counted
 from qcompiler.units import counted, printable
 
@@ -29,8 +31,9 @@ def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def open_model(options: argparse.Namespace) -> CausalLM:
-    """The model that the command line names. ArgumentError if it has no tokenizer."""
+def open_model(options: argparse.Namespace, *, chats: bool = False) -> CausalLM:
+    """The model that the command line names. ArgumentError if it has no tokenizer, or no template where it `chats`;
+    that and what else is known of the files is found out before anything is compiled."""
     for file, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors=errors)
@@ -47,26 +50,42 @@ def open_model(options: argparse.Namespace) -> CausalLM:
                 "into the program in Python (qc.merge_lora)"
             )
         lm = load_causal_lm(path, device=options.device)
-    else:
-        from qcompiler.config import recipe_of
-        from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
+        _check_text(lm.require_text(), path, chats=chats)
+        return lm
+    _check_there(path, "a model is a .qca file, a .gguf file or a folder with config.json")
+    recipe = recipe_of(options.quant, options.compute)
+    from qcompiler.lm.compile import compile_causal_lm, text_of  # torch and transformers, which take seconds to import
 
-        lm = compile_causal_lm(
-            path, recipe_of(options.quant, options.compute), max_seq_len=options.max_seq_len,
-            kv_cache=options.kv_cache, device=options.device, adapter=adapter, merge=options.adapter_beside is None,
-        )  # fmt: skip
-    lm.require_text()
-    return lm
+    text = text_of(path)
+    if text is None:
+        raise ArgumentError(
+            f"{path} has no tokenizer that is read (docs/tokenizers.md): a folder needs a tokenizer.json, a .gguf file "
+            "has its tokens in its keys"
+        )
+    _check_text(text, path, chats=chats)
+    return compile_causal_lm(
+        path, recipe, max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device, text=text,
+        adapter=adapter, merge=options.adapter_beside is None,
+    )  # fmt: skip
+
+
+def _check_text(text: Text, path: Path, *, chats: bool) -> None:
+    if chats and text.template is None:
+        raise ArgumentError(f"{path} has no chat template; `qc generate` continues a text")
+
+
+def _check_there(path: Path, kinds: str) -> None:
+    if not path.exists():
+        raise ArgumentError(f"there is no file or folder '{path}': {kinds}")
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
 
 
 def generate(options: argparse.Namespace) -> None:
-    lm = open_model(options)
-    text = lm.require_text()
     prompt = options.prompt if options.prompt is not None else _read(options.prompt_file)
-    ids = text.encode(prompt)
+    lm = open_model(options)
+    ids = lm.require_text().encode(prompt)
     answer = Answer(lm, lm.conversation(), sys.stdout, quiet=options.json)
     if not options.json:
         answer.show(prompt)
@@ -146,10 +165,7 @@ class Answer:
 
 
 def chat(options: argparse.Namespace) -> None:
-    lm = open_model(options)
-    text = lm.require_text()
-    if text.template is None:
-        raise ArgumentError(f"{options.model} has no chat template; `qc generate` continues a text")
+    lm = open_model(options, chats=True)
     messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
     held = lm.conversation()
     if sys.stdin.isatty():
@@ -215,8 +231,11 @@ def respond(
 
 
 def eval(options: argparse.Namespace) -> None:
-    lm = open_model(options)
     text = _read(options.text)
+    for path, kinds in ((options.reference, "a folder, a .gguf or a .qca file"), (options.llama_cpp, "a .gguf file")):
+        if path is not None:
+            _check_there(path, f"it is {kinds}")
+    lm = open_model(options)
     if options.limit is not None:
         text = text.encode()[: max(options.limit, 0)].decode(errors="ignore")  # whole characters
     ids = lm.require_text().encode(text, special=options.special)

@@ -85,6 +85,32 @@ def test_generate_says_what_is_wrong(path: Path, tmp_path: Path, capsys: pytest.
     assert main(["generate", str(tmp_path / "none.qca"), "--prompt", "a"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "none", "--prompt", "a"], "there is no file or folder 'none': a model is a .qca file"),
+        (["generate", "folder", "--prompt", "a"], "folder has no tokenizer that is read"),
+        (["generate", "folder", "--prompt", "a", "--quant", "int44"], "no recipe is called 'int44'"),
+        (["chat", "spoken"], "spoken has no chat template"),
+        (["eval", "folder", "none.txt"], "none.txt: No such file"),
+        (["eval", "folder", "text.txt", "--reference", "none"], "there is no file or folder 'none': it is a folder"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str],
+    message: str,
+) -> None:  # fmt: skip
+    """No folder has a config.json: a compile would fail by that."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder", "spoken"):
+        Path(name).mkdir()
+    vocabulary = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+    Path("spoken/tokenizer.json").write_text(json.dumps(vocabulary))
+    Path("text.txt").write_text("a")
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_a_chat_reads_only_what_is_new(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lm = qc.load_causal_lm(path)
     held = lm.conversation()
