@@ -9,6 +9,7 @@ from typing import Any
 
 from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.errors import ArgumentError
+from qcompiler.lm.arguments import add_sizes
 from qcompiler.units import human_bytes
 
 
@@ -16,7 +17,9 @@ def add_compile(commands: Any) -> None:
     """The command as a subparser, with the function that runs it."""
     command = commands.add_parser("compile", help="compile a PyTorch model or a text of MLIR to a .qca file")
     command.add_argument(
-        "model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes); or a .mlir file"
+        "model",
+        help="package.module:function, which returns (model, args, kwargs, dynamic_shapes); a .mlir file; or, of a "
+        "language model, a .gguf file or a folder with config.json",
     )
     command.add_argument("-o", "--output", type=Path, help="the file to write; needed unless --weights none")
     command.add_argument(
@@ -43,6 +46,8 @@ def add_compile(commands: Any) -> None:
         "--dynamic", action="append", default=[], type=_dynamic, metavar="X:AXIS=NAME,LOW,HIGH",
         help="a .mlir file: the name and range of a dimension that is ?, as in x:0=b,1,64",
     )  # fmt: skip
+    add_sizes(command, "a language model")
+    command.add_argument("--max-batch", type=int, help="a language model: sequences that may run together (1)")
     command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile can continue")
     command.add_argument(
         "--layout", choices=("target", "canonical"), default="target",
@@ -107,6 +112,16 @@ def _compile(options: argparse.Namespace) -> None:
     recipe = recipe_of(options.quant, options.compute)
     if options.device is not None:
         registry.parse(options.device)  # a name that means nothing is refused before the model is made
+    if _is_language_model(options.model):
+        from qcompiler.lm.commands import compile_to_file
+
+        compile_to_file(options, recipe)
+        return
+    if (options.max_seq_len, options.kv_cache, options.max_batch) != (None, "auto", None):
+        raise ArgumentError(
+            f"--max-seq-len, --kv-cache and --max-batch are of a language model, and {options.model} is no .gguf file "
+            "and no folder with config.json"
+        )
     with Stages(1):
         stage(f"load {options.model}")
         from qcompiler.api import qcompile  # torch, which takes seconds to import
@@ -148,6 +163,10 @@ def _compile(options: argparse.Namespace) -> None:
     for isa, digest in builds.items():
         print(f"native build for {isa}: {digest}", file=sys.stderr)
     print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
+
+
+def _is_language_model(text: str) -> bool:
+    return text.endswith(".gguf") or (Path(text) / "config.json").is_file()
 
 
 def _mlir(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:

@@ -121,8 +121,8 @@ def read_members(data: memoryview) -> dict[str, Member]:
             raise TruncatedFileError(f"the file has {len(data)} bytes: it is empty or was cut off ({_AGAIN})")
         if begin.startswith(b"GGUF"):
             raise ForeignFileError(
-                "the file is not a qcompiler program but a GGUF file: qc.compile_causal_lm makes a program of it; "
-                "`qc generate`, `qc chat` and `qc eval` take it as it is"
+                "the file is not a qcompiler program but a GGUF file: `qc compile` makes a program of it, "
+                "and `qc generate`, `qc chat` and `qc eval` take it as it is"
             )
         raise ForeignFileError("the file is not a qcompiler program (a .qca file is a zip; this is not)")
     if begin[_LOCAL.size :] != MARK.encode():

@@ -15,20 +15,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from qcompiler.config import recipe_of
+from qcompiler.config import QuantConfig, recipe_of
 from qcompiler.errors import ArgumentError, QCompilerError
 from qcompiler.lm.conversation import Conversation
 from qcompiler.lm.evaluate import Reader, Score, scores
 from qcompiler.lm.llama_cpp_reader import LlamaCpp
 from qcompiler.lm.model import CausalLM, load_causal_lm
+from qcompiler.lm.sampling import Sampling
 from qcompiler.lm.text import Text
 from qcompiler.runtime.progress import Counted
-from qcompiler.units import counted, printable
+from qcompiler.units import counted, human_bytes, printable
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """How tokens are drawn. ArgumentError for a value out of its range, which is found before a model is opened."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    return {name: getattr(options, name) for name in names}
+    chosen = {name: getattr(options, name) for name in names}
+    Sampling(**{name: value for name, value in chosen.items() if value is not None})
+    if options.tokens is not None and options.tokens < 0:
+        raise ArgumentError(f"--tokens {options.tokens}: choose 0 or more")
+    return chosen
 
 
 def open_model(options: argparse.Namespace, *, chats: bool = False) -> CausalLM:
@@ -79,17 +85,55 @@ def _check_there(path: Path, kinds: str) -> None:
         raise ArgumentError(f"there is no file or folder '{path}': {kinds}")
 
 
+# --- compile ----------------------------------------------------------------------------------------------------------
+
+
+def compile_to_file(options: argparse.Namespace, recipe: QuantConfig | None) -> None:
+    """`qc compile` of a .gguf file or a folder: the language model with its tokenizer as a .qca file."""
+    path = Path(options.model)
+    _check_there(path, "a language model is a .gguf file or a folder with config.json")
+    others = {
+        "--weights": options.weights, "--dynamic": options.dynamic, "--mlir": options.mlir,
+        "--fallback": options.fallback, "--source-lines": options.source_lines, "--print-after": options.print_after,
+        "--print-after-change": options.print_after_change, "--layout canonical": options.layout == "canonical",
+    }  # fmt: skip
+    if given := [name for name, value in others.items() if value]:
+        raise ArgumentError(f"a compile of a language model takes no {', '.join(given)}; package.module:function does")
+    from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
+
+    lm = compile_causal_lm(
+        path, recipe, max_seq_len=options.max_seq_len, device=options.device,
+        max_batch=1 if options.max_batch is None else options.max_batch, kv_cache=options.kv_cache,
+        targets=options.targets.split(",") if options.targets else None,
+        verify_each=options.verify_each, dump_ir=options.dump_ir, workdir=options.workdir,
+    )  # fmt: skip
+    assert lm.program is not None
+    builds = lm.save(options.output, stages=not options.no_stages)
+    print(lm.program.ledger.totals(), file=sys.stderr)
+    if options.timing:
+        print(lm.program.timing())
+    for isa, digest in builds.items():
+        print(f"native build for {isa}: {digest}", file=sys.stderr)
+    print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
+
+
 # --- generate ---------------------------------------------------------------------------------------------------------
 
 
 def generate(options: argparse.Namespace) -> None:
     prompt = options.prompt if options.prompt is not None else _read(options.prompt_file)
+    sampling = _sampling(options)
     lm = open_model(options)
     ids = lm.require_text().encode(prompt)
     answer = Answer(lm, lm.conversation(), sys.stdout, quiet=options.json)
     if not options.json:
         answer.show(prompt)
-    interrupted = answer.give(ids, options.tokens, _sampling(options))
+    try:
+        interrupted = answer.give(ids, options.tokens, sampling)
+    except QCompilerError:
+        if not options.json:
+            print(flush=True)  # the message begins a line of its own
+        raise
     if options.json:
         print(json.dumps({"text": prompt + answer.text, "tokens": answer.tokens, **answer.speed()}, ensure_ascii=False))
     else:
@@ -155,8 +199,9 @@ class Answer:
 
     def summary(self) -> str:
         speed = self.speed()
+        read = counted(self.prompt, "token")
         return (
-            f"[{speed['prompt_tokens']} tokens read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; "
+            f"[{read} read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; "
             f"{counted(len(self.tokens), 'token')}, {speed['tokens_per_second']:.1f} a second]"
         )
 
@@ -165,6 +210,7 @@ class Answer:
 
 
 def chat(options: argparse.Namespace) -> None:
+    sampling = _sampling(options)
     lm = open_model(options, chats=True)
     messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
     held = lm.conversation()
@@ -178,7 +224,7 @@ def chat(options: argparse.Namespace) -> None:
             continue
         messages.append({"role": "user", "content": said})
         try:
-            answer = respond(lm, held, messages, options.tokens, _sampling(options), quiet=options.json)
+            answer = respond(lm, held, messages, options.tokens, sampling, quiet=options.json)
         except QCompilerError as error:  # the chat goes on: a shorter message may fit
             messages.pop()
             print(f"qc: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
