@@ -9,10 +9,10 @@ weights are transposed at compile time, and two transposes cancel. Then one patt
 linear(w)`, and the same for the table of an embedding and for the weights of experts.
 
 If x is dequantised int8 rows and the weight's format has an integer product, the linear multiplies codes:
-`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. A convolution reads windows of its pixels, which are rows:
-`linear(windows(dequantize_rows(q)), dequantize(w)) -> linear(windows(q), w)`. On GPUs, x is rounded to the type of a
-weight in bf16. A weight that another op reads in full is decoded by an embedding of all its rows, and the report says
-so.
+`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. A convolution reads windows of its pixels, which are rows
+with the scale of their image: `linear(windows(dequantize_rows(q)), dequantize(w)) -> linear(windows(q), w)`. On GPUs, x
+is rounded to the type of a weight in bf16. A weight that another op reads in full is decoded by an embedding of all its
+rows, and the report says so.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def _compile(options: argparse.Namespace) -> None:
     if _is_language_model(options.model):
         from qcompiler.lm.commands import compile_to_file
 
-        compile_to_file(options, recipe)
+        _say_written(*compile_to_file(options, recipe), options)
         return
     if (options.max_seq_len, options.kv_cache, options.max_batch) != (None, "auto", None):
         raise ArgumentError(
@@ -157,6 +158,11 @@ def _compile(options: argparse.Namespace) -> None:
     builds = program.save(
         options.output, layout=options.layout, stages=not options.no_stages, source_lines=options.source_lines
     )
+    _say_written(program, builds, options)
+
+
+def _say_written(program: Any, builds: Mapping[str, str], options: argparse.Namespace) -> None:
+    """What is in the file: `builds` are its native builds, by target."""
     print(program.ledger.totals(), file=sys.stderr)
     if options.timing:
         print(program.timing())

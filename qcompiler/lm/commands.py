@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from qcompiler.config import QuantConfig, recipe_of
 from qcompiler.errors import ArgumentError, QCompilerError
@@ -24,7 +24,10 @@ from qcompiler.lm.model import CausalLM, load_causal_lm
 from qcompiler.lm.sampling import Sampling
 from qcompiler.lm.text import Text
 from qcompiler.runtime.progress import Counted
-from qcompiler.units import counted, human_bytes, printable
+from qcompiler.units import counted, printable
+
+if TYPE_CHECKING:
+    from qcompiler.program import Program
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
@@ -88,8 +91,9 @@ def _check_there(path: Path, kinds: str) -> None:
 # --- compile ----------------------------------------------------------------------------------------------------------
 
 
-def compile_to_file(options: argparse.Namespace, recipe: QuantConfig | None) -> None:
-    """`qc compile` of a .gguf file or a folder: the language model with its tokenizer as a .qca file."""
+def compile_to_file(options: argparse.Namespace, recipe: QuantConfig | None) -> tuple[Program, dict[str, str]]:
+    """`qc compile` of a .gguf file or a folder: writes the language model with its tokenizer to a .qca file. Returns
+    the program, and the digests of the native builds by target."""
     path = Path(options.model)
     _check_there(path, "a language model is a .gguf file or a folder with config.json")
     others = {
@@ -108,13 +112,7 @@ def compile_to_file(options: argparse.Namespace, recipe: QuantConfig | None) -> 
         verify_each=options.verify_each, dump_ir=options.dump_ir, workdir=options.workdir,
     )  # fmt: skip
     assert lm.program is not None
-    builds = lm.save(options.output, stages=not options.no_stages)
-    print(lm.program.ledger.totals(), file=sys.stderr)
-    if options.timing:
-        print(lm.program.timing())
-    for isa, digest in builds.items():
-        print(f"native build for {isa}: {digest}", file=sys.stderr)
-    print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
+    return lm.program, lm.save(options.output, stages=not options.no_stages)
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
