@@ -9,10 +9,10 @@ weights are transposed at compile time, and two transposes cancel. Then one patt
 linear(w)`, and the same for the table of an embedding and for the weights of experts.
 
 If x is dequantised int8 rows and the weight's format has an integer product, the linear multiplies codes:
-`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. A convolution reads windows of its pixels, which are rows:
-`linear(windows(dequantize_rows(q)), dequantize(w)) -> linear(windows(q), w)`. On GPUs, x is rounded to the type of a
-weight in bf16. A weight that another op reads in full is decoded by an embedding of all its rows, and the report says
-so.
+`linear(dequantize_rows(q), dequantize(w)) -> linear(q, w)`. A convolution reads windows of its pixels, which are rows
+with the scale of their image: `linear(windows(dequantize_rows(q)), dequantize(w)) -> linear(windows(q), w)`. On GPUs, x
+is rounded to the type of a weight in bf16. A weight that another op reads in full is decoded by an embedding of all its
+rows, and the report says so.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from qcompiler.passes.rewriting import pattern, rewrite
 from qcompiler.passes.views import views
 from qcompiler.passes.views.im2col import windows_of
 from qcompiler.passes.views.view_rules import fold_views
+from qcompiler.plan.dims import Dim
 from qcompiler.plan.weights import StoredTensor, Transposed
 
 
@@ -108,13 +109,15 @@ def read_rows(op: qc.LinearOp | qc.GroupedLinearOp, rewriter: PatternRewriter) -
 @pattern
 def read_windows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
     """Makes the linear of a convolution read windows of int8 rows instead of windows of their values, if both sides
-    have integer codes."""
+    have integer codes, and all pixels of each image one scale."""
     windows, weight = windows_of(op.x), op.w.type
     if windows is None or not isinstance(weight, QTensorType) or not _multiplies_integers(weight):
         return None
     source = producer(views.unreshaped(windows.x))
     channels = windows.depth
     if not isinstance(source, qc.DequantizeRowsOp) or shape_of(source.result.type)[-1] != channels:
+        return None
+    if not _has_scales_of_images(source.rows, shape_of(windows.x.type)[0]):
         return None
     image = build.reshape(rewriter, source.rows, (*shape_of(windows.x.type)[:3], int8_rows.row_bytes(channels)))
     width = int8_rows.row_bytes(int(shape_of(windows.result.type)[-1]))
@@ -131,6 +134,13 @@ def read_windows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
     if view is not None:
         erase_if_dead(view, rewriter.erase)
     return op.result
+
+
+def _has_scales_of_images(rows: SSAValue, images: Dim) -> bool:
+    """Whether int8 rows are the pixels of `images` images with a scale each. A window has the scale of the first pixel
+    of its image, so that rows with scales of their own, and pixels of several images in one, cannot be read so."""
+    made = producer(views.unreshaped(rows))
+    return isinstance(made, qc.QuantizeRowsOp) and made.kind.data == "image" and shape_of(made.x.type)[0] == images
 
 
 def _multiplies_integers(weight: QTensorType) -> bool:

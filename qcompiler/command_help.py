@@ -16,6 +16,7 @@ EXAMPLES = {
     "compile": (
         "qc compile tiny_model:model -o tiny.qca --quant nf4",
         "qc compile tiny_model:model --weights none --timing",
+        "qc compile model.gguf -o model.qca --kv-cache int8",
         "qc compile tiny_model:model -o tiny.qca --verify-each numerics --print-after fuse-epilogues",
     ),
     "run": ("qc run tiny.qca x.npy", "qc run model.qca ids=ids.npy mask=mask.npy -o results.npz"),

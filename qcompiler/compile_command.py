@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.errors import ArgumentError
+from qcompiler.lm.arguments import add_sizes
 from qcompiler.units import human_bytes
 
 
@@ -16,7 +18,9 @@ def add_compile(commands: Any) -> None:
     """The command as a subparser, with the function that runs it."""
     command = commands.add_parser("compile", help="compile a PyTorch model or a text of MLIR to a .qca file")
     command.add_argument(
-        "model", help="package.module:function, which returns (model, args, kwargs, dynamic_shapes); or a .mlir file"
+        "model",
+        help="package.module:function, which returns (model, args, kwargs, dynamic_shapes); a .mlir file; or, of a "
+        "language model, a .gguf file or a folder with config.json",
     )
     command.add_argument("-o", "--output", type=Path, help="the file to write; needed unless --weights none")
     command.add_argument(
@@ -43,6 +47,8 @@ def add_compile(commands: Any) -> None:
         "--dynamic", action="append", default=[], type=_dynamic, metavar="X:AXIS=NAME,LOW,HIGH",
         help="a .mlir file: the name and range of a dimension that is ?, as in x:0=b,1,64",
     )  # fmt: skip
+    add_sizes(command, "a language model")
+    command.add_argument("--max-batch", type=int, help="a language model: sequences that may run together (1)")
     command.add_argument("--workdir", type=Path, default=None, help="folder in which a killed compile can continue")
     command.add_argument(
         "--layout", choices=("target", "canonical"), default="target",
@@ -92,6 +98,8 @@ def _dynamic(text: str) -> tuple[str, int, tuple[str, int, int]]:
 
 
 def _compile(options: argparse.Namespace) -> None:
+    from qcompiler.config import recipe_of
+    from qcompiler.runtime.backends import registry
     from qcompiler.runtime.progress import Stages, stage
 
     if (options.output is None) != (options.weights == "none"):
@@ -102,10 +110,22 @@ def _compile(options: argparse.Namespace) -> None:
         raise ArgumentError("--source-lines go with the texts of the stages, which --no-stages leaves out")
     check_writable(options.output)
     check_writable(options.mlir)
+    recipe = recipe_of(options.quant, options.compute)
+    if options.device is not None:
+        registry.parse(options.device)  # a name that means nothing is refused before the model is made
+    if _is_language_model(options.model):
+        from qcompiler.lm.commands import compile_to_file
+
+        _say_written(*compile_to_file(options, recipe), options)
+        return
+    if (options.max_seq_len, options.kv_cache, options.max_batch) != (None, "auto", None):
+        raise ArgumentError(
+            f"--max-seq-len, --kv-cache and --max-batch are of a language model, and {options.model} is no .gguf file "
+            "and no folder with config.json"
+        )
     with Stages(1):
         stage(f"load {options.model}")
         from qcompiler.api import qcompile  # torch, which takes seconds to import
-        from qcompiler.config import recipe_of
 
         weights = options.weights
         if options.model.endswith(".mlir"):
@@ -117,7 +137,7 @@ def _compile(options: argparse.Namespace) -> None:
         model,
         args,
         kwargs,
-        quant=recipe_of(options.quant, options.compute),
+        quant=recipe,
         dynamic_shapes=dynamic_shapes,
         device=options.device,
         targets=options.targets.split(",") if options.targets else None,
@@ -138,12 +158,21 @@ def _compile(options: argparse.Namespace) -> None:
     builds = program.save(
         options.output, layout=options.layout, stages=not options.no_stages, source_lines=options.source_lines
     )
+    _say_written(program, builds, options)
+
+
+def _say_written(program: Any, builds: Mapping[str, str], options: argparse.Namespace) -> None:
+    """What is in the file: `builds` are its native builds, by target."""
     print(program.ledger.totals(), file=sys.stderr)
     if options.timing:
         print(program.timing())
     for isa, digest in builds.items():
         print(f"native build for {isa}: {digest}", file=sys.stderr)
     print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
+
+
+def _is_language_model(text: str) -> bool:
+    return text.endswith(".gguf") or (Path(text) / "config.json").is_file()
 
 
 def _mlir(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:

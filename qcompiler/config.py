@@ -340,9 +340,11 @@ class QuantConfig:
             raise RecipeError(f"rule '{rule.pattern}' matches no module of the model; near: {hint}")
 
 
-def recipe_of(quant: str | None, compute: str | None) -> str | QuantConfig | None:
+def recipe_of(quant: str | None, compute: str | None) -> QuantConfig | None:
     """What a command line says by `--quant` and `--compute`, as `quant=` takes it. RecipeError as for `QuantConfig`."""
-    return quant if compute is None else replace(QuantConfig.of(quant or "float"), compute=compute)
+    if compute is None:
+        return None if quant is None else QuantConfig.of(quant)
+    return replace(QuantConfig.of(quant or "float"), compute=compute)
 
 
 _ROUNDED = "rounded_inputs"

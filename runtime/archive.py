@@ -22,6 +22,8 @@ PAGE = 4096
 MAX_MEMBERS = 4096
 MAX_DIRECTORY = 4 << 20
 
+_AGAIN = "copy or download it again"
+
 _KNOWN = re.compile(
     r"(qcompiler-program|program\.json|weights\.safetensors"
     r"|native/[A-Za-z0-9._-]{1,100}\.(so|cubin)|ir/[A-Za-z0-9._-]{1,200}|kernels/[A-Za-z0-9._-]{1,200}"
@@ -116,11 +118,16 @@ def read_members(data: memoryview) -> dict[str, Member]:
     begin = bytes(data[: _LOCAL.size + len(MARK)])
     if not begin.startswith(b"PK\3\4"):
         if len(data) < 4 and b"PK\3\4".startswith(begin):
-            raise TruncatedFileError(f"the file has {len(data)} bytes: it is empty or was cut off")
+            raise TruncatedFileError(f"the file has {len(data)} bytes: it is empty or was cut off ({_AGAIN})")
+        if begin.startswith(b"GGUF"):
+            raise ForeignFileError(
+                "the file is not a qcompiler program but a GGUF file: `qc compile` makes a program of it, "
+                "and `qc generate`, `qc chat` and `qc eval` take it as it is"
+            )
         raise ForeignFileError("the file is not a qcompiler program (a .qca file is a zip; this is not)")
     if begin[_LOCAL.size :] != MARK.encode():
         if MARK.encode().startswith(begin[_LOCAL.size :]) and len(data) < _LOCAL.size + len(MARK):
-            raise TruncatedFileError("the file ends inside its first header: it was cut off")
+            raise TruncatedFileError(f"the file ends inside its first header: it was cut off ({_AGAIN})")
         raise ForeignFileError("the file is a zip, but not a qcompiler program")
     count, size, start = _find_directory(data)
     if count > MAX_MEMBERS or size > MAX_DIRECTORY:
@@ -140,7 +147,7 @@ def read_members(data: memoryview) -> dict[str, Member]:
 
 def _find_directory(data: memoryview) -> tuple[int, int, int]:
     """(members, bytes, offset) of the central directory. Program files have no comment: the end record comes last."""
-    cut = "the file ends before its directory: it was cut off (download or copy it again)"
+    cut = f"the file ends before its directory: it was cut off ({_AGAIN})"
     at64 = len(data) - _END.size - _LOCATOR64.size
     if at64 < _END64.size or bytes(data[-_END.size :][:4]) != b"PK\5\6":
         raise TruncatedFileError(cut)

@@ -15,6 +15,8 @@ from qcompiler.units import counted
 
 Shape = tuple[int, ...]
 
+FIXED = ", the size that it was compiled for (dynamic_shapes= makes it a range)"
+
 
 @dataclass(frozen=True)
 class Binding:
@@ -63,7 +65,7 @@ class EntryBinder:
                 self._solve(equation, extent, symbols, sig, shape)
             expected = equation.expr.evaluate(symbols)
             if expected != extent:
-                why = f" (= {equation.expr})" if not equation.expr.is_static else ""
+                why = f" (= {equation.expr})" if not equation.expr.is_static else FIXED
                 raise self._error(sig, shape, f"dimension {equation.axis} is {extent} instead of {expected}{why}")
         outputs = tuple(tuple(extent.evaluate(symbols) for extent in shape) for shape in self.outputs)
         values = (ctypes.c_int64 * max(len(self.order), 1))(*(symbols[name] for name in self.order))
@@ -86,7 +88,8 @@ class EntryBinder:
             raise self._error(
                 sig,
                 shape,
-                f"dimension {equation.axis} ({equation.expr}) is {extent}, and {name} must lie in {low}…{high}",
+                f"dimension {equation.axis} ({equation.expr}) is {extent}, and {name} must lie in {low}…{high}, the "
+                "range that it was compiled for (dynamic_shapes=)",
             )
         symbols[name] = value
 

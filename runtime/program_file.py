@@ -32,6 +32,7 @@ from qcompiler.errors import (
     NewerFileError,
     PlanError,
     TargetMismatchError,
+    TruncatedFileError,
     TrustError,
 )
 from qcompiler.plan.kernel import Strict
@@ -68,6 +69,9 @@ MAX_TEXT = 1 << 30
 MAX_ATTACHMENT = 256 << 20
 ATTACHED = "attachments/"
 PACKED = ".gz"
+_OF_THE_FILE = (ForeignFileError, TruncatedFileError, CorruptFileError, NewerFileError)
+"""Errors of reading a file: they get its name (`_message`)."""
+
 Verify = Literal["auto", "full"]
 Layout = Literal["target", "canonical"]
 
@@ -262,7 +266,7 @@ def load_image(
             native = trusted_build(
                 builds, trust_native, lambda: _plan_text(program), where, lambda: emitter_of("cuda")
             )  # fmt: skip
-    except (ForeignFileError, CorruptFileError, NewerFileError, TrustError, TargetMismatchError) as error:
+    except (*_OF_THE_FILE, TrustError, TargetMismatchError) as error:
         raise type(error)(_message(path, error)) from error
     if header.layout == "canonical":
         note(f"packing the weights of {path.name} ({human_bytes(weights.nbytes)}) for this machine")
@@ -287,7 +291,7 @@ def read_program(path: str | Path) -> tuple[Header, Mapping[str, str]]:
         members = read_members(data)
         header, _, _ = _checked_members(data, members)
         return header, _Texts(data, members, header)
-    except (ForeignFileError, CorruptFileError, NewerFileError) as error:
+    except _OF_THE_FILE as error:
         raise type(error)(_message(path, error)) from error
 
 

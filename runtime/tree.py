@@ -172,7 +172,7 @@ class _Arguments:
         if name is None:
             return self._wrong_count(got)
         return (
-            f"the argument '{name}' is missing (the program takes {counted(len(self.steps), 'argument')}, by keyword "
+            f"the argument '{name}' is missing (the program takes {counted(len(self.steps), 'argument')}: "
             f"{_names(self.by_name)})"
         )
 

@@ -89,14 +89,14 @@ struct qi_rows_of_windows {
                 for (int64_t n = 0; n < g.channels / SPAN; n++) {
                     int32_t sum = 0;
                     for (int64_t r = 0; sums && r < runs; r++) sum += sums[n * runs + r];
-                    *total++ = (float)sum, *start++ = W::LOWEST * sum;
+                    *total++ = (float)sum, *start++ = qi_start<W>(sum);
                 }
             } else {
                 for (int64_t r = 0; sums && r < runs; r++) all += sums[r];
             }
         });
         if (job->k % 4 != 0) memset(x, 0, (size_t)(4 - job->k % 4));  // the rest of a step: weights there are not zero
-        if constexpr (W::SHARED == 0) *total = (float)all, *start = W::LOWEST * all;
+        if constexpr (W::SHARED == 0) *total = (float)all, *start = qi_start<W>(all);
     }
     // Equal tasks, as many for each thread: an image has few rows.
     static int64_t chunk(const qg_job* job, int64_t most, int64_t block, int64_t threads) {

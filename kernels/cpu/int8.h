@@ -294,6 +294,10 @@ struct qi_block {
     const char* codes;
 };
 
+// Where a sum over columns whose codes of x have this sum begins. It wraps as all sums here do: rows that a call or a
+// file brings may hold any sums.
+template <class W> QC_INLINE int32_t qi_start(int32_t sum) { return (int32_t)((uint32_t)W::LOWEST * (uint32_t)sum); }
+
 template <class W, class E>
 static void qi_prepare_row(const char* row, int64_t columns, char* x, int32_t* start, float* total, float* scale) {
     const int64_t padded = qi_padded(columns), span = qi_span(columns, W::SHARED);
@@ -312,7 +316,7 @@ static void qi_prepare_row(const char* row, int64_t columns, char* x, int32_t* s
                 sum += part;
             }
         }
-        total[g] = (float)sum, start[g] = W::LOWEST * sum;
+        total[g] = (float)sum, start[g] = qi_start<W>(sum);
     }
 }
 

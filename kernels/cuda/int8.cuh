@@ -206,9 +206,10 @@ template <int ENGINE, int BLOCKS> struct qi_sums {
     }
 };
 
-// One group's term: sum of code * q, times the slope, and sum of q times the intercept.
+// One group's term: sum of code * q, times the slope, and sum of q times the intercept. Sums wrap, since rows that a
+// call or a file brings may hold any.
 template <class P> QC_DEVICE float qi_term(int sum, int ones, const typename P::weight::parts& parts) {
-    float term = (float)(sum + P::offset * ones) * P::slope(parts);
+    float term = (float)(int)((unsigned)sum + (unsigned)P::offset * (unsigned)ones) * P::slope(parts);
     if constexpr (P::affine) term = term + (float)ones * P::intercept(parts);
     return term;
 }

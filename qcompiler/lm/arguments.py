@@ -83,23 +83,26 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         choices=("exact", "bf16", "int8"),
         help="for a folder or a .gguf file: the arithmetic of linears with quantised weights, and of attention",
     )
-    command.add_argument(
-        "--max-seq-len",
-        type=int,
-        help="for a folder or a .gguf file: tokens in all (default: the model's, at most 4096)",
-    )
-    command.add_argument(
-        "--kv-cache",
-        default="auto",
-        choices=("auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"),
-        help="for a folder or a .gguf file: how the cache stores keys and values; default auto, by the model's type",
-    )
+    add_sizes(command, "for a folder or a .gguf file")
     adapter = command.add_mutually_exclusive_group()
     adapter.add_argument(
         "--adapter", type=Path, metavar="FOLDER", help="a LoRA or DoRA of PEFT, merged into the weights"
     )
     adapter.add_argument(
         "--adapter-beside", type=Path, metavar="FOLDER", help="a LoRA of PEFT, kept in floating point beside them"
+    )
+
+
+def add_sizes(command: argparse.ArgumentParser, where: str) -> None:
+    """The options of a compile that decide the cache. `where`: of which models."""
+    command.add_argument(
+        "--max-seq-len", type=int, help=f"{where}: tokens in all (default: the model's, at most 4096)"
+    )  # fmt: skip
+    command.add_argument(
+        "--kv-cache",
+        default="auto",
+        choices=("auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"),
+        help=f"{where}: how the cache stores keys and values; default auto, by the model's type",
     )
 
 

@@ -13,26 +13,38 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from qcompiler.config import QuantConfig, recipe_of
 from qcompiler.errors import ArgumentError, QCompilerError
 from qcompiler.lm.conversation import Conversation
 from qcompiler.lm.evaluate import Reader, Score, scores
 from qcompiler.lm.llama_cpp_reader import LlamaCpp
 from qcompiler.lm.model import CausalLM, load_causal_lm
+from qcompiler.lm.sampling import Sampling
+from qcompiler.lm.text import Text
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.progress import Counted, note
 from qcompiler.units import counted, printable
 
+if TYPE_CHECKING:
+    from qcompiler.program import Program
+
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """How tokens are drawn. ArgumentError for a value out of its range, which is found before a model is opened."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    return {name: getattr(options, name) for name in names}
+    chosen = {name: getattr(options, name) for name in names}
+    Sampling(**{name: value for name, value in chosen.items() if value is not None})
+    if options.tokens is not None and options.tokens < 0:
+        raise ArgumentError(f"--tokens {options.tokens}: choose 0 or more")
+    return chosen
 
 
-def open_model(options: argparse.Namespace) -> CausalLM:
-    """The model that the command line names. ArgumentError if it has no tokenizer."""
+def open_model(options: argparse.Namespace, *, chats: bool = False) -> CausalLM:
+    """The model that the command line names. ArgumentError if it has no tokenizer, or no template where it `chats`;
+    that and what else is known of the files is found out before anything is compiled."""
     for file, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors=errors)
@@ -49,20 +61,28 @@ def open_model(options: argparse.Namespace) -> CausalLM:
                 "into the program in Python (qc.merge_lora)"
             )
         lm = load_causal_lm(path, device=options.device)
-    else:
-        from qcompiler.config import recipe_of
-        from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
+        _check_text(lm.require_text(), path, chats=chats)
+        return lm
+    _check_there(path, "a model is a .qca file, a .gguf file or a folder with config.json")
+    recipe = recipe_of(options.quant, options.compute)
+    from qcompiler.lm.compile import compile_causal_lm, text_of  # torch and transformers, which take seconds to import
 
-        lm = compile_causal_lm(
-            path, recipe_of(options.quant, options.compute), max_seq_len=options.max_seq_len,
-            kv_cache=options.kv_cache, device=options.device, adapter=adapter, merge=options.adapter_beside is None,
-        )  # fmt: skip
-        if options.compute is None and lm.device == "cpu" and multiplies_in_fp32(lm.run.plan):
-            note(
-                "linears multiply in fp32, exactly; with --compute bf16 or --compute int8, which llama.cpp has, they "
-                "take less time (docs/language-models.md, Arithmetic)"
-            )
-    lm.require_text()
+    text = text_of(path)
+    if text is None:
+        raise ArgumentError(
+            f"{path} has no tokenizer that is read (docs/tokenizers.md): a folder needs a tokenizer.json, a .gguf file "
+            "has its tokens in its keys"
+        )
+    _check_text(text, path, chats=chats)
+    lm = compile_causal_lm(
+        path, recipe, max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device, text=text,
+        adapter=adapter, merge=options.adapter_beside is None,
+    )  # fmt: skip
+    if options.compute is None and lm.device == "cpu" and multiplies_in_fp32(lm.run.plan):
+        note(
+            "linears multiply in fp32, exactly; with --compute bf16 or --compute int8, which llama.cpp has, they take "
+            "less time (docs/language-models.md, Arithmetic)"
+        )
     return lm
 
 
@@ -72,18 +92,60 @@ def multiplies_in_fp32(plan: Plan) -> bool:
     return any(kernel.operands[1].format is not None and kernel.operands[1].dtype != "bf16" for kernel in linears)
 
 
+def _check_text(text: Text, path: Path, *, chats: bool) -> None:
+    if chats and text.template is None:
+        raise ArgumentError(f"{path} has no chat template; `qc generate` continues a text")
+
+
+def _check_there(path: Path, kinds: str) -> None:
+    if not path.exists():
+        raise ArgumentError(f"there is no file or folder '{path}': {kinds}")
+
+
+# --- compile ----------------------------------------------------------------------------------------------------------
+
+
+def compile_to_file(options: argparse.Namespace, recipe: QuantConfig | None) -> tuple[Program, dict[str, str]]:
+    """`qc compile` of a .gguf file or a folder: writes the language model with its tokenizer to a .qca file. Returns
+    the program, and the digests of the native builds by target."""
+    path = Path(options.model)
+    _check_there(path, "a language model is a .gguf file or a folder with config.json")
+    others = {
+        "--weights": options.weights, "--dynamic": options.dynamic, "--mlir": options.mlir,
+        "--fallback": options.fallback, "--source-lines": options.source_lines, "--print-after": options.print_after,
+        "--print-after-change": options.print_after_change, "--layout canonical": options.layout == "canonical",
+    }  # fmt: skip
+    if given := [name for name, value in others.items() if value]:
+        raise ArgumentError(f"a compile of a language model takes no {', '.join(given)}; package.module:function does")
+    from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
+
+    lm = compile_causal_lm(
+        path, recipe, max_seq_len=options.max_seq_len, device=options.device,
+        max_batch=1 if options.max_batch is None else options.max_batch, kv_cache=options.kv_cache,
+        targets=options.targets.split(",") if options.targets else None,
+        verify_each=options.verify_each, dump_ir=options.dump_ir, workdir=options.workdir,
+    )  # fmt: skip
+    assert lm.program is not None
+    return lm.program, lm.save(options.output, stages=not options.no_stages)
+
+
 # --- generate ---------------------------------------------------------------------------------------------------------
 
 
 def generate(options: argparse.Namespace) -> None:
-    lm = open_model(options)
-    text = lm.require_text()
     prompt = options.prompt if options.prompt is not None else _read(options.prompt_file)
-    ids = text.encode(prompt)
+    sampling = _sampling(options)
+    lm = open_model(options)
+    ids = lm.require_text().encode(prompt)
     answer = Answer(lm, lm.conversation(), sys.stdout, quiet=options.json)
     if not options.json:
         answer.show(prompt)
-    interrupted = answer.give(ids, options.tokens, _sampling(options))
+    try:
+        interrupted = answer.give(ids, options.tokens, sampling)
+    except QCompilerError:
+        if not options.json:
+            print(flush=True)  # the message begins a line of its own
+        raise
     if options.json:
         print(json.dumps({"text": prompt + answer.text, "tokens": answer.tokens, **answer.speed()}, ensure_ascii=False))
     else:
@@ -149,8 +211,9 @@ class Answer:
 
     def summary(self) -> str:
         speed = self.speed()
+        read = counted(self.prompt, "token")
         return (
-            f"[{speed['prompt_tokens']} tokens read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; "
+            f"[{read} read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; "
             f"{counted(len(self.tokens), 'token')}, {speed['tokens_per_second']:.1f} a second]"
         )
 
@@ -159,10 +222,8 @@ class Answer:
 
 
 def chat(options: argparse.Namespace) -> None:
-    lm = open_model(options)
-    text = lm.require_text()
-    if text.template is None:
-        raise ArgumentError(f"{options.model} has no chat template; `qc generate` continues a text")
+    sampling = _sampling(options)
+    lm = open_model(options, chats=True)
     messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
     held = lm.conversation()
     if sys.stdin.isatty():
@@ -175,7 +236,7 @@ def chat(options: argparse.Namespace) -> None:
             continue
         messages.append({"role": "user", "content": said})
         try:
-            answer = respond(lm, held, messages, options.tokens, _sampling(options), quiet=options.json)
+            answer = respond(lm, held, messages, options.tokens, sampling, quiet=options.json)
         except QCompilerError as error:  # the chat goes on: a shorter message may fit
             messages.pop()
             print(f"qc: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
@@ -228,8 +289,11 @@ def respond(
 
 
 def eval(options: argparse.Namespace) -> None:
-    lm = open_model(options)
     text = _read(options.text)
+    for path, kinds in ((options.reference, "a folder, a .gguf or a .qca file"), (options.llama_cpp, "a .gguf file")):
+        if path is not None:
+            _check_there(path, f"it is {kinds}")
+    lm = open_model(options)
     if options.limit is not None:
         text = text.encode()[: max(options.limit, 0)].decode(errors="ignore")  # whole characters
     ids = lm.require_text().encode(text, special=options.special)

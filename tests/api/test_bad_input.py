@@ -12,6 +12,7 @@ from torch import nn
 import qcompiler as qc
 from qcompiler.errors import (
     ArgumentDtypeError,
+    ArgumentError,
     ArgumentShapeError,
     ArgumentStructureError,
     DataDependentShapeError,
@@ -45,6 +46,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[QCompilerError], str]] = {
     "operator": (Of(torch.lgamma), {}, UnsupportedOperatorError, r"aten\.lgamma.*test_bad_input\.py:\d+"),
     "data dependent": (Of(lambda y: y[y > 0]), {}, DataDependentShapeError, r"test_bad_input\.py:\d+"),
     "no maximum": (Of(torch.tanh), {"dynamic_shapes": {"x": {0: "b"}}}, UnboundedDimError, "dimension 0 of 'x'"),
+    "a size of 0": (Of(torch.tanh), {"dynamic_shapes": {"x": {0: ("b", 0, 9)}}}, ArgumentError, r"\('b', 1, 9\)"),
     "range without 1": (
         Of(_first_rows),
         {"dynamic_shapes": {"x": {0: ("b", 1, 9)}}},

@@ -64,6 +64,8 @@ def test_numerics_are_checked_after_each_pass_on_request(workspace: Path) -> Non
         (["small_model"], "'small_model' must be package.module:function"),
         (["small_model:nothing"], "cannot find 'small_model:nothing'"),
         (["no_such_module:model"], "cannot find 'no_such_module:model'"),
+        (["no_such_module:model", "--quant", "nf5"], "no recipe is called 'nf5'"),  # said before a model is made
+        (["no_such_module:model", "--device", "gpu"], "there is no device 'gpu'"),
         (["small_model:model", "--quant", "nf5"], "nf5"),
         (["small_model:model", "--quant", "nf4:block=63"], "block"),
         (["small_model:model", "--target", "sparc"], "sparc"),

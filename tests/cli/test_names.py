@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_named() -> None:
     made = qc.qcompile(Masked(), (torch.from_numpy(IDS), torch.from_numpy(BIAS)))
     with pytest.raises(ArgumentStructureError, match=r"'ids' is given twice, by position and by keyword"):
         made(IDS, ids=IDS)
-    with pytest.raises(ArgumentStructureError, match=r"'bias' is missing .*by keyword 'ids', 'bias'"):
+    with pytest.raises(ArgumentStructureError, match=r"'bias' is missing .*takes 2 arguments: 'ids', 'bias'\)"):
         made(IDS)
     with pytest.raises(ArgumentStructureError, match=r"unexpected keyword arguments: 'mask'.*'ids', 'bias'"):
         made(IDS, BIAS, mask=MASK)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from im2col_int8_cases import CASES, DTYPES, OTHERS, SIZES, Case, magnitudes, pixels, quantize_spec
+from im2col_int8_cases import CASES, DTYPES, OTHERS, SIZES, Case, magnitudes, odd_sizes, pixels, quantize_spec
 from kernel_cases import same_bits
 
 from qcompiler.formats import int8_rows
@@ -43,7 +43,7 @@ def test_sums_have_the_bits_of_their_definition(sim_module: Callable[..., Any], 
 def test_every_geometry_and_format_has_the_bits_of_its_definition(sim_module: Callable[..., Any], arch: str) -> None:
     module = sim_module([case.spec for case in (*FAST, *SLOW)], arch)
     for case in (*FAST, *SLOW):
-        check(module, case)
+        check(module, case, (*SIZES, *odd_sizes(case)))
 
 
 @pytest.mark.slow

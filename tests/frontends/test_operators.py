@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from by_path import load
+from torch import nn
 
 import qcompiler as qc
 from qcompiler.errors import DataDependentShapeError, UnsupportedOperatorError
@@ -136,6 +137,7 @@ class Function(torch.nn.Module):
         (lambda x: x.nonzero(), DataDependentShapeError, "use a mask"),
         (lambda x: x.masked_select(x > 0), DataDependentShapeError, "use a mask"),
         (lambda x: x.unique(), DataDependentShapeError, "use a mask"),
+        (nn.Sequential(nn.Unflatten(0, (2, 3)), nn.BatchNorm1d(3)), UnsupportedOperatorError, "call model.eval"),
         (lambda x: x + torch.randn_like(x), UnsupportedOperatorError, "aten.randn_like"),
         (torch.lgamma, UnsupportedOperatorError, "aten.lgamma"),
         (torch.histc, UnsupportedOperatorError, "give min and max"),

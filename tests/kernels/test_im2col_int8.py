@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from im2col_int8_cases import CASES, DTYPES, OTHERS, SIZES, Case, magnitudes, pixels, quantize_spec
+from im2col_int8_cases import CASES, DTYPES, OTHERS, SIZES, Case, magnitudes, odd_sizes, pixels, quantize_spec
 from kernel_cases import same_bits
 
+from qcompiler.config import resolve_format
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import int8_rows
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
@@ -22,9 +23,10 @@ FAST = [replace(case, layout=LAYOUT) for case in CASES[:2]]
 SLOW = [replace(case, layout=LAYOUT) for case in (*CASES[2:], *OTHERS)]
 
 
-def check(kernels: Any, case: Case) -> None:
-    for batch, height, width in SIZES:
-        image, symbols = case.image(batch, height, width), (batch, height, width, *case.size(height, width))
+def check(kernels: Any, case: Case, sizes: Iterable[tuple[int, int, int]] = SIZES) -> None:
+    for batch, height, width in sizes:
+        image = case.image(max(batch, 1), height, width)[:batch]
+        symbols = (batch, height, width, *case.size(height, width))
         wanted = case.expected(image)
         given = (image, case.weight, case.bias)
         made = kernels.run_both(case.name, lambda g=given, w=wanted: [*g, np.full_like(w, 7)], symbols)
@@ -51,6 +53,42 @@ def test_rare_engines_have_the_bits_of_the_definition(int8_engine: Callable[...,
     kernels = int8_engine([case.spec for case in chosen])
     for case in chosen:
         check(kernels, case)
+
+
+@pytest.mark.slow
+def test_images_smaller_than_the_kernel(build: Callable[..., Any], isa: str) -> None:
+    chosen = [case for case in (*FAST, *SLOW) if odd_sizes(case)]
+    kernels = build([case.spec for case in chosen], isa)
+    for case in chosen:
+        check(kernels, case, [*odd_sizes(case), (0, 7, 7)])
+
+
+@pytest.mark.slow
+def test_images_smaller_than_the_kernel_on_rare_engines(int8_engine: Callable[..., Any]) -> None:
+    chosen = [case for case in (*FAST, *SLOW) if odd_sizes(case)]
+    kernels = int8_engine([case.spec for case in chosen])
+    for case in chosen:
+        check(kernels, case, [*odd_sizes(case), (0, 7, 7)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("channels", "edge"), [(512, 8), (544, 11)], ids=["copied", "row made first"])
+def test_sums_that_no_quantisation_makes_wrap(build: Callable[..., Any], isa: str, channels: int, edge: int) -> None:
+    """Rows may come with a call, and hold any sums: the product with their lowest code leaves 32 bits. The sanitisers
+    (docs/security.md) find it where it does not wrap."""
+    case = Case("int8", channels, (edge, edge), n=16, layout=LAYOUT)
+    image = case.image(1, edge, edge)
+    image[..., :channels] = 0
+    end = int8_rows.padded(channels)
+    image[..., end : end + 4] = np.array([1.0], "<f4").view(np.int8)
+    image[..., end + 16 : end + 16 + channels // 16].view("<i2")[:] = 32767
+    kernels = build([case.spec], isa)
+    given = (image, case.weight, np.zeros(16, np.float32))
+    made = kernels.run_both(case.name, lambda: [*given, np.zeros((1, 16), np.float32)], (1, edge, edge, 1, 1))[-1]
+    slopes = np.abs(resolve_format(case.format).decode(case.packed)).max(axis=1) / 127
+    sums = [min(case.k - k, 65536) // 32 * 32767 for k in range(0, case.k, 65536)]
+    wrapped = sum(float(np.int64(-128 * each).astype(np.int32)) for each in sums)
+    assert np.allclose(made[0], wrapped * slopes, rtol=1e-5)
 
 
 PIXELS: list[tuple[DType, int]] = [("f32", 33), ("bf16", 64), ("f16", 5)]

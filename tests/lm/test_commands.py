@@ -93,6 +93,52 @@ def test_exact_products_of_codes_are_pointed_out(quant: str) -> None:
     assert multiplies_in_fp32(lm.run.plan) == (quant == "q8_0")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "none", "--prompt", "a"], "there is no file or folder 'none': a model is a .qca file"),
+        (["generate", "folder", "--prompt", "a"], "folder has no tokenizer that is read"),
+        (["generate", "folder", "--prompt", "a", "--quant", "int44"], "no recipe is called 'int44'"),
+        (["generate", "folder", "--prompt", "a", "--top-p", "3"], "top_p=3.0: choose above 0 and at most 1"),
+        (["chat", "spoken", "--tokens", "-1"], "--tokens -1: choose 0 or more"),
+        (["chat", "spoken"], "spoken has no chat template"),
+        (["compile", "none.gguf", "-o", "x.qca"], "there is no file or folder 'none.gguf'"),
+        (["compile", "none.gguf", "-o", "x.qca", "--fallback", "torch"], "there is no file or folder 'none.gguf'"),
+        (["compile", "folder:model", "-o", "x.qca", "--kv-cache", "int8"], "--max-seq-len, --kv-cache and --max-batch"),
+        (["eval", "folder", "none.txt"], "none.txt: No such file"),
+        (["eval", "folder", "text.txt", "--reference", "none"], "there is no file or folder 'none': it is a folder"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str],
+    message: str,
+) -> None:  # fmt: skip
+    """No folder has a config.json: a compile would fail by that."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder", "spoken"):
+        Path(name).mkdir()
+    vocabulary = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+    Path("spoken/tokenizer.json").write_text(json.dumps(vocabulary))
+    Path("text.txt").write_text("a")
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_compile_writes_a_model_with_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, file = Path(__file__).parents[2] / "examples/models/tiny_llama", tmp_path / "x.qca"
+    given = ["--quant", "int8", "--max-seq-len", "64", "--max-batch", "2", "--kv-cache", "int8"]
+    assert main(["compile", str(folder), "-o", str(file), "--fallback", "torch"]) == 1
+    assert "takes no --fallback" in capsys.readouterr().err
+    assert main(["compile", str(folder), "-o", str(file), *given]) == 0
+    said = capsys.readouterr()
+    assert "recipe int8" in said.err and f"wrote {file}" in said.err and not said.out
+    lm = qc.load_causal_lm(file)
+    assert (lm.max_seq_len, lm.record.max_batch, lm.record.cache_dtype) == (64, 2, "int8")
+    assert main(["generate", str(file), "--prompt", "import", "--tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("import")
+
+
 def test_a_chat_reads_only_what_is_new(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lm = qc.load_causal_lm(path)
     held = lm.conversation()

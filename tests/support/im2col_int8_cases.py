@@ -184,3 +184,9 @@ OTHERS = (
     Case("iq4_xs", 128, (2, 2)),
     Case("nvfp4", 16, (3, 3), padding=(1, 1)),  # groups of 16 columns
 )
+
+
+def odd_sizes(case: Case) -> list[tuple[int, int, int]]:
+    """Images of a pixel, of a line, and of fewer lines than the kernel has: those of which a case has windows."""
+    every = ((1, 1, 1), (2, 1, 9), (3, 8, 1), (1, 3, 2), (2, 2, 70))
+    return [size for size in every if min(case.size(*size[1:])) > 0]

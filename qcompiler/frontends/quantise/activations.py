@@ -9,7 +9,7 @@
     "llm_int8[:6.0]"  LLM.int8: as "int8", but columns that hold a magnitude of at least 6.0 stay in floating point:
                       linear = aten.linear(values, w, bias) + aten.linear(where(columns, x, 0), w), with codes 0 there
 
-A convolution takes a scale per image, with "int8" alone (docs/decisions/037). The pixels of the image are the rows:
+A convolution takes a scale per image, with "int8" alone (docs/decisions/038). The pixels of the image are the rows:
 
     after    pixels = permute(x, [0, 2, 3, 1]);  largest = amax(amax(abs(pixels), [2, 3]), 1)
              rows = qc.quantize_rows(pixels, "image", 0.0, None, largest)

@@ -69,6 +69,8 @@ IGNORED = {
     torch.ops.aten.sym_constrain_range.default,
 }
 
+_BATCH_NORM_IN_TRAINING = torch.ops.aten._native_batch_norm_legit_functional.default
+"""It takes the statistics of the batch, and gives new running ones."""
 
 _QC_OPS = (torch_rows, torch_cache, torch_ring, torch_linear, torch_linear_attention, torch_hadamard)
 
@@ -334,6 +336,8 @@ class Importer:
         if node.target is operator.getitem:
             return BUILDERS[operator.getitem](scope, node, {"source": node.args[0], "index": node.args[1]})
         builder = BUILDERS.get(node.target)
+        if node.target is _BATCH_NORM_IN_TRAINING:
+            raise scope.unsupported(node, "the model is in training mode; call model.eval() before compiling it")
         if builder is None:
             raise UnsupportedOperatorError(
                 f"the operator {node.target} has no lowering{describe(node)}. Rewrite that line with supported "

@@ -268,6 +268,11 @@ def _parse_dim(entry: Any, where: str, default_name: str) -> _Requested | int | 
         case str():
             raise UnboundedDimError(f'{where} ("{entry}") has no maximum: write ("{entry}", 1, 512)')
         case (str(), _, _):
+            if isinstance(entry[1], int) and entry[1] < 1:
+                raise ArgumentError(
+                    f"{where}: {entry!r} begins at {entry[1]}, and sizes begin at 1: a program takes no tensor without "
+                    f"elements. Write {(entry[0], 1, entry[2])!r}, and leave out calls of that size"
+                )
             return _bounded(entry[0], entry[1], entry[2], where)
         case _DimHint():
             if entry.type == _DimHintType.STATIC:
