@@ -155,3 +155,20 @@ QC_INLINE void qa_tokens(float* state, int64_t stride, bool begins, const qa_blo
     }
     rows.write_back();
 }
+
+// One token of a head whose state has one row, without the delta rule.  `decay` is multiplied by `rate`, if there is one
+// for each column; otherwise there is a decay for each column (COLUMNS), or one.
+template <int DEPTH, bool COLUMNS>
+QC_INLINE float qa_step(float* row, const float* k, const float* q, float value, const float* decay, const float* rate) {
+    const vf kept = COLUMNS || rate != nullptr ? vzero() : vexp(vset(*decay));
+    vf sum = vzero();
+    qa_columns<DEPTH, false>([&](int64_t j, int lanes) QC_BODY {
+        vf keeps = kept;
+        if constexpr (COLUMNS) keeps = vexp(vload_upto(decay + j, lanes));
+        else if (rate != nullptr) keeps = vexp(vset(*decay) * vload_upto(rate + j, lanes));
+        const vf x = vfma(vset(value), vload_upto(k + j, lanes), vload_upto(row + j, lanes) * keeps);
+        vstore_upto(row + j, x, lanes);
+        sum = vfma(x, vload_upto(q + j, lanes), sum);
+    });
+    return vsum(sum);
+}

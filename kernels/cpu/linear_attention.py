@@ -149,8 +149,7 @@ def _task(spec: KernelSpec, named: dict[str, Operand], shape: _Shape, items: str
         "const int64_t end = qc_share(items, task + 1, tasks);",
         "for (int64_t i = qc_share(items, task, tasks), upto; i < end; i = upto) {",
         f"    const int64_t number = i / {of_group}, b = number / {body.groups}, g = number % {body.groups};",
-        f"    const int64_t given = counts[{offset(named['counts'], ['b'])}];",
-        f"    const int64_t count = qc_max(0, qc_min(given, {steps}));",
+        *indent(_count(spec, named)),
         f"    upto = qc_min(end, (number + 1) * {of_group});",
         f"    for (int64_t t0 = 0; t0 < count; t0 += {shape.tokens}) {{",
         f"        const int64_t tokens = qc_min({shape.tokens}, count - t0);",
@@ -180,6 +179,44 @@ def _task(spec: KernelSpec, named: dict[str, Operand], shape: _Shape, items: str
     ]
 
 
+def _narrow_task(spec: KernelSpec, named: dict[str, Operand], items: str, tasks: str) -> list[str]:
+    """The heads of a task where a state is one row (Mamba): some heads at a time, whose states stay in the first cache,
+    token by token."""
+    body, state = _body(spec), named["state"]
+    at = {name: offset(named[name], ["b", "t", "h", "0"]) for name in ("value", "decay", "out")}
+    at |= {name: offset(named[name], ["b", "t", "g", "0"]) for name in ("key", "query")}
+    rate = f"rate + {offset(named['rate'], ['h', '0'])}" if body.has_rate else "nullptr"
+    row, columns = offset(state, ["b", "h", "0", "0"]), str(body.decays_columns).lower()
+    return [
+        *(pointer(operand, number, name, "call->op") for number, (name, operand) in enumerate(named.items())),
+        f"const int64_t items = {items}, tasks = {tasks};",
+        "const int64_t end = qc_share(items, task + 1, tasks);",
+        "for (int64_t i = qc_share(items, task, tasks), upto; i < end; i = upto) {",
+        f"    const int64_t b = i / {body.heads}, from = i % {body.heads}, g = from / {body.heads // body.groups};",
+        f"    const int64_t behind = qc_min((g + 1) * {body.heads // body.groups}, from + qc_min(end - i, {_TASK_ROWS}));",
+        "    upto = i + behind - from;",
+        *indent(_count(spec, named)),
+        f"    if (count > 0 && first[{offset(named['first'], ['b'])}] == 0)",
+        f"        for (int64_t h = from; h < behind; h++) memset(state + {row}, 0, {4 * body.depth});",
+        "    for (int64_t t = 0; t < count; t++)",
+        "        for (int64_t h = from; h < behind; h++)",
+        f"            out[{at['out']}] = qa_step<{body.depth}, {columns}>(",
+        f"                state + {row}, key + {at['key']}, query + {at['query']}, value[{at['value']}],",
+        f"                decay + {at['decay']}, {rate});",
+        f"    for (int64_t t = count; t < {c_dim(body.steps)}; t++)",
+        f"        for (int64_t h = from; h < behind; h++) out[{at['out']}] = 0.0f;",
+        "}",
+    ]
+
+
+def _count(spec: KernelSpec, named: dict[str, Operand]) -> list[str]:
+    """How many tokens sequence b reads."""
+    return [
+        f"const int64_t given = counts[{offset(named['counts'], ['b'])}];",
+        f"const int64_t count = qc_max(0, qc_min(given, {c_dim(_body(spec).steps)}));",
+    ]
+
+
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel."""
     body, shape = _body(spec), _shape(_body(spec), isa)
@@ -187,9 +224,12 @@ def emit(spec: KernelSpec, isa: str) -> str:
     items = f"{c_dim(body.batch)} * {body.heads * -(-body.width // shape.rows)}"
     shares = f"{c_dim(body.batch)} * {-(-body.heads * body.width // _TASK_ROWS)}"
     tasks = f"qc_tasks({shares}, {c_dim(body.steps)} * {6 * _TASK_ROWS * body.depth})"
-    task = _task(spec, named, shape, items, tasks)
+    is_narrow = body.width == 1 and not body.has_beta
+    task = _narrow_task(spec, named, items, tasks) if is_narrow else _task(spec, named, shape, items, tasks)
     launch = [f"qc_run(ctx, op, sym, {tasks}, qk_{spec.name}_task);"]
     place = "in registers" if shape.held else "in memory"
-    note = f"{shape.rows} row(s) of a state at a time, {place}, for blocks of {shape.tokens} token(s) in order"
+    note = f"up to {_TASK_ROWS} states of one row at a time, token by token"
+    if not is_narrow:
+        note = f"{shape.rows} row(s) of a state at a time, {place}, for blocks of {shape.tokens} token(s) in order"
     head = header_comment(spec, note)
     return "\n".join([head, task_function(spec, task), entry_function(spec, launch)])
