@@ -17,8 +17,8 @@
 #define QA_METHOD inline __attribute__((always_inline))
 #define QA_ROWS _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 
-// A block of tokens as the rows of one head see it.  A token's key, query and `keeps` have whole vectors, which are zero
-// behind the last column.
+// A block of tokens as the rows of one head see it.  A token's key, query and `keeps` have whole vectors; behind the
+// last column keys and queries are zero.
 struct qa_block {
     const float *k, *q;
     const float* keeps;     // exp(decay) of each token and column; null if all columns keep the same
@@ -156,10 +156,11 @@ QC_INLINE void qa_tokens(float* state, int64_t stride, bool begins, const qa_blo
     rows.write_back();
 }
 
-// One token of a head whose state has one row, without the delta rule.  `decay` is multiplied by `rate`, if there is one
-// for each column; otherwise there is a decay for each column (COLUMNS), or one.
+// One token of a head whose state has one row, without the delta rule.  A column's decay is `decay` times its `rate`,
+// or its own (COLUMNS), or without either the same for all.
 template <int DEPTH, bool COLUMNS>
-QC_INLINE float qa_step(float* row, const float* k, const float* q, float value, const float* decay, const float* rate) {
+QC_INLINE float qa_step(
+    float* row, const float* k, const float* q, float value, const float* decay, const float* rate) {
     const vf kept = COLUMNS || rate != nullptr ? vzero() : vexp(vset(*decay));
     vf sum = vzero();
     qa_columns<DEPTH, false>([&](int64_t j, int lanes) QC_BODY {
