@@ -250,7 +250,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 with one dense network (FFN 5120) for its experts; of Mamba 2 two."""
 
 
-def program_of(name: str, quant: str, most: int, folder: Path) -> Any:
+def program_of(name: str, quant: str, most: int, folder: Path, threads: int) -> Any:
     """The compiled model, from `folder` if it lies there."""
     path = folder / f"{name.lower().replace(' ', '-')}-{quant}-{most}.qca"
     if not path.exists():
@@ -258,14 +258,16 @@ def program_of(name: str, quant: str, most: int, folder: Path) -> Any:
         torch.manual_seed(0)
         model: Any = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
         qc.compile_causal_lm(model.eval(), quant=quant, max_seq_len=most, chunk=most).save(path)
-    return qc.load_causal_lm(path)
+    return qc.load_causal_lm(path, num_threads=threads)
 
 
-def model_shares(tokens: list[int], quant: str, rounds: int, folder: Path) -> list[dict[str, Any]]:
+def model_shares(
+    names: list[str], tokens: list[int], quant: str, rounds: int, folder: Path, threads: int
+) -> list[dict[str, Any]]:
     """Milliseconds of the recurrences and of all steps of a prompt."""
     found = []
-    for name in MODELS:
-        lm = program_of(name, quant, max(tokens), folder)
+    for name in names:
+        lm = program_of(name, quant, max(tokens), folder, threads)
         for count in tokens:
             positions = np.arange(count, dtype=np.int64)[None]
             given: dict[str, Any] = {"ids": positions % 1000, "positions": positions, "rows": positions}
@@ -302,8 +304,9 @@ def main() -> None:
     if options.model:
         print("| layers of | tokens | ms | recurrence, ms | share |\n|---|---|---|---|---|")
         with tempfile.TemporaryDirectory() as folder:
+            names = [name for name in MODELS if not options.only or name in options.only]
             place = options.folder or Path(folder)
-            found["model"] = model_shares(options.tokens, options.quant, options.rounds, place)
+            found["model"] = model_shares(names, options.tokens, options.quant, options.rounds, place, threads)
     else:
         shapes = [shape for shape in SHAPES if not options.only or shape.name in options.only]
         specs = {(shape, call): spec_of(shape, *call) for shape in shapes for call in CALLS}

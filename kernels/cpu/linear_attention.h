@@ -29,30 +29,30 @@ struct qa_block {
 };
 
 // f(j, lanes) for the vectors of a row: `j` is the first column, `lanes` a constant where f is inlined.
-template <int DEPTH, bool UNROLLED, class F> QC_INLINE void qa_columns(F f) {
+template <int64_t DEPTH, bool UNROLLED, class F> QC_INLINE void qa_columns(F f) {
     constexpr int64_t WHOLE = DEPTH / QC_LANES * QC_LANES;
     if constexpr (UNROLLED) {
         _Pragma("GCC unroll 32") for (int64_t j = 0; j < WHOLE; j += QC_LANES) f(j, QC_LANES);
     } else {
         for (int64_t j = 0; j < WHOLE; j += QC_LANES) f(j, QC_LANES);
     }
-    if constexpr (DEPTH > WHOLE) f(WHOLE, DEPTH - WHOLE);
+    if constexpr (DEPTH > WHOLE) f(WHOLE, (int)(DEPTH - WHOLE));
 }
 
 // Copies a token's columns to whole vectors at `to`.
-template <int DEPTH> QC_INLINE void qa_pack(const float* from, float* to) {
+template <int64_t DEPTH> QC_INLINE void qa_pack(const float* from, float* to) {
     qa_columns<DEPTH, false>([&](int64_t j, int lanes) QC_BODY { vstore(to + j, vload_upto(from + j, lanes)); });
 }
 
 // to[j] = exp(decay[j] * times), in whole vectors.
-template <int DEPTH> QC_INLINE void qa_decays(const float* decay, float times, float* to) {
+template <int64_t DEPTH> QC_INLINE void qa_decays(const float* decay, float times, float* to) {
     qa_columns<DEPTH, false>([&](int64_t j, int lanes) QC_BODY {
         vstore(to + j, vexp(vset(times) * vload_upto(decay + j, lanes)));
     });
 }
 
 // The product of a packed key and query.
-template <int DEPTH> QC_INLINE float qa_product(const float* k, const float* q) {
+template <int64_t DEPTH> QC_INLINE float qa_product(const float* k, const float* q) {
     vf sum = vzero();
     qa_columns<DEPTH, false>([&](int64_t j, int) QC_BODY { sum = vfma(vload(k + j), vload(q + j), sum); });
     return vsum(sum);
@@ -74,14 +74,14 @@ QC_INLINE vf qa_spread(vf x) {
 }
 
 // R rows of a state, `stride` floats apart, that begin with zeros or with what is there.
-template <int R, int DEPTH, bool HELD> struct qa_rows {
-    static constexpr int VECTORS = HELD ? (DEPTH + QC_LANES - 1) / QC_LANES : 1;
+template <int R, int64_t DEPTH, bool HELD> struct qa_rows {
+    static constexpr int64_t VECTORS = HELD ? (DEPTH + QC_LANES - 1) / QC_LANES : 1;
     float* const memory;
     const int64_t stride;
     vf held[R][VECTORS];
 
     QA_METHOD qa_rows(float* state, int64_t stride, bool begins) : memory(state), stride(stride) {
-        for (int r = 0; r < R && begins && !HELD; r++) memset(memory + r * stride, 0, 4 * (int64_t)DEPTH);
+        for (int r = 0; r < R && begins && !HELD; r++) memset(memory + r * stride, 0, 4 * DEPTH);
         if constexpr (HELD)
             each([&](int r, int64_t j, int lanes) QC_BODY {
                 held[r][j / QC_LANES] = begins ? vzero() : vload_upto(memory + r * stride + j, lanes);
@@ -108,9 +108,9 @@ template <int R, int DEPTH, bool HELD> struct qa_rows {
 
 // All tokens of a block, for R rows.  `x` has a value for each row, `block.width` floats from token to token, and then
 // what the tokens read.  COLUMNS: each column has a decay of its own; DELTA: with the delta rule.
-template <int R, int DEPTH, bool HELD, bool DELTA, bool COLUMNS>
+template <int R, int64_t DEPTH, bool HELD, bool DELTA, bool COLUMNS>
 QC_INLINE void qa_tokens(float* state, int64_t stride, bool begins, const qa_block& block, float* x) {
-    constexpr int WIDE = (DEPTH + QC_LANES - 1) / QC_LANES * QC_LANES;
+    constexpr int64_t WIDE = (DEPTH + QC_LANES - 1) / QC_LANES * QC_LANES;
     qa_rows<R, DEPTH, HELD> rows(state, stride, begins);
     for (int64_t t = 0; t < block.tokens; t++, x += block.width) {
         const float *const k = block.k + t * WIDE, *const q = block.q + t * WIDE;
@@ -158,7 +158,7 @@ QC_INLINE void qa_tokens(float* state, int64_t stride, bool begins, const qa_blo
 
 // One token of a head whose state has one row, without the delta rule.  A column's decay is `decay` times its `rate`,
 // or its own (COLUMNS), or without either the same for all.
-template <int DEPTH, bool COLUMNS>
+template <int64_t DEPTH, bool COLUMNS>
 QC_INLINE float qa_step(
     float* row, const float* k, const float* q, float value, const float* decay, const float* rate) {
     const vf kept = COLUMNS || rate != nullptr ? vzero() : vexp(vset(*decay));

@@ -22,7 +22,8 @@ _HELD_VECTORS = {"x86-64-v4": 24, "x86-64-v3": 5}
 query and the sums. Other instruction sets have a fourth of the lanes and room for 2 vectors."""
 
 _BLOCK_FLOATS = 2048
-"""Columns of all keys of a block: with the queries 16 KiB, half of a first cache."""
+"""Columns of all keys of a block: with the queries 16 KiB, half of a first cache. Wide heads have blocks of fewer
+tokens, so that their values take twice as much at most."""
 
 _TASK_ROWS = 64
 """Rows that a task has at least: it copies the keys and queries of all tokens, which is worth it for many rows."""
@@ -57,7 +58,7 @@ def _shape(body: LinearAttentionKernel, isa: str) -> _Shape:
     vectors = -(-body.depth // _LANES)
     room = _HELD_VECTORS.get(isa, 2) // vectors
     rows = min(room, 4) if room else (4 if isa == "x86-64-v4" else 2)
-    tokens = max(1, min(64, _BLOCK_FLOATS // (vectors * _LANES)))
+    tokens = max(1, min(64, _BLOCK_FLOATS // (vectors * _LANES), 4 * _BLOCK_FLOATS // body.width))
     return _Shape(min(rows, body.width), room > 0, tokens, vectors * _LANES)
 
 
