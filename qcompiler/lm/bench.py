@@ -121,6 +121,8 @@ def _not_product(lm: CausalLM, at: int, batch: int) -> float:
         "rows": rows,
         "wanted": np.arange(batch),
     }
+    if lm.record.counts:
+        given["counts"] = np.ones(batch, np.int64)
     if lm.record.samples:
         given["how"] = np.stack([Sampling().words(i, 0) for i in range(batch)])
         given["how"][:, ROW] = np.arange(batch)

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linear_attention_cases import FORMS, answer, assert_close, given, spec
+from linear_attention_cases import FORMS, LARGE, answer, assert_close, given, spec
+
+from qcompiler.kernels.cpu import linear_attention
 
 SPECS = {
-    **{form: spec(f"k{i}", form) for i, form in enumerate(FORMS)},
+    **{form: spec(f"k{i}", form) for i, form in enumerate(FORMS | LARGE)},
     "static": spec("static", "delta rule", batch=2, steps=1),
     "apart": spec("apart", "mamba 2", apart=3),
 }
@@ -18,7 +20,11 @@ SPECS = {
 
 @pytest.fixture(scope="module")
 def kernels(build: Callable[..., Any], isa: str) -> Any:
-    return build(list(SPECS.values()), isa)
+    """With small tasks and blocks: tasks begin inside of heads, and 13 tokens pass in several blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear_attention, "_TASK_ROWS", 4)
+        patch.setattr(linear_attention, "_BLOCK_FLOATS", 256)
+        return build(list(SPECS.values()), isa)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -35,20 +41,37 @@ def test_every_form_equals_float64(kernels: Any, name: str) -> None:
         assert np.array_equal(found[0][idle], arrays[0][idle])  # to the bit
 
 
-def test_cuts_of_a_text_give_the_same_bits(kernels: Any) -> None:
-    """13 tokens at once, or 6 and 7: a token's arithmetic depends on nothing but the state before it."""
-    made = SPECS["delta rule"]
+@pytest.mark.parametrize("name", ["delta rule", "heads in parts", "rows in memory", "mamba 2", "mamba"])
+def test_cuts_of_a_text_give_the_same_bits(kernels: Any, name: str) -> None:
+    """13 tokens at once, or 6, 1 and 6: a token's arithmetic depends on nothing but the state before it. A call of one
+    token takes rows one by one."""
+    made = SPECS[name]
     whole = given(made, 1, 13)
     names = [operand.name for operand in made.operands]
     parts = []
-    for begin, end in ((0, 6), (6, 13)):
-        part = [each[:, begin:end] if each.ndim > 2 and names[i] != "state" else each for i, each in enumerate(whole)]
-        parts.append([np.ascontiguousarray(each) for each in part])
+    for begin, end in ((0, 6), (6, 7), (7, 13)):
+        of_all = ("state", "rate")
+        part = [
+            each[:, begin:end] if each.ndim > 1 and names[i] not in of_all else each for i, each in enumerate(whole)
+        ]
+        parts.append([np.ascontiguousarray(each).copy() for each in part])
         parts[-1][names.index("counts")] = np.array([end - begin])
+    state = given(made, 1, 13)[0]
+    for part in parts:
+        part[0] = state
+        kernels.run(made.name, part, (1, part[1].shape[1]), threads=1)
     kernels.run(made.name, whole, (1, 13), threads=1)
-    parts[0][0] = state = given(made, 1, 13)[0]
-    kernels.run(made.name, parts[0], (1, 6), threads=1)
-    parts[1][0] = state
-    kernels.run(made.name, parts[1], (1, 7), threads=1)
     assert np.array_equal(state, whole[0])
-    assert np.array_equal(np.concatenate([parts[0][-1], parts[1][-1]], 1), whole[-1])
+    assert np.array_equal(np.concatenate([part[-1] for part in parts], 1), whole[-1])
+
+
+def test_a_layer_of_usual_size_equals_float64(build: Callable[..., Any], isa: str) -> None:
+    """Tasks and blocks as they are: 240 rows in shares of 64, and 40 tokens in blocks of 16."""
+    made = spec("usual", "heads in parts")
+    kernels = build([made], isa)
+    for batch, steps in ((1, 1), (2, 40)):
+        arrays = given(made, batch, steps)
+        state, out = answer(made, arrays)
+        found = kernels.run_both(made.name, lambda arrays=arrays: [each.copy() for each in arrays], (batch, steps))
+        assert_close(found[0], state)
+        assert_close(found[-1], out)

@@ -19,6 +19,7 @@ import qcompiler as qc
 from qcompiler.errors import CorruptFileError, ExportError
 from qcompiler.inspect.checks import copied_bytes
 from qcompiler.lm import recurrences
+from qcompiler.lm.bench import measure
 from qcompiler.lm.compile import inputs_to_trace
 from qcompiler.lm.model import CausalLM
 from qcompiler.lm.step import prepared
@@ -201,6 +202,14 @@ def test_nothing_is_copied_and_the_report_names_the_states(batch: int) -> None:
         assert len(found) == 1, "one launch for all tokens of a call"
     assert "states that each token changes" in lm.cache_report()
     assert "a state of [32, 1, 4] for each sequence (recurrent)" in str(lm.program.report())
+
+
+def test_bench_times_steps_of_a_model_with_states() -> None:
+    """A step is profiled with the counts that the program takes beside its tokens."""
+    _, lm = built()
+    found = measure(lm, prompt=3, generate=2, batch=1, rounds=1)
+    assert found.not_product is not None
+    assert 0 < found.not_product < 1
 
 
 def test_replaced_functions_are_transformers_own_again() -> None:

@@ -21,10 +21,19 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 """Widths and depths that end inside of vectors and of groups of lanes, and the options of each architecture."""
 
+LARGE: dict[str, dict[str, Any]] = {
+    "heads in parts": {"width": 40, "depth": 128, "has_beta": True},
+    "rows in memory": {"width": 5, "depth": 400, "has_beta": True, "decays_columns": True},
+    "one row, columns": {"width": 1, "depth": 20, "decays_columns": True},
+}
+"""Forms that the templates of the CPU take apart in other ways."""
+
 
 def spec(name: str, form: str, *, batch: Dim = "b", steps: Dim = "t", apart: int = 1) -> KernelSpec:
     """`apart`: the step between the elements of values."""
-    body = LinearAttentionKernel(slots=SLOTS, batch=batch, steps=steps, heads=HEADS, groups=GROUPS, **FORMS[form])
+    body = LinearAttentionKernel(
+        slots=SLOTS, batch=batch, steps=steps, heads=HEADS, groups=GROUPS, **(FORMS | LARGE)[form]
+    )
     last = body.depth if body.decays_columns else 1
     values = (batch, steps, HEADS, body.width)
     operands = [
