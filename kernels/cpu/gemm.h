@@ -76,9 +76,6 @@ typedef void (*qg_finish)(
 // Panels [p0, p1) (at most QG_GROUP) times rows [m0, m1) (at most QG_BLOCKS * QG_MR), finished.
 typedef void (*qg_multiply)(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch);
 
-// Where `finish` writes: bytes from row to row, and of 16 columns of w's rows (0: not said).
-struct qg_target { const char* at; int64_t row, panel; };
-
 struct qg_job {
     int64_t m, n, k;
     const char* x;
@@ -96,7 +93,6 @@ struct qg_job {
     int64_t batches;       // batched products: how many, and what turns to number `batch` (null: there is one)
     void (*select)(qg_job* job, int64_t batch);
     char* out;             // for `select` and `finish` of batched products
-    qg_target target;      // for asking ahead, of products of integers
     // how the work is cut (qg_cut): tasks share items, one group times one chunk each
     int64_t groups, chunks, items, tasks;
 };

@@ -33,8 +33,8 @@ enum {
     QI_SPARE = 4,      // rows of zeros behind those of a task, for blocks that are not full
 };
 // QI_CHUNK: bytes of prepared rows of a task, unless one block of rows takes more. QI_BLOCKS: most times ROWS rows of a
-// task. Processors with AVX-512 have 1 MiB of L2 or more, of which rows may take half: the more rows a task has, the
-// fewer times panels are read from memory.
+// task. Most processors with AVX-512 have 1 MiB of L2 or more, of which rows may take half: the more rows a task has,
+// the fewer times panels are read from memory.
 #if defined(QC_AVX512)
 enum { QI_CHUNK = 589824, QI_BLOCKS = 11 };
 enum { QI_ROWS = 12 };  // 24 sums, two words of a weight, the sign bits, a word of x: 28 of 32 registers
@@ -243,7 +243,7 @@ private:
     }
 };
 
-// --- rows of x, in the order in which words of codes hold columns ----------------------------------------------------
+// --- prepared rows of x ----------------------------------------------------------------------------------------------
 
 // Bytes from one prepared row to the next: an odd number of cache lines. Rows a power of two apart would all fall into
 // one set of the L1, and K is a power of two in most models.
@@ -442,17 +442,6 @@ template <class W, class E, bool UNPACKED> QC_INLINE void qi_micro_any(
     else qi_micro_rows<W, E, FULL>(count, from, rows, panel, next, tile);
 }
 
-// Asks for the lines that `finish` writes: they arrive during the product.
-QC_INLINE void qi_ask(const qg_target& target, int64_t m0, int64_t rows, int64_t panel, int64_t panels) {
-#if defined(QC_AVX512)
-    if (target.panel == 0) return;
-    for (int64_t i = 0; i < rows; i++) {
-        const char* const line = target.at + (m0 + i) * target.row + panel * target.panel;
-        for (int64_t e = 0; e < panels * target.panel; e += 64) asm volatile("prefetchw %0" : : "m"(line[e]));
-    }
-#endif
-}
-
 // --- the work --------------------------------------------------------------------------------------------------------
 
 // Where the rows of x are. `prepare` does for row m what `qi_prepare_row` does, with `room` for a row. `chunk` is the
@@ -516,7 +505,6 @@ template <class W, class E, class Prepare> static void qi_multiply(
             const qi_block block = {
                 x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i,
                 several ? entries : nullptr, unpacked ? codes : nullptr};
-            qi_ask(job->target, m0 + i, count, panel, next + 1 - panel);
             if (unpacked) qi_micro_any<W, E, qi_unpacks<W>()>(count, job->packed, block, panel, next, tile);
             else qi_micro_any<W, E, false>(count, job->packed, block, panel, next, tile);
             job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, (next + 1 - panel) * 16));

@@ -29,7 +29,7 @@ from qcompiler.kernels.cpu import linear_norm, text
 from qcompiler.kernels.cpu.linear import finish_of, packed_format, source_of, tile_of, used_symbols
 from qcompiler.kernels.cpu.weights import ANY_PANELS, FLOAT_LANES, PANEL_LAYOUTS, PanelWeight, panel_weight
 from qcompiler.kernels.text import c_dim
-from qcompiler.plan.kernel import ITEMSIZE, FormatRef, KernelSpec, Operand
+from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 
 SPARE = 4
@@ -221,17 +221,6 @@ def _text(spec: KernelSpec) -> ProductText:
     return ProductText(spec.name, spec.operands[1], body.n, body.k)
 
 
-def _target(spec: KernelSpec) -> list[str]:
-    """Statements that set in the job where the result is, for asking for its lines ahead; none if the columns of its
-    rows are apart."""
-    out, last = spec.operands[-1], len(spec.operands) - 1
-    if out.strides[1] != 1:
-        return []
-    size = ITEMSIZE[out.dtype]
-    row = f"{size} * ({c_dim(out.strides[0])})"
-    return [f"job.target = {{(const char*)op[{last}], {row}, {16 * size // (2 if _body(spec).pairs else 1)}}};"]
-
-
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel. KernelSelectionError for unsupported operands."""
     body, made = _body(spec), _text(spec)
@@ -251,7 +240,6 @@ def emit(spec: KernelSpec, isa: str) -> str:
         *made.statements,
         f"job.finish = qk_{spec.name}_finish;",
         "job.op = op, job.sym = sym;",
-        *_target(spec),
         run,
     ]
     lines = [made.assertion(isa), *used_symbols(spec, lines, "sym"), *lines]
