@@ -495,16 +495,16 @@ template <class W, class E, class Prepare> static void qi_multiply(
     memset(total + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
     for (int64_t panel = p0; panel < p1; panel += QG_NP) {
         const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
-        // Also for one block of eight rows, although that reads each of them once: computed apart, they take less time.
-        const bool several = W::NESTED && (rows == 8 || qi_next_rows<W, E>(rows) < rows);
-        if (several) qi_prepare_entries<W>(job->packed, panel, next, entries);
+        // One block of eight rows reads entries once; slopes with intercepts still take less time computed apart.
+        const bool apart = W::NESTED && ((W::AFFINE && rows == 8) || qi_next_rows<W, E>(rows) < rows);
+        if (apart) qi_prepare_entries<W>(job->packed, panel, next, entries);
         if constexpr (qi_unpacks<W>())
             if (unpacked) qi_unpack<W, E>(job->packed, panel, next, codes);
         for (int64_t i = 0, count; i < rows; i += count) {
             count = qi_next_rows<W, E>(rows - i);
             const qi_block block = {
                 x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i,
-                several ? entries : nullptr, unpacked ? codes : nullptr};
+                apart ? entries : nullptr, unpacked ? codes : nullptr};
             if (unpacked) qi_micro_any<W, E, qi_unpacks<W>()>(count, job->packed, block, panel, next, tile);
             else qi_micro_any<W, E, false>(count, job->packed, block, panel, next, tile);
             job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, (next + 1 - panel) * 16));

@@ -1,5 +1,5 @@
-// Rows of int8 (qcompiler/formats/int8_rows.py): making them, their codes in the order in which words of a weight's codes
-// hold columns, and the sums of groups of them.
+// Rows of int8 (qcompiler/formats/int8_rows.py): how they are made, how their codes are put in the order in which words
+// of a weight's codes hold columns, and the sums of groups of their codes.
 #pragma once
 #include "gemm.h"
 #include "rows.h"
