@@ -12,7 +12,6 @@
 enum { QI_LINE = 64 };
 typedef char qi_line __attribute__((vector_size(QI_LINE), aligned(1), may_alias));
 typedef char qi_half_line __attribute__((vector_size(QI_LINE / 2), aligned(1), may_alias));
-typedef int16_t qi_run_sum __attribute__((aligned(1), may_alias));
 
 QC_INLINE void qi_copy_lines(char* to, const char* from, int64_t bytes) {
     int64_t e = 0;

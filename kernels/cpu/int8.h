@@ -23,35 +23,37 @@
 // NESTED where these are computed from entries of several levels; LISTED codes stand for the bytes of a list: bytes().
 #pragma once
 #include "gemm.h"
+#include "int8_rows.h"
 #if defined(QC_AVX2)
 #include <cpuid.h>
 #endif
 
 enum {
-    QI_RUN = 32,       // columns of a sum that a row brings along
     QI_WIDEST = 65536,
-    QI_CHUNK = 458752,  // bytes of prepared rows of a task, unless one block of rows takes more
-    QI_BLOCKS = 8,     // most times QI_ROWS rows of a task
-    QI_SPARE = 4,      // rows of zeros behind them, for blocks that are not full
+    QI_SPARE = 4,      // rows of zeros behind those of a task, for blocks that are not full
 };
+// QI_CHUNK: bytes of prepared rows of a task, unless one block of rows takes more. QI_BLOCKS: most times ROWS rows of a
+// task. Most processors with AVX-512 have 1 MiB of L2 or more, of which rows may take half: the more rows a task has,
+// the fewer times panels are read from memory.
 #if defined(QC_AVX512)
+enum { QI_CHUNK = 589824, QI_BLOCKS = 11 };
 enum { QI_ROWS = 12 };  // 24 sums, two words of a weight, the sign bits, a word of x: 28 of 32 registers
-#elif defined(QC_AVX2)
+#else
+enum { QI_CHUNK = 458752, QI_BLOCKS = 8 };
+#if defined(QC_AVX2)
 enum { QI_ROWS = 4, QI_VEX_ROWS = 6 };  // 12 sums, two words of a weight, a word of x: 15 of 16 registers
 #else
 enum { QI_ROWS = 2 };
 #endif
+#endif
 
 typedef int32_t qi_word __attribute__((may_alias));
-typedef int8_t qi_bytes __attribute__((vector_size(16)));
-typedef int16_t qi_shorts __attribute__((vector_size(32)));
 
 // --- engines: how four columns are multiplied ------------------------------------------------------------------------
 
 // STEP: bytes of a row prepared for four columns. ROWS: most rows of a block. HELD: most of them whose totals stay in
 // registers beside their sums (0: totals go through memory). UNPACKED: a task of so many full blocks of rows makes
-// bytes of codes in planes once for all of them. ROOM: bytes that scratch has for four columns of a row. TILES:
-// int8_tiles.h.
+// bytes of codes in planes once for all of them. TILES: int8_tiles.h.
 
 // Byte b of the result holds, from bit TO on, the WIDTH bits of column FIRST + b * STEP of a word.
 template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(qu word) {
@@ -66,7 +68,7 @@ template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(q
 
 // What engines with vpdpbusd have in common. A row prepared for them: four bytes.
 struct qi_dots {
-    static constexpr int STEP = 4, ROOM = 8;
+    static constexpr int STEP = 4;
     static constexpr bool TILES = false;
     typedef qu operand;
     typedef qu factor;
@@ -148,7 +150,7 @@ QC_INLINE void qi_multiply_pairs(qu& sum, qu w, int32_t x) {
 
 // A row prepared for it: columns c0, c2, c1, c3 of each step as 16-bit numbers.
 struct qi_pairs {
-    static constexpr int ROWS = QI_ROWS, HELD = 0, STEP = 8, UNPACKED = 3, ROOM = 8;
+    static constexpr int ROWS = QI_ROWS, HELD = 0, STEP = 8, UNPACKED = 3;
     static constexpr bool TILES = false;
     struct operand { qu even, odd; };
     struct factor { int32_t even, odd; };
@@ -241,39 +243,8 @@ private:
     }
 };
 
-// --- rows of x, in the order in which words of codes hold columns ----------------------------------------------------
+// --- prepared rows of x ----------------------------------------------------------------------------------------------
 
-// Where byte i of a prepared group of 16 columns comes from. LOW bits: the widest plane's.
-template <int LOW, int STEP> constexpr int qi_source(int i) {
-    const int step = i / 4, j = STEP == 8 ? (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4) : i % 4;
-    const int per = 32 / LOW, steps = per / 4;
-    return step / steps * per + j * steps + step % steps;
-}
-
-template <int LOW, int STEP> static void qi_prepare(const char* row, int64_t columns, char* to) {
-    for (int64_t k = 0; k < columns; k += 16, to += 4 * STEP) {
-        qi_bytes x, moved;
-        memcpy(&x, row + k, 16);
-#if defined(__clang__)
-        for (int i = 0; i < 16; i++) moved[i] = x[qi_source<LOW, STEP>(i)];
-#else
-        const qi_bytes from = {
-            qi_source<LOW, STEP>(0), qi_source<LOW, STEP>(1), qi_source<LOW, STEP>(2), qi_source<LOW, STEP>(3),
-            qi_source<LOW, STEP>(4), qi_source<LOW, STEP>(5), qi_source<LOW, STEP>(6), qi_source<LOW, STEP>(7),
-            qi_source<LOW, STEP>(8), qi_source<LOW, STEP>(9), qi_source<LOW, STEP>(10), qi_source<LOW, STEP>(11),
-            qi_source<LOW, STEP>(12), qi_source<LOW, STEP>(13), qi_source<LOW, STEP>(14), qi_source<LOW, STEP>(15)};
-        moved = __builtin_shuffle(x, from);
-#endif
-        if (STEP == 4) {
-            memcpy(to, &moved, 16);
-        } else {
-            const qi_shorts wide = __builtin_convertvector(moved, qi_shorts);
-            memcpy(to, &wide, 32);
-        }
-    }
-}
-
-constexpr int64_t qi_padded(int64_t k) { return (k + 63) / 64 * 64; }
 // Bytes from one prepared row to the next: an odd number of cache lines. Rows a power of two apart would all fall into
 // one set of the L1, and K is a power of two in most models.
 constexpr int64_t qi_stride(int64_t k, int64_t step) { return (qi_padded(k) / 4 * step) | 64; }
@@ -303,21 +274,9 @@ static void qi_prepare_row(const char* row, int64_t columns, char* x, int32_t* s
     const int64_t padded = qi_padded(columns), span = qi_span(columns, W::SHARED);
     qi_prepare<qi_planes<W>::LOW, E::STEP>(row, padded, x);
     memcpy(scale, row + padded, 4);
-    const char* const runs = row + padded + 16;
-    int64_t run = 0;
-    for (int64_t g = 0, k = 0; k < columns; g++, k += span) {
-        int32_t sum = 0;
-        if constexpr (W::SHARED % QI_RUN != 0) {  // half a run
-            for (int64_t j = k; j < qc_min(k + span, columns); j++) sum += (int8_t)row[j];
-        } else {
-            for (const int64_t end = (qc_min(k + span, columns) + QI_RUN - 1) / QI_RUN; run < end; run++) {
-                int16_t part;
-                memcpy(&part, runs + 2 * run, 2);
-                sum += part;
-            }
-        }
-        total[g] = (float)sum, start[g] = qi_start<W>(sum);
-    }
+    const int64_t groups = (columns + span - 1) / span;
+    qi_sums<W::SHARED>(row, padded, columns, span, start);
+    for (int64_t g = 0; g < groups; g++) total[g] = (float)start[g], start[g] = qi_start<W>(start[g]);
 }
 
 // Floats that a group of QG_NP panels has: slopes, and intercepts where there are any.
@@ -384,7 +343,7 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
     const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, int begin, float* tile) {
     typedef qi_planes<W> P;
     constexpr int REGS = NP * QC_REGS;
-    constexpr bool HELD = MR <= E::HELD && W::SHARED != 0;
+    constexpr bool HELD = MR * NP <= E::HELD * QG_NP && W::SHARED != 0;
     const int64_t span = qi_span(from.k, W::SHARED);
     qi_walk<W> walk[NP];
     W entries[NP];
@@ -395,6 +354,7 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
             QG_UNROLL for (int p = 0; p < NP; p++) totals[i][p] = vzero();
     const char* x = rows.x;
     const typename E::operand* codes = (const typename E::operand*)rows.codes;
+    if constexpr (UNPACKED) codes += begin * QC_REGS;
     for (int64_t g = 0, k = 0; k < from.k; g++, k += span) {
         qu sum[MR][REGS];
         QG_UNROLL for (int i = 0; i < MR; i++)
@@ -403,7 +363,7 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
             constexpr int S = decltype(number)::value;
             typename E::operand u[REGS];
             QG_UNROLL for (int v = 0; v < REGS; v++) {
-                if constexpr (UNPACKED) u[v] = *codes++;
+                if constexpr (UNPACKED) u[v] = codes[v];
                 else u[v] = E::make(walk[v / QC_REGS].template bytes<E, S>(v % QC_REGS));
             }
             QG_UNROLL for (int i = 0; i < MR; i++) {
@@ -411,6 +371,7 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
                 QG_UNROLL for (int v = 0; v < REGS; v++) E::dot(sum[i][v], u[v], factor);
             }
             x += E::STEP;
+            if constexpr (UNPACKED) codes += QG_NP * QC_REGS;
         };
         for (int64_t j = k, end = qc_min(k + span, from.k); j < end; j += P::PER) {
             if constexpr (!UNPACKED)
@@ -440,11 +401,22 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
         }
 }
 
-// Rows of the next block of `left` rows: as many as fill the registers, or halves of seven for a remainder.
+// Rows of a block that fills the registers.
+template <class W, class E> constexpr int qi_full_rows() {
+    return W::SHARED != 0 && E::HELD != 0 && !E::TILES ? E::HELD : E::ROWS;
+}
+
+// Whether eight rows are multiplied by one panel after the other, with totals in registers. They read a panel and its
+// entries once, where two blocks of four rows do so twice.
+template <class W, class E> constexpr bool qi_takes_eight() { return W::SHARED != 0 && E::HELD == 7 && QG_NP > 1; }
+
+// Rows of the next block of `left` rows: as many as fill the registers, or blocks of eight and four for a remainder.
 template <class W, class E> constexpr int64_t qi_next_rows(int64_t left) {
-    if (W::SHARED == 0 || E::HELD == 0) return left < E::ROWS ? left : (int64_t)E::ROWS;
-    if (E::HELD < 7) return left < E::HELD ? left : (int64_t)E::HELD;
-    return left >= 11 || left == 7 || left == 6 ? qc_min(left, 7) : left > 4 ? 4 : left;
+    constexpr int FULL = qi_full_rows<W, E>();
+    if (!qi_takes_eight<W, E>()) return left < FULL ? left : (int64_t)FULL;
+    const int64_t over = left % 7, eights = over == 1 || over == 5 ? 1 : over == 2 ? 2 : over == 3 ? 3 : 0;
+    if (eights > 0 && left >= 8 * eights + (over == 5 ? 4 : 0)) return 8;
+    return left >= 6 ? qc_min(left, 7) : left > 4 ? 4 : left;
 }
 
 // `count` rows by the smallest microkernel that takes them; the rows behind are zeros.
@@ -460,6 +432,20 @@ template <class W, class E, int MR> QC_INLINE void qi_micro_rows(
     }
 }
 
+// `count` rows, as many as `qi_next_rows` said. UNPACKED: the codes of the panels are in `rows`.
+template <class W, class E, bool UNPACKED> QC_INLINE void qi_micro_any(
+    int64_t count, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, float* tile) {
+    constexpr int FULL = qi_full_rows<W, E>();
+    if constexpr (qi_takes_eight<W, E>())
+        if (count == 8) {
+            for (int p = 0; p < QG_NP; p++)
+                qi_micro<W, E, 8, 1, UNPACKED>(from, rows, p ? next : panel, p ? next : panel, p, tile);
+            return;
+        }
+    if (UNPACKED && count == FULL) qi_micro<W, E, FULL, QG_NP, UNPACKED>(from, rows, panel, next, 0, tile);
+    else qi_micro_rows<W, E, FULL>(count, from, rows, panel, next, tile);
+}
+
 // --- the work --------------------------------------------------------------------------------------------------------
 
 // Where the rows of x are. `prepare` does for row m what `qi_prepare_row` does, with `room` for a row. `chunk` is the
@@ -472,17 +458,21 @@ struct qi_rows_in_memory {
     static int64_t chunk(const qg_job*, int64_t most, int64_t, int64_t) { return most; }
 };
 
-// Rows of x in a task: `rows` times some, as far as there is room for so many bytes for four columns.
-constexpr int64_t qi_chunk_of(int64_t k, int64_t rows, int64_t room) {
-    const int64_t fit = QI_CHUNK / (rows * qi_stride(k, room));
+// Most rows of x in a task: `rows` times some, prepared with `step` bytes for four columns.
+constexpr int64_t qi_chunk_of(int64_t k, int64_t rows, int64_t step) {
+    const int64_t fit = QI_CHUNK / (rows * qi_stride(k, step));
     return rows * (fit < 1 ? 1 : fit < QI_BLOCKS ? fit : (int64_t)QI_BLOCKS);
 }
+
+constexpr int64_t qi_most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Bytes of scratch: a tile of sums, prepared entries (`of_group` floats for each group), codes, prepared rows, a scale
 // per row, two numbers per row and group.
 template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows, int64_t of_group) {
-    return 64 * rows * QG_NP + 4 * of_group * groups + qi_unpacked_of<W>(k) +
-           (qi_chunk_of(k, rows, 8) + QI_SPARE) * (qi_stride(k, 8) + 8 * groups + 4);
+    const auto of_rows = [&](int64_t step) {
+        return (qi_chunk_of(k, rows, step) + QI_SPARE) * (qi_stride(k, step) + 8 * groups + 4);
+    };
+    return 64 * rows * QG_NP + 4 * of_group * groups + qi_unpacked_of<W>(k) + qi_most(of_rows(4), of_rows(8));
 }
 
 // `rows` rows of int8 times panels [p0, p1): rows m0 … of the result. prepare(i, …) does for row i what
@@ -496,7 +486,7 @@ template <class W, class E, class Prepare> static void qi_multiply(
     float* const entries = tile + E::ROWS * QG_NP * 16;
     char* const codes = (char*)(entries + (W::NESTED ? groups * qi_entries_of<W>() : 0));
     char* const x = codes + qi_unpacked_of<W>(job->k);
-    constexpr int FULL = W::SHARED != 0 && E::HELD != 0 ? E::HELD : E::ROWS;
+    constexpr int FULL = qi_full_rows<W, E>();
     const bool unpacked = qi_unpacks<W>() && rows >= E::UNPACKED * FULL;
     float* const scale = (float*)(x + room * stride);
     float* const total = scale + room;
@@ -509,90 +499,19 @@ template <class W, class E, class Prepare> static void qi_multiply(
     memset(total + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
     for (int64_t panel = p0; panel < p1; panel += QG_NP) {
         const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
-        const bool several = W::NESTED && qi_next_rows<W, E>(rows) < rows;
-        if (several) qi_prepare_entries<W>(job->packed, panel, next, entries);
+        // One block of eight rows reads entries once; slopes with intercepts still take less time computed apart.
+        const bool apart = W::NESTED && ((W::AFFINE && rows == 8) || qi_next_rows<W, E>(rows) < rows);
+        if (apart) qi_prepare_entries<W>(job->packed, panel, next, entries);
         if constexpr (qi_unpacks<W>())
             if (unpacked) qi_unpack<W, E>(job->packed, panel, next, codes);
         for (int64_t i = 0, count; i < rows; i += count) {
             count = qi_next_rows<W, E>(rows - i);
             const qi_block block = {
                 x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i,
-                several ? entries : nullptr, unpacked ? codes : nullptr};
-            if (unpacked && count == FULL)
-                qi_micro<W, E, FULL, QG_NP, qi_unpacks<W>()>(job->packed, block, panel, next, 0, tile);
-            else
-                qi_micro_rows<W, E, FULL>(count, job->packed, block, panel, next, tile);
+                apart ? entries : nullptr, unpacked ? codes : nullptr};
+            if (unpacked) qi_micro_any<W, E, qi_unpacks<W>()>(count, job->packed, block, panel, next, tile);
+            else qi_micro_any<W, E, false>(count, job->packed, block, panel, next, tile);
             job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, (next + 1 - panel) * 16));
         }
-    }
-}
-
-// --- making rows -----------------------------------------------------------------------------------------------------
-
-enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2, QI_IMAGE = 3 };
-
-QC_INLINE void qi_store_codes(int8_t* p, vf rounded) {
-    const vi codes = vtoint(rounded);
-#if defined(QC_AVX512)
-    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)codes.r[0]));
-#else
-    vstore(p, codes);
-#endif
-}
-
-// One row of `cols` elements: formats/int8_rows.py. `factor` and `fixed` are those of QI_TENSOR, `threshold` that of
-// QI_OUTLIERS, whose `columns` have codes 0. For QI_IMAGE, `fixed` is the largest magnitude of the image.
-template <int KIND, class T> static void qi_quantise_row(
-    const T* x, int64_t cols, float factor, float fixed, float threshold, const bool* columns, int8_t* row) {
-    const int64_t padded = qi_padded(cols);
-    const auto read = [&](int64_t k, int n) QC_BODY {
-        const vf v = vload_upto(x + k, n);
-        return KIND == QI_OUTLIERS ? vsel(vle(vset(threshold), vabs(v)), vzero(), v) : v;
-    };
-    int32_t most = 0;
-    if constexpr (KIND == QI_IMAGE) {
-        most = (int32_t)(qc_bits(fixed) & 0x7fffffffu);
-    } else {
-        vi top = vset((int32_t)0);  // magnitudes as integers: a NaN is above infinity, which is above all others
-        qc_columns(cols, [&](int64_t k, int n) QC_BODY {
-            const vi bits = vbits(vabs(read(k, n)));
-            top = vsel(vlt(top, bits), bits, top);
-        });
-        int32_t lanes[16];
-        vstore(lanes, top);
-        for (int l = 0; l < 16; l++) most = lanes[l] > most ? lanes[l] : most;
-    }
-    constexpr bool DIVIDES = KIND == QI_TOKEN || KIND == QI_IMAGE;
-    const bool finite = most < 0x7f800000;
-    const float largest = qc_from_bits((uint32_t)most);
-    float scale = KIND == QI_TENSOR ? fixed : largest / 127.0f;
-    if (DIVIDES && !(scale > 0.0f)) scale = 1.0f;
-    const float inverse = largest < 3.8e-37f ? 0.0f : 127.0f / largest;
-    const float by = DIVIDES ? scale : KIND == QI_TENSOR ? factor : inverse;
-    memset(row + cols, 0, (size_t)(padded - cols));
-    if (finite) {
-        qc_columns(cols, [&](int64_t k, int n) QC_BODY {
-            const vf v = read(k, n);
-            vf code = vrint(DIVIDES ? v / vset(by) : v * vset(by));
-            if (KIND == QI_OUTLIERS) code = vsel(vload_upto(columns + k, n), vzero(), code);
-            code = vmax(vmin(code, vset(127.0f)), vset(-127.0f));
-            if (n == 16) return qi_store_codes(row + k, code);
-            int8_t last[16];
-            qi_store_codes(last, code);
-            memcpy(row + k, last, (size_t)n);
-        });
-    } else {
-        memset(row, 0, (size_t)cols);
-        scale = qc_from_bits(0x7fc00000u);
-    }
-    int8_t* const behind = row + padded;
-    const int64_t runs = padded / QI_RUN;
-    memset(behind, 0, (size_t)(16 + (2 * runs + 15) / 16 * 16));
-    memcpy(behind, &scale, 4);
-    for (int64_t r = 0; r < runs; r++) {
-        int32_t sum = 0;
-        for (int k = 0; k < QI_RUN; k++) sum += row[r * QI_RUN + k];
-        const int16_t part = (int16_t)sum;
-        memcpy(behind + 16 + 2 * r, &part, 2);
     }
 }

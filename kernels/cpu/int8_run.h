@@ -3,8 +3,6 @@
 #include "int8.h"
 #include "int8_tiles.h"
 
-constexpr int64_t qi_most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // Bytes of scratch of any engine of this instruction set.
 template <class W> constexpr int64_t qi_scratch_of(int64_t k, int64_t groups, int64_t of_group) {
 #if defined(QC_AVX512)
@@ -51,13 +49,17 @@ template <class W, class E, class Rows> static void qi_task(void* arg, int64_t t
 template <class W, class E, class Rows> static void qi_run_with(qc_ctx* ctx, qg_job* job, int64_t room) {
     if (job->m <= 0) return;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t most = qi_chunk_of(job->k, E::ROWS, E::ROOM);
-    qi_call call = {job, Rows::chunk(job, most, E::ROWS, ctx->num_threads), 1, room};
-    const int64_t chunks = qg_up(job->m, call.chunk);
+    const int64_t threads = ctx->num_threads, full = qi_full_rows<W, E>();
+    const int64_t most = Rows::chunk(job, qi_chunk_of(job->k, E::ROWS, E::STEP), E::ROWS, threads);
+    const int64_t chunks = qg_up(job->m, most);  // of equal numbers of rows, nearly
+    qi_call call = {job, qc_min(most, qg_up(qg_up(job->m, chunks), full) * full), 1, room};
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
-    const int64_t wanted = ctx->num_threads > 1 ? qc_min(worth, 4 * (int64_t)ctx->num_threads) : 1;
-    call.groups = qc_max(1, qc_min(units, qg_up(wanted, chunks)));
-    if (call.groups * chunks > 1 && ctx->num_threads > 1)
+    const int64_t wanted = threads > 1 ? qc_min(worth, 3 * threads) : 1;
+    call.groups = qg_up(wanted, chunks);
+    // As many tasks for each thread: nine of them take two threads as long as ten.
+    while (wanted >= threads && call.groups * chunks % threads != 0) call.groups++;
+    call.groups = qc_max(1, qc_min(units, call.groups));
+    if (call.groups * chunks > 1 && threads > 1)
         return ctx->parallel(ctx, call.groups * chunks, qi_task<W, E, Rows>, &call);
     for (int64_t task = 0; task < call.groups * chunks; task++) qi_task<W, E, Rows>(&call, task, ctx->scratch);
 }

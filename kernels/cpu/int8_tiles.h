@@ -13,7 +13,7 @@ enum {
 
 // Two tiles of rows times two of panels: four of sums, so that a product need not wait for the one before.
 struct qi_tiles : qi_vnni {
-    static constexpr int ROWS = 32, ROOM = 4;
+    static constexpr int ROWS = 32;
     static constexpr bool TILES = true;
 };
 
@@ -37,7 +37,7 @@ constexpr int64_t qt_codes_of(int64_t k) { return qi_padded(k) / 4 * QG_NP * 64;
 // Bytes of scratch, as `qi_scratch_for`: entries, a tile of results, one of sums, codes, rows.
 constexpr int64_t qt_scratch_for(int64_t k, int64_t groups, int64_t of_group) {
     return 4 * of_group * groups + 2 * 64 * qi_tiles::ROWS * QG_NP + qt_codes_of(k) +
-           qi_chunk_of(k, qi_tiles::ROWS, qi_tiles::ROOM) * (qi_stride(k, qi_tiles::STEP) + 8 * groups + 4) + QT_BEHIND;
+           qi_chunk_of(k, qi_tiles::ROWS, qi_tiles::STEP) * (qi_stride(k, qi_tiles::STEP) + 8 * groups + 4) + QT_BEHIND;
 }
 
 // The sums of columns [k, end) of BLOCKS * 16 rows and two panels: sums[block][panel][16][16].

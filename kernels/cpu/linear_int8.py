@@ -32,10 +32,13 @@ from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 
-CHUNK, BLOCKS, SPARE = 458752, 8, 4
-"""int8.h's QI_CHUNK, QI_BLOCKS and QI_SPARE."""
+SPARE = 4
+"""int8.h's QI_SPARE."""
 
-HEADERS = ("amx.h", "int8.h", "int8_tiles.h", "int8_run.h")
+_LARGE_CHUNK, _CHUNK = (589824, 11), (458752, 8)
+"""int8.h's QI_CHUNK and QI_BLOCKS for AVX-512, and for other instruction sets."""
+
+HEADERS = ("amx.h", "int8_rows.h", "int8.h", "int8_tiles.h", "int8_run.h")
 
 LINE = 64
 """im2col_int8.h's QI_LINE."""
@@ -114,20 +117,20 @@ class ProductText:
     def _scratch(self, isa: str, rows: int) -> int:
         """int8.h's `qi_scratch_for`."""
         groups, panels = self.groups, tile_of(isa).panels
-        stride = 2 * padded(self.k) | 64
-        chunk = _chunk(rows, stride)
+        strides = [width * padded(self.k) | 64 for width in (1, 2)]  # engines take four bytes or eight for four columns
+        prepared = max((_chunk(isa, rows, stride) + SPARE) * (stride + 8 * groups + 4) for stride in strides)
         entries = 4 * self._entries_of_group(isa) * groups
         in_planes = self.format.declaration.codes.bits not in (1, 2, 4, 8)
         # int8.h's `qi_unpacked_of`: four steps for 16 columns, each a pair of vectors, as a CPU without VNNI needs
         codes = -(-self.k // 16) * 4 * panels * 128 * in_planes
-        return 64 * rows * panels + entries + codes + (chunk + SPARE) * (stride + 8 * groups + 4)
+        return 64 * rows * panels + entries + codes + prepared
 
     def _scratch_of_tiles(self, isa: str) -> int:
         """int8_tiles.h's `qt_scratch_for`."""
         panels, stride = tile_of(isa).panels, padded(self.k) | 64
         entries = 4 * self._entries_of_group(isa) * self.groups
         codes = padded(self.k) // 4 * panels * 64
-        rows = _chunk(_TILES, stride) * (stride + 8 * self.groups + 4)
+        rows = _chunk(isa, _TILES, stride) * (stride + 8 * self.groups + 4)
         return entries + 2 * 64 * _TILES * panels + codes + rows + LINE
 
     def assertion(self, isa: str) -> str:
@@ -189,9 +192,10 @@ class ProductText:
         return self._weight.definitions + "\n".join(lines)
 
 
-def _chunk(rows: int, stride: int) -> int:
-    """int8.h's `qi_chunk_of`: rows of x in a task, prepared rows `stride` bytes apart."""
-    return rows * max(1, min(BLOCKS, CHUNK // (rows * stride)))
+def _chunk(isa: str, rows: int, stride: int) -> int:
+    """int8.h's `qi_chunk_of`: most rows of x in a task, prepared rows `stride` bytes apart."""
+    size, blocks = _LARGE_CHUNK if isa == "x86-64-v4" else _CHUNK
+    return rows * max(1, min(blocks, size // (rows * stride)))
 
 
 def _bytes_of_codes(product: IntegerProduct) -> list[str]:

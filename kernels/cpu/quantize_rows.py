@@ -11,7 +11,7 @@ from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
-    return ("decode.h", "gemm.h", "int8.h")
+    return ("decode.h", "gemm.h", "int8_rows.h")
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

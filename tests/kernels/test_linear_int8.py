@@ -56,7 +56,7 @@ WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, 
     "nvfp4": ("nvfp4", {}, 33, 96, "f32"),
 }
 FAST = ("int8", "int4_zeros", "q4_K", "q6_K", "mxfp4")
-MS = (1, 2, 7, 8, 14, 33, 109)  # 109: more than the rows of one task
+MS = (1, 2, 7, 8, 16, 24, 33, 137)  # blocks of eight and seven rows; 137: more than the rows of one task
 COLS = (1, 31, 64, 101, 300)
 PAIRS, TILES = 1, 2
 """abi.h's QC_INT8_PAIRS and QC_INT8_TILES."""
