@@ -66,14 +66,17 @@ REWRITES: dict[str, dict[str, Any]] = {
     "equalise": {"equalise": True}, "rotate": {"rotate": True}, "rotate_online": {"rotate_online": True},
     "correct_bias": {"correct_bias": True},
     "gptq": {"algorithm": "gptq"}, "rotate, gptq": {"rotate": True, "algorithm": "gptq"},
+    "smooth=0.5, rotate_online": {"smooth": 0.5, "rotate_online": True},
+    "rotate, rotate_online": {"rotate": True, "rotate_online": True},
 }  # fmt: skip
+TOGETHER = ("smooth=0.5, rotate_online", "rotate, rotate_online")
 MEASURED = {
     "int4:group=128": tuple(REWRITES),
-    "W4A8": ("none", "smooth=0.5", 'algorithm="awq"', "rotate", "rotate_online", "gptq"),
+    "W4A8": ("none", "smooth=0.5", 'algorithm="awq"', "rotate", "rotate_online", "gptq", *TOGETHER),
     "int3:group=128": ("none", "smooth=0.5", 'algorithm="awq"', "rotate", "gptq", "rotate, gptq"),
     "nf4": ("none", 'algorithm="awq"', "rotate", "gptq"),
-    "int8": ("none", "smooth=0.5", "rotate", "rotate_online"),
-    "W8A8": ("none", "smooth=0.5", "rotate", "rotate_online"),
+    "int8": ("none", "smooth=0.5", "rotate", "rotate_online", *TOGETHER),
+    "W8A8": ("none", "smooth=0.5", "rotate", "rotate_online", *TOGETHER),
 }
 """The rewrites that have a row for the language model."""
 ENCODER_STORAGE = {
@@ -143,7 +146,7 @@ class LanguageModel:
     windows: int
 
     @functools.cached_property
-    def _setting(self) -> tuple[dict[str, Exported], list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
+    def setting(self) -> tuple[dict[str, Exported], list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
         model, windows, _ = judge()
         windows = windows[torch.linspace(0, len(windows) - 1, self.windows).round().long()]
         reference = [base.float() for base, _ in tiny_llama.log_probabilities(model, windows)]
@@ -157,7 +160,7 @@ class LanguageModel:
         """KL and its standard error over windows."""
 
         def make() -> tuple[float, float]:
-            exported, inputs, windows, reference = self._setting
+            exported, inputs, windows, reference = self.setting
             graph = oracle(exported[which], STORAGE[storage], REWRITES[rewrite], inputs)
             found = divergences(graph, windows, reference)
             return float(found.mean()), float(found.std(ddof=1)) / len(found) ** 0.5
@@ -195,7 +198,7 @@ class Encoder:
         self.journal = journal
 
     @functools.cached_property
-    def _setting(self) -> tuple[Exported, list[Any], list[Any], np.ndarray]:
+    def setting(self) -> tuple[Exported, list[Any], list[Any], np.ndarray]:
         model, batches = minilm.load_encoder(), minilm.load_batches()
         held, measured = batches[::4], [each for at, each in enumerate(batches) if at % 4]
         shape = {0: ("b", 1, minilm.MAX_BATCH), 1: ("s", 1, minilm.MAX_LENGTH)}
@@ -204,7 +207,7 @@ class Encoder:
         return exported, held, measured, minilm.embed(model, measured)
 
     def _cell(self, storage: str, rewrite: str) -> str:
-        exported, held, measured, reference = self._setting
+        exported, held, measured, reference = self.setting
         try:
             module = oracle(exported, ENCODER_STORAGE[storage], REWRITES[rewrite], held, tied=False)
         except RecipeError as error:
