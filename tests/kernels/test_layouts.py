@@ -220,7 +220,7 @@ def test_sections_of_cpu_p16_v1(fmt: Format | None, rows: int, cols: int, expect
 
 
 @pytest.mark.parametrize("name", list(PAIR_LAYOUTS))
-@pytest.mark.parametrize("rows", [48, 70, 34, 2])
+@pytest.mark.parametrize("rows", [pytest.param(48, marks=pytest.mark.slow), 70, 34, 2])
 def test_layouts_of_pairs_are_their_panels_of_rows_in_another_order(name: str, rows: int) -> None:
     """Every format: encoded in that order, padded with rows of zeros, and packed by the plain layout."""
     half, stored, taken = rows // 2, stored_rows(rows), 0
