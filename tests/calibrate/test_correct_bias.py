@@ -156,7 +156,7 @@ def test_a_mean_that_few_rows_do_not_show_is_not_corrected(capfd: pytest.Capture
         assert torch.equal(found.module(many), plain.module(many))
         assert "no bias is corrected" in capfd.readouterr().err
     with pytest.raises(CalibrationError, match="gave no rows to 'weight': give inputs that are not empty"):
-        shapes = {"input": {0: ("rows", 0, 64)}}
+        shapes = {"input": {0: ("rows", 1, 64)}}
         quantised(model, [rows[:0]], (rows[:40],), shapes, linear="int4:group=32", correct_bias=True)
 
 
