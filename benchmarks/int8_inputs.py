@@ -20,16 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import fx
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
 
 from chosen_codes import divergences  # noqa: E402
-from page_marks import between  # noqa: E402
-from rewrites import PAGE, REWRITES, STORAGE, Journal, LanguageModel, oracle  # noqa: E402
+from rewrites import PAGE, REWRITES, STORAGE, Journal, LanguageModel, oracle, show  # noqa: E402
 
 SITES = {
     "q, k, v": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate, up": ("gate_proj", "up_proj"),
@@ -180,15 +177,7 @@ def main() -> None:
     }
     for mark, (first, rewrites, rows) in tables.items():
         columns = [first, *(text for each in rewrites for text in (f"KL, {each}", "of weights only"))]
-        table, found = Table(*columns), rows()
-        for row in found:
-            table.add_row(*row)
-        Console().print(table)
-        if options.write:
-            lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-            lines += [f"| {' | '.join(row)} |" for row in found]
-            text = between(PAGE.read_text(), f"<!-- {mark} -->", f"<!-- end of {mark} -->", "\n".join(lines), str(PAGE))
-            PAGE.write_text(text)
+        show(mark, columns, rows(), write=options.write)
 
 
 if __name__ == "__main__":

@@ -251,16 +251,20 @@ def main() -> None:
     }
     for what in [options.only] if options.only else makers:
         mark, rows = f"rewritten {what}", makers[what]()
-        columns = TABLES[mark]
-        table = Table(*columns)
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-        if options.write:
-            lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-            lines += [f"| {' | '.join(row)} |" for row in rows]
-            text = between(PAGE.read_text(), f"<!-- {mark} -->", f"<!-- end of {mark} -->", "\n".join(lines), str(PAGE))
-            PAGE.write_text(text)
+        show(mark, TABLES[mark], rows, write=options.write)
+
+
+def show(mark: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, write: bool) -> None:
+    """Prints a table, and with `write` puts it between its marks in the page."""
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    if write:
+        lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in rows]
+        text = between(PAGE.read_text(), f"<!-- {mark} -->", f"<!-- end of {mark} -->", "\n".join(lines), str(PAGE))
+        PAGE.write_text(text)
 
 
 if __name__ == "__main__":

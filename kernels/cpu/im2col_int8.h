@@ -26,7 +26,7 @@ QC_INLINE void qi_zero_lines(char* to, int64_t bytes) {
 
 // Bytes of a window with `k` columns that is being made: a row of int8, and the end of its last line.
 constexpr int64_t qi_window_room(int64_t k) {
-    return qi_padded(k) + 16 + (qi_padded(k) / QI_RUN * 2 + 15) / 16 * 16 + QI_LINE;
+    return qi_padded(k) + qi_behind(k) + QI_LINE;
 }
 
 // The window that is row m of x: where its image and its first tap lie.
@@ -71,7 +71,6 @@ struct qi_rows_of_windows {
         }
         const int64_t behind = qi_padded(g.channels);
         memcpy(scale, place.image + behind, 4);
-        const int64_t runs = W::SHARED ? SPAN / QI_RUN : behind / QI_RUN;
         int32_t all = 0;
         place.taps(g, [&](const char* pixel) QC_BODY {
             if constexpr (AS_IT_IS) {  // the next tap, or the next row, overwrites what this writes behind its channels
@@ -83,19 +82,20 @@ struct qi_rows_of_windows {
                 else memset(x, 0, (size_t)(g.channels / 4 * E::STEP));
                 x += g.channels / 4 * E::STEP;
             }
-            const qi_run_sum* const sums = pixel ? (const qi_run_sum*)(pixel + behind + 16) : nullptr;
             if constexpr (W::SHARED != 0) {
-                for (int64_t n = 0; n < g.channels / SPAN; n++) {
-                    int32_t sum = 0;
-                    for (int64_t r = 0; sums && r < runs; r++) sum += sums[n * runs + r];
-                    *total++ = (float)sum, *start++ = qi_start<W>(sum);
-                }
-            } else {
-                for (int64_t r = 0; sums && r < runs; r++) all += sums[r];
+                const int64_t count = g.channels / SPAN;
+                if (pixel) qi_sums<W::SHARED>(pixel, behind, g.channels, SPAN, start);
+                else memset(start, 0, (size_t)(4 * count));
+                qi_begin<W>(count, start, total);
+                start += count, total += count;
+            } else if (pixel) {
+                int32_t sum;
+                qi_sums<0>(pixel, behind, g.channels, g.channels, &sum);
+                all += sum;
             }
         });
         if (job->k % 4 != 0) memset(x, 0, (size_t)(4 - job->k % 4));  // the rest of a step: weights there are not zero
-        if constexpr (W::SHARED == 0) *total = (float)all, *start = qi_start<W>(all);
+        if constexpr (W::SHARED == 0) *start = all, qi_begin<W>(1, start, total);
     }
     // Equal tasks, as many for each thread: an image has few rows.
     static int64_t chunk(const qg_job* job, int64_t most, int64_t block, int64_t threads) {
@@ -119,10 +119,7 @@ private:
         });
         memset(to + job->k, 0, (size_t)(behind - job->k));
         memcpy(to + behind, place.image + scale_of_pixel, 4);
-        for (int64_t r = whole ? job->k / QI_RUN : 0; r < behind / QI_RUN; r++) {
-            int32_t sum = 0;
-            for (int k = 0; k < QI_RUN; k++) sum += to[r * QI_RUN + k];
-            ((qi_run_sum*)(to + behind + 16))[r] = (int16_t)sum;
-        }
+        for (int64_t r = whole ? job->k / QI_RUN : 0; r < behind / QI_RUN; r++)
+            ((qi_run_sum*)(to + behind + 16))[r] = qi_sum_of_run(to + r * QI_RUN);
     }
 };

@@ -269,14 +269,18 @@ struct qi_block {
 // file brings may hold any sums.
 template <class W> QC_INLINE int32_t qi_start(int32_t sum) { return (int32_t)((uint32_t)W::LOWEST * (uint32_t)sum); }
 
+// `start` holds sums of x's codes: `total` gets them as numbers, and `start` where the product's sums begin.
+template <class W> QC_INLINE void qi_begin(int64_t groups, int32_t* start, float* total) {
+    for (int64_t g = 0; g < groups; g++) total[g] = (float)start[g], start[g] = qi_start<W>(start[g]);
+}
+
 template <class W, class E>
 static void qi_prepare_row(const char* row, int64_t columns, char* x, int32_t* start, float* total, float* scale) {
     const int64_t padded = qi_padded(columns), span = qi_span(columns, W::SHARED);
     qi_prepare<qi_planes<W>::LOW, E::STEP>(row, padded, x);
     memcpy(scale, row + padded, 4);
-    const int64_t groups = (columns + span - 1) / span;
     qi_sums<W::SHARED>(row, padded, columns, span, start);
-    for (int64_t g = 0; g < groups; g++) total[g] = (float)start[g], start[g] = qi_start<W>(start[g]);
+    qi_begin<W>(qg_up(columns, span), start, total);
 }
 
 // Floats that a group of QG_NP panels has: slopes, and intercepts where there are any.

@@ -11,6 +11,8 @@ typedef int16_t qi_shorts __attribute__((vector_size(32)));
 typedef int16_t qi_run_sum __attribute__((aligned(1), may_alias));  // of a run, behind the codes and the scale of a row
 
 constexpr int64_t qi_padded(int64_t k) { return (k + 63) / 64 * 64; }
+// Bytes behind the codes of a row: its scale, and the sums of its runs.
+constexpr int64_t qi_behind(int64_t k) { return 16 + (qi_padded(k) / QI_RUN * 2 + 15) / 16 * 16; }
 
 // --- the order of columns --------------------------------------------------------------------------------------------
 
@@ -78,6 +80,9 @@ QC_INLINE int32_t qi_sum16(const char* codes) {
     return sum;
 #endif
 }
+
+// The sum of a run's codes.
+QC_INLINE int16_t qi_sum_of_run(const char* codes) { return (int16_t)(qi_sum16(codes) + qi_sum16(codes + 16)); }
 
 // The sums of the codes of each `span` columns of a row, which is SHARED of a weight unless that is 0 (all columns).
 // The row's codes are `padded` bytes with zeros at their end, and the sums of its runs lie behind them.
@@ -159,12 +164,8 @@ template <int KIND, class T> static void qi_quantise_row(
         scale = qc_from_bits(0x7fc00000u);
     }
     int8_t* const behind = row + padded;
-    const int64_t runs = padded / QI_RUN;
-    memset(behind, 0, (size_t)(16 + (2 * runs + 15) / 16 * 16));
+    memset(behind, 0, (size_t)qi_behind(cols));
     memcpy(behind, &scale, 4);
-    for (int64_t r = 0; r < runs; r++) {
-        const char* const run = (const char*)row + r * QI_RUN;
-        const int16_t sum = (int16_t)(qi_sum16(run) + qi_sum16(run + 16));
-        memcpy(behind + 16 + 2 * r, &sum, 2);
-    }
+    for (int64_t r = 0; r < padded / QI_RUN; r++)
+        ((qi_run_sum*)(behind + 16))[r] = qi_sum_of_run((const char*)row + r * QI_RUN);
 }
