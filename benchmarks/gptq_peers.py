@@ -6,12 +6,11 @@
 
 `--peer` names a project and a Python in which it is installed; it quantises in a process of its own, on the CPU, and
 imports nothing of qcompiler.  All take the linears of the tiny Llama in fp32 to integers in groups of 128 and leave the
-embedding in fp32.  llm-compressor's GPTQ and that of qcompiler get the same windows of the last half of the held-out
-text; formats are symmetric.  llm-compressor runs in the order of columns (actorder none), as GPTQ here does, and with
-its default order.  HQQ takes no data; formats have zero points, which the package keeps in fp16 and qcompiler in 8
-bits.  All are judged on 32 windows of the first quarter of the text: the linears' values in the fp32 model, in eager
-torch.  The KL divergence from the fp32 model is in bits; ± is one standard error over windows, of the share of nearest
-codes' KL by the jackknife.
+embedding in fp32.  GPTQ of llm-compressor and of qcompiler gets the same windows of the last half of the held-out text;
+formats are symmetric.  The peer runs in the order of columns, as GPTQ here does, and with its default order.  HQQ takes
+no data; formats have zero points, which the package keeps in fp16 and qcompiler in 8 bits.  All are judged on 32
+windows of the first quarter of the text: the linears' values in the fp32 model, in eager torch.  The KL divergence from
+the fp32 model is in bits; ± is one standard error over windows, of the share of nearest codes' KL by the jackknife.
 """
 
 from __future__ import annotations
