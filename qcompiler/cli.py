@@ -23,6 +23,7 @@ from qcompiler.command_help import add_completion, finish
 from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.compile_command import add_compile, add_watching, print_after
 from qcompiler.errors import ArgumentError, QCompilerError
+from qcompiler.import_noise import without_import_noise
 from qcompiler.lm.arguments import add_commands as add_language_models
 from qcompiler.units import printable
 
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _accept_all_characters(stream)
     options = _parser().parse_args(arguments)
     try:
-        status: int | None = options.run(options)
+        with without_import_noise():
+            status: int | None = options.run(options)
         if sys.stdout is not None:  # None: closed by the caller
             sys.stdout.flush()  # what fails here would otherwise be a traceback of Python's at its end
     except QCompilerError as error:
