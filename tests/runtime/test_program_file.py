@@ -391,7 +391,7 @@ def test_a_damaged_attachment_and_one_under_another_name_are_noticed(small: Any,
         header["texts"] = header["texts"][1:]
 
     edit_header(path, elsewhere)
-    with pytest.raises(CorruptFileError, match="attachment"):
+    with pytest.raises(CorruptFileError, match=rf"^{path}: .*as an attachment\. Copy or download the file again"):
         load_image(path)
 
 
