@@ -387,7 +387,7 @@ def test_a_damaged_attachment_and_one_under_another_name_are_noticed(small: Any,
     path.write_bytes(whole)
 
     def elsewhere(header: dict[str, Any]) -> None:
-        header["attachments"] = [{"file": header["texts"][0]["file"], "sha256": header["texts"][0]["sha256"]}]
+        header["attachments"].append({"file": header["texts"][0]["file"], "sha256": header["texts"][0]["sha256"]})
         header["texts"] = header["texts"][1:]
 
     edit_header(path, elsewhere)
