@@ -196,6 +196,20 @@ def test_doctor_fails_where_nothing_could_compile(
     assert ("no C++ compiler" in capsys.readouterr().err) == ("compiler" in missing)
 
 
+@pytest.mark.parametrize(("name", "status"), [("torch", 1), ("numbers_of_mine", 70)])
+def test_a_missing_torch_is_said_with_the_command_that_installs_it(
+    name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The base package does not bring it, and its absence is no bug."""
+
+    def run(_: argparse.Namespace) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("qcompiler.lm.commands.generate", run)
+    assert main(["generate", "x.gguf", "--prompt", "a"]) == status
+    assert ("pip install 'qcompiler[files]'" in capsys.readouterr().err) == (status == 1)
+
+
 NOISY_PACKAGES = {
     "torchao.py": "import logging\nsay = logging.getLogger('torchao').warning\nsay('noise of an import')\n",
     "transformers.py": "import torchao\ndef used():\n    torchao.say('true, through transformers')\n",
