@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from qcompiler.errors import QCompilerError
+from qcompiler.import_noise import without_import_noise
 
 if TYPE_CHECKING:
     from qcompiler import errors as errors
@@ -105,7 +106,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
+        with without_import_noise():  # those for language models import transformers
+            return getattr(importlib.import_module(_EXPORTS[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"qcompiler.{name}")
     raise AttributeError(f"module 'qcompiler' has no attribute '{name}'")

@@ -23,6 +23,7 @@ from qcompiler.command_help import add_completion, finish
 from qcompiler.command_inputs import check_writable, from_factory
 from qcompiler.compile_command import add_compile, add_watching, print_after
 from qcompiler.errors import ArgumentError, QCompilerError
+from qcompiler.import_noise import without_import_noise
 from qcompiler.lm.arguments import add_commands as add_language_models
 from qcompiler.units import printable
 
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _accept_all_characters(stream)
     options = _parser().parse_args(arguments)
     try:
-        status: int | None = options.run(options)
+        with without_import_noise():
+            status: int | None = options.run(options)
         if sys.stdout is not None:  # None: closed by the caller
             sys.stdout.flush()  # what fails here would otherwise be a traceback of Python's at its end
     except QCompilerError as error:
@@ -50,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(_of_file(error))
         return 1
     except Exception as error:  # a bug of ours, or in the model that was named: the traceback goes into a file
-        _say(f"{type(error).__name__}: {error}; {_reported(error)}")
-        return 70
+        missing = _missing(error)
+        _say(missing or f"{type(error).__name__}: {error}; {_reported(error)}")
+        return 1 if missing else 70
     return status or 0
 
 
@@ -73,6 +76,16 @@ def _of_file(error: OSError) -> str:
         return str(error)
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     return f"{' -> '.join(names)}: {error.strerror}" if names else str(error)
+
+
+def _missing(error: Exception) -> str:
+    """What to install, if the error is that torch or transformers is not there; else ""."""
+    if not isinstance(error, ModuleNotFoundError) or error.name not in ("torch", "transformers"):
+        return ""
+    return (
+        f"MissingDependencyError: this needs {error.name}, which is not installed: pip install 'qcompiler[files]' "
+        "(torch and transformers) or, without language models, 'qcompiler[torch]'"
+    )
 
 
 def _reported(error: Exception) -> str:

@@ -46,7 +46,7 @@ EXAMPLES = {
     ),
     "chat": ("qc chat model.gguf --system 'You answer briefly.'",),
     "eval": ("qc eval model.qca text.txt --limit 65536", "qc eval folder text.txt --quant q4_0 --reference folder"),
-    "search": ("qc search folder --data text.txt --budget '4.25 bits' --candidates nf4 int8 q4_K -o recipe.toml",),
+    "search": ("qc search folder --data text.txt --budget '5 bits' --candidates nf4 int8 q4_K -o recipe.toml",),
     "doctor": ("qc doctor", "qc doctor --model tiny_model:model --device sim:0 --json"),
     "completion": ("qc completion bash",),
 }

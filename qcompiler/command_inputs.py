@@ -12,9 +12,8 @@ from qcompiler.errors import ArgumentError
 
 def from_factory(text: str) -> tuple[Any, Any, Any, Any]:
     """Calls `package.module:function`: (model, args, kwargs, dynamic_shapes); missing trailing items are empty."""
+    check_factory(text)
     name, _, attribute = text.partition(":")
-    if not attribute:
-        raise ArgumentError(f"'{text}' must be package.module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
         function = getattr(importlib.import_module(name), attribute)
@@ -24,6 +23,14 @@ def from_factory(text: str) -> tuple[Any, Any, Any, Any]:
     parts = list(result) if isinstance(result, tuple) else [result]
     model, args, kwargs, dims = (parts + [None] * 4)[:4]
     return model, args or (), kwargs or {}, dims
+
+
+def check_factory(text: str) -> None:
+    """ArgumentError, before any work is done, for a text that does not have the form `package.module:function`."""
+    name, _, attribute = text.partition(":")
+    if not name or not attribute:
+        folder = ": the folder has no config.json, which that of a language model has" * Path(text).is_dir()
+        raise ArgumentError(f"'{text}' must be package.module:function{folder}")
 
 
 def check_writable(path: Path | None) -> None:
@@ -36,4 +43,4 @@ def check_writable(path: Path | None) -> None:
         raise ArgumentError(f"'{path}' is a folder; name a file to write")
 
 
-__all__ = ["check_writable", "from_factory"]
+__all__ = ["check_factory", "check_writable", "from_factory"]

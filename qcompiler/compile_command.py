@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qcompiler.command_inputs import check_writable, from_factory
+from qcompiler.command_inputs import check_factory, check_writable, from_factory
 from qcompiler.errors import ArgumentError
 from qcompiler.lm.arguments import add_sizes
 from qcompiler.units import human_bytes
 
+FUNCTION, MLIR = "a package.module:function", "a .mlir file"
+LANGUAGE_MODEL = "a .gguf file or a folder with config.json"
+"""What `qc compile` compiles, in the words of its errors."""
 
-def add_compile(commands: Any) -> None:
+_EVERY = {
+    "model", "output", "quant", "compute", "device", "targets", "workdir", "no_stages", "dump_ir", "verify_each",
+    "timing",
+}  # fmt: skip
+_GRAPH = {"weights", "layout", "source_lines", "mlir", "fallback", "print_after", "print_after_change"}
+
+READ = {
+    FUNCTION: _EVERY | _GRAPH,
+    MLIR: _EVERY | _GRAPH | {"dynamic"},
+    LANGUAGE_MODEL: _EVERY | {"max_seq_len", "kv_cache", "max_batch"},
+}
+"""The arguments that a compile of each kind of model reads. Each other one is refused, so an option that is new is
+refused for the kinds that do not name it here."""
+
+
+def add_compile(commands: Any) -> argparse.ArgumentParser:
     """The command as a subparser, with the function that runs it."""
-    command = commands.add_parser("compile", help="compile a PyTorch model or a text of MLIR to a .qca file")
+    command: argparse.ArgumentParser = commands.add_parser(
+        "compile", help="compile a PyTorch model or a text of MLIR to a .qca file"
+    )
     command.add_argument(
         "model",
         help="package.module:function, which returns (model, args, kwargs, dynamic_shapes); a .mlir file; or, of a "
@@ -71,7 +91,9 @@ def add_compile(commands: Any) -> None:
         help="after each pass: verify the IR; numerics: also run it and compare the answers",
     )  # fmt: skip
     add_watching(command)
-    command.set_defaults(run=_compile)
+    actions = tuple(command._actions)
+    command.set_defaults(run=lambda options: _compile(options, actions))
+    return command
 
 
 def add_watching(command: argparse.ArgumentParser) -> None:
@@ -97,11 +119,26 @@ def _dynamic(text: str) -> tuple[str, int, tuple[str, int, int]]:
     return name, int(axis), (parts[0], int(parts[1]), int(parts[2]))
 
 
-def _compile(options: argparse.Namespace) -> None:
+def check_read(options: argparse.Namespace, actions: Iterable[argparse.Action]) -> None:
+    """ArgumentError for options that were given and that a compile of this kind of model does not read. `actions` are
+    the declarations of all options."""
+    kind = _kind(options.model)
+    given = [action for action in actions if getattr(options, action.dest, action.default) != action.default]
+    unread = [action for action in given if action.dest not in READ[kind]]
+    if not unread:
+        return
+    names = [a.option_strings[0] + (f" {getattr(options, a.dest)}" if a.choices else "") for a in unread]
+    takers = [each for each, read in READ.items() if all(action.dest in read for action in unread)]
+    way = f"; that of {' or of '.join(takers)} does" if takers else ""
+    raise ArgumentError(f"'{options.model}' is taken for {kind}, whose compile takes no {', '.join(names)}{way}")
+
+
+def _compile(options: argparse.Namespace, actions: Iterable[argparse.Action]) -> None:
     from qcompiler.config import recipe_of
     from qcompiler.runtime.backends import registry
     from qcompiler.runtime.progress import Stages, stage
 
+    check_read(options, actions)
     if (options.output is None) != (options.weights == "none"):
         raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
     if options.mlir is not None and options.weights == "none":
@@ -113,22 +150,19 @@ def _compile(options: argparse.Namespace) -> None:
     recipe = recipe_of(options.quant, options.compute)
     if options.device is not None:
         registry.parse(options.device)  # a name that means nothing is refused before the model is made
-    if _is_language_model(options.model):
+    if _kind(options.model) == LANGUAGE_MODEL:
         from qcompiler.lm.commands import compile_to_file
 
         _say_written(*compile_to_file(options, recipe), options)
         return
-    if (options.max_seq_len, options.kv_cache, options.max_batch) != (None, "auto", None):
-        raise ArgumentError(
-            f"--max-seq-len, --kv-cache and --max-batch are of a language model, and {options.model} is no .gguf file "
-            "and no folder with config.json"
-        )
+    if _kind(options.model) == FUNCTION:
+        check_factory(options.model)
     with Stages(1):
         stage(f"load {options.model}")
         from qcompiler.api import qcompile  # torch, which takes seconds to import
 
         weights = options.weights
-        if options.model.endswith(".mlir"):
+        if _kind(options.model) == MLIR:
             model, args, kwargs, dynamic_shapes = _mlir(options)
             weights = "none" if weights == "none" else None
         else:
@@ -171,8 +205,11 @@ def _say_written(program: Any, builds: Mapping[str, str], options: argparse.Name
     print(f"wrote {options.output} ({human_bytes(options.output.stat().st_size)})", file=sys.stderr)
 
 
-def _is_language_model(text: str) -> bool:
-    return text.endswith(".gguf") or (Path(text) / "config.json").is_file()
+def _kind(model: str) -> str:
+    """Which key of `READ` the argument MODEL is."""
+    if model.endswith(".gguf") or (Path(model) / "config.json").is_file():
+        return LANGUAGE_MODEL
+    return MLIR if model.endswith(".mlir") else FUNCTION
 
 
 def _mlir(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
@@ -186,4 +223,4 @@ def _mlir(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
     return from_mlir(Path(options.model), weights), (), {}, dims or None
 
 
-__all__ = ["add_compile", "add_watching", "print_after"]
+__all__ = ["READ", "add_compile", "add_watching", "check_read", "print_after"]

@@ -9,7 +9,7 @@ only means that the model is tiny (a layer with 5 outputs has 11 rows of padding
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from qcompiler.errors import PromiseError
@@ -17,6 +17,12 @@ from qcompiler.units import counted, human_bytes
 
 PADDING_ALLOWANCE = 64 << 10
 """Bytes of layout padding in a whole model, up to which the promise is checked without padding."""
+
+STATE = "a state, which calls change"
+"""The reason of a buffer that the model writes, such as a cache: it is no weight, and no recipe makes it smaller."""
+
+REASONS = 5
+"""The reasons that the summary names under each type."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,10 @@ class LedgerRow:
         for size in self.shape:
             total *= size
         return total
+
+    @property
+    def is_state(self) -> bool:
+        return self.reason.startswith(STATE)
 
     @property
     def bits(self) -> float:
@@ -119,10 +129,14 @@ class Ledger:
         )
 
     def totals(self) -> str:
-        """One line: `recipe nf4: 103 tensors, 90.9 MB -> 27.0 MB, 6.480 bits per weight (promised 6.5)`."""
-        sizes = f"{human_bytes(self.bytes_before)} -> {human_bytes(self.bytes_after)}"
+        """One line: `recipe nf4: 103 tensors, 90.9 MB -> 27.0 MB, 6.480 bits per weight (promised 6.5)`. States are
+        counted by themselves, behind it."""
+        states = [row for row in self.rows if row.is_state]
+        kept = [row for row in self.rows if not row.is_state]
+        sizes = f"{human_bytes(sum(row.bytes_before for row in kept))} -> {_bytes_of(kept)}"
         bits = f"{self.bits_per_weight():.3f} bits per weight ({self._promise()})"
-        return f"recipe {self.recipe}: {counted(len(self.rows), 'tensor')}, {sizes}, {bits}"
+        more = f"; {counted(len(states), 'state')} of {_bytes_of(states)}" if states else ""
+        return f"recipe {self.recipe}: {counted(len(kept), 'tensor')}, {sizes}, {bits}{more}"
 
     def _promise(self) -> str:
         promise = "no promise" if self.promise_bits is None else f"promised {self.promise_bits}"
@@ -132,6 +146,20 @@ class Ledger:
             return promise
         bits = self.without_padding().bits_per_weight()
         return f"{promise}; {bits:.3f} without {self.padding:,} bytes of padding"
+
+    def summary(self) -> str:
+        """The totals, then a line per format with the number and the bytes of its tensors, largest first. Under the
+        types of tensors that are not quantised stand the reasons, with the number and the bytes of the tensors of
+        each."""
+        lines = [self.totals()]
+        for stored, rows in _grouped(self.rows, _stored):
+            before = human_bytes(sum(row.bytes_before for row in rows))
+            lines.append(f"  {stored}: {counted(len(rows), 'tensor')}, {before} -> {_bytes_of(rows)}")
+            kept = _grouped([row for row in rows if not row.format and row.reason], _reason)
+            lines += [f"    {len(each)} x {why}, {_bytes_of(each)}" for why, each in kept[:REASONS]]
+            if len(kept) > REASONS:
+                lines.append(f"    and {counted(len(kept) - REASONS, 'other reason')}")
+        return "\n".join(lines)
 
     def to_json(self) -> str:
         """Rows and totals as JSON."""
@@ -186,9 +214,30 @@ def _cells(row: LedgerRow) -> tuple[str, ...]:
     extra = f" (+{len(row.parameters) - 1} tied)" if len(row.parameters) > 1 else ""
     extra += f" on {', '.join(row.devices)}" if row.devices else ""
     shape = "x".join(map(str, row.shape)) or "scalar"
-    stored = row.format or row.dtype if row.bytes_after else "dropped"
-    return (row.parameters[0] + extra, shape, row.dtype, stored, f"{row.bits:.3f}", f"{row.bytes_before:,}",
+    return (row.parameters[0] + extra, shape, row.dtype, _stored(row), f"{row.bits:.3f}", f"{row.bytes_before:,}",
             f"{row.bytes_after:,}", row.reason)  # fmt: skip
+
+
+def _grouped(rows: Sequence[LedgerRow], key: Callable[[LedgerRow], str]) -> list[tuple[str, list[LedgerRow]]]:
+    """The rows by key, largest first."""
+    groups: dict[str, list[LedgerRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return sorted(groups.items(), key=lambda group: -sum(row.bytes_after for row in group[1]))
+
+
+def _bytes_of(rows: Sequence[LedgerRow]) -> str:
+    return human_bytes(sum(row.bytes_after for row in rows))
+
+
+def _reason(row: LedgerRow) -> str:
+    """Its first part: what follows is about the one tensor."""
+    return row.reason.partition("; ")[0]
+
+
+def _stored(row: LedgerRow) -> str:
+    """The format, or the type of a tensor that is not quantised; "dropped" for one that takes no bytes."""
+    return row.format or row.dtype if row.bytes_after else "dropped"
 
 
 def _render(lines: Sequence[Sequence[str]]) -> str:

@@ -246,7 +246,7 @@ class Program:
         title = f"qcompiler program for {self.image.target.kind} ({self.image.target.isa})"
         if len(self.devices) > 1:
             title += f" on {self.placement.text}"
-        return ProgramReport(title, str(self.ledger), self.plan, self._choices)
+        return ProgramReport(title, self.ledger, self.plan, self._choices)
 
     def timeline(
         self,

@@ -69,6 +69,8 @@ MAX_TEXT = 1 << 30
 MAX_ATTACHMENT = 256 << 20
 ATTACHED = "attachments/"
 PACKED = ".gz"
+WAY_OUT = "Copy or download the file again, or compile the model again"
+"""What to do about a file that a CorruptFileError is about."""
 _OF_THE_FILE = (ForeignFileError, TruncatedFileError, CorruptFileError, NewerFileError)
 """Errors of reading a file: they get its name (`_message`)."""
 
@@ -266,6 +268,7 @@ def load_image(
             native = trusted_build(
                 builds, trust_native, lambda: _plan_text(program), where, lambda: emitter_of("cuda")
             )  # fmt: skip
+        texts, attachments = _Texts(data, members, header), _attachments(data, members, header)
     except (*_OF_THE_FILE, TrustError, TargetMismatchError) as error:
         raise type(error)(_message(path, error)) from error
     if header.layout == "canonical":
@@ -274,8 +277,7 @@ def load_image(
         source = None  # the packed weights are in memory
     image = ProgramImage(
         header.plan, header.signature, weights, header.target, header.ledger, header.report, header.torch_calls,
-        _Texts(data, members, header), (), header.qcompiler, source=source,
-        attachments=_attachments(data, members, header),
+        texts, (), header.qcompiler, source=source, attachments=attachments,
     )  # fmt: skip
     return image, native
 
@@ -296,9 +298,10 @@ def read_program(path: str | Path) -> tuple[Header, Mapping[str, str]]:
 
 
 def _message(path: Path, error: Exception) -> str:
-    """The error with the file's name; quotes from the file may be long."""
+    """The error with the file's name, and with the way out of a damaged file; quotes from the file may be long."""
     text = str(error)
-    return f"{path}: {text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + '…'}"
+    text = text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "…"
+    return f"{path}: {text}. {WAY_OUT}" if isinstance(error, CorruptFileError) else f"{path}: {text}"
 
 
 def _checked_members(data: memoryview, members: dict[str, Member]) -> tuple[Header, bytes, Bytes]:
@@ -427,10 +430,7 @@ def _check_weights(header: Header, weights: Bytes) -> None:
             if found != entry.sha256:
                 pairs = enumerate(zip(found, entry.sha256, strict=False))
                 where = next((i for i, pair in pairs if pair[0] != pair[1]), 0)
-                raise CorruptFileError(
-                    f"the weight '{entry.name}' is damaged (chunk {where} of {len(found)}); copy or download the file "
-                    "again"
-                )
+                raise CorruptFileError(f"the weight '{entry.name}' is damaged (chunk {where} of {len(found)})")
             progress.step(entry.nbytes)
 
 

@@ -13,7 +13,7 @@ from qcompiler.errors import ArgumentError, CorruptFileError
 from qcompiler.inspect.report import step_kind, steps_text
 from qcompiler.inspect.source_lines import LINES_FILE
 from qcompiler.inspect.torch_share import TorchShare, torch_shares
-from qcompiler.ledger import Ledger, LedgerRow
+from qcompiler.ledger import STATE, Ledger, LedgerRow
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.moved import counts, moved_text
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, WeightEntry, to_json
@@ -145,9 +145,14 @@ class _Totals(msgspec.Struct):
     later: int = 0
 
 
+class _Row(msgspec.Struct):
+    reason: str = ""
+    bytes_after: int = 0
+
+
 class _Ledger(msgspec.Struct):
     totals: _Totals
-    rows: list[dict[str, Any]]
+    rows: list[_Row]
 
 
 def _totals(path: Path, ledger: Any) -> dict[str, Any] | None:
@@ -155,7 +160,8 @@ def _totals(path: Path, ledger: Any) -> dict[str, Any] | None:
         return None
     known = _checked(path, ledger)
     totals: dict[str, Any] = msgspec.to_builtins(known.totals)
-    return totals | {"tensors": len(known.rows)}
+    states = [row.bytes_after for row in known.rows if row.reason.startswith(STATE)]
+    return totals | {"tensors": len(known.rows), "states": len(states), "bytes_of_states": sum(states)}
 
 
 def _checked(path: Path, ledger: Any) -> _Ledger:
@@ -305,11 +311,14 @@ def _ledger_line(totals: dict[str, Any] | None) -> str:
     if totals is None:
         return "none"
     promise = "no promise" if totals["promise_bits"] is None else f"promised {totals['promise_bits']}"
-    before, after = human_bytes(totals["bytes_before"]), human_bytes(totals["bytes_after"])
+    states, of_states = totals["states"], totals["bytes_of_states"]
+    before, after = (human_bytes(totals[each] - of_states) for each in ("bytes_before", "bytes_after"))
     promise += f"; {counted(totals['later'], 'tensor')} in a later choice" if totals["later"] else ""
     promise += f"; {totals['padding']:,} bytes are padding" if totals["padding"] else ""
     bits = f"{totals['bits_per_weight']:.3f} bits per weight ({promise})"
-    return f"recipe {totals['recipe']}, {counted(totals['tensors'], 'tensor')}, {before} -> {after}, {bits}"
+    more = f"; {counted(states, 'state')} of {human_bytes(of_states)}" if states else ""
+    tensors = counted(totals["tensors"] - states, "tensor")
+    return f"recipe {totals['recipe']}, {tensors}, {before} -> {after}, {bits}{more}"
 
 
 def _weight_line(group: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from qcompiler.inspect.checks import copied_bytes
 from qcompiler.inspect.torch_share import torch_shares
+from qcompiler.ledger import Ledger
 from qcompiler.plan.moved import counts as moved_counts
 from qcompiler.plan.moved import moved_text
 from qcompiler.plan.plan import Launch, Plan, Select, TorchCall
@@ -27,10 +28,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """A program in figures and reasons. `str(report)` is the text, `report.as_dict()` the same for tools."""
+    """A program in figures and reasons. `str(report)` is the text, with the ledger's summary first and all of its rows
+    last; `report.as_dict()` is the same for tools, without the ledger's rows."""
 
     title: str
-    ledger: str
+    ledger: Ledger
     plan: Plan
     choices: Sequence[Choice]
 
@@ -49,7 +51,10 @@ class ProgramReport:
         }
 
     def __str__(self) -> str:
-        parts = [self.title, self.ledger, plan_text(self.plan), idioms_text(self.choices), choices_text(self.choices)]
+        parts = [
+            f"{self.title}\n{self.ledger.summary()}", plan_text(self.plan), idioms_text(self.choices),
+            choices_text(self.choices), f"Ledger\n{self.ledger}",
+        ]  # fmt: skip
         return "\n\n".join(part for part in parts if part)
 
 
@@ -160,7 +165,8 @@ def choices_text(choices: Iterable[Choice]) -> str:
         groups.setdefault((choice.stage, choice.what, choice.why), []).append(choice.path)
     lines = ["Decisions"]
     for (stage, what, why), paths in groups.items():
-        lines.append(f"  {stage}: {what}  [{_places(paths)}]" + (f"\n      {why}" if why else ""))
+        where = f"  [{_places(paths)}]" if any(paths) else ""
+        lines.append(f"  {stage}: {what}{where}" + (f"\n      {why}" if why else ""))
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import Launch, Plan, Select, View
-from qcompiler.units import human_bytes
+from qcompiler.units import counted, human_bytes
 
 if TYPE_CHECKING:
     from qcompiler.lm.record import LanguageModel
@@ -49,7 +49,7 @@ def cache_lines(record: LanguageModel, plan: Plan) -> list[str]:
     caches = layer_caches(record, plan)
     states = layer_states(plan)
     total = sum(each.nbytes for each in caches) + sum(states.values())
-    lines = [f"cache    {human_bytes(total)} for {record.max_batch} sequence(s)"]
+    lines = [f"cache    {human_bytes(total)} for {counted(record.max_batch, 'sequence')}"]
     kinds = sorted({(each.is_ring, each.rows, each.nbytes) for each in caches})
     for is_ring, rows, nbytes in kinds:
         layers = [each.layer for each in caches if (each.is_ring, each.rows, each.nbytes) == (is_ring, rows, nbytes)]

@@ -37,8 +37,8 @@ def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     chosen = {name: getattr(options, name) for name in names}
     Sampling(**{name: value for name, value in chosen.items() if value is not None})
-    if options.tokens is not None and options.tokens < 0:
-        raise ArgumentError(f"--tokens {options.tokens}: choose 0 or more")
+    if options.tokens is not None and options.tokens < 1:
+        raise ArgumentError(f"--tokens {options.tokens}: choose 1 or more")
     return chosen
 
 
@@ -110,13 +110,6 @@ def compile_to_file(options: argparse.Namespace, recipe: QuantConfig | None) -> 
     the program, and the digests of the native builds by target."""
     path = Path(options.model)
     _check_there(path, "a language model is a .gguf file or a folder with config.json")
-    others = {
-        "--weights": options.weights, "--dynamic": options.dynamic, "--mlir": options.mlir,
-        "--fallback": options.fallback, "--source-lines": options.source_lines, "--print-after": options.print_after,
-        "--print-after-change": options.print_after_change, "--layout canonical": options.layout == "canonical",
-    }  # fmt: skip
-    if given := [name for name, value in others.items() if value]:
-        raise ArgumentError(f"a compile of a language model takes no {', '.join(given)}; package.module:function does")
     from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
 
     lm = compile_causal_lm(
@@ -211,11 +204,11 @@ class Answer:
 
     def summary(self) -> str:
         speed = self.speed()
-        read = counted(self.prompt, "token")
-        return (
-            f"[{read} read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; "
-            f"{counted(len(self.tokens), 'token')}, {speed['tokens_per_second']:.1f} a second]"
-        )
+        read, made = counted(self.prompt, "token"), counted(len(self.tokens), "token")
+        if not self.tokens:  # Ctrl-C came first
+            return f"[{read} in the prompt, no new one]"
+        rate = f", {speed['tokens_per_second']:.1f} a second" if len(self.tokens) > 1 else ""
+        return f"[{read} read, the first new one after {speed['seconds_to_first'] * 1e3:.0f} ms; {made}{rate}]"
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from qcompiler.config import QuantConfig
 from qcompiler.device_map import Devices
 from qcompiler.errors import ArgumentError, ExportError, TokenizerError
 from qcompiler.formats import cache_rows
-from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
+from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, transformers
 from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
 from qcompiler.inspect.report import Choice
@@ -92,13 +92,12 @@ def compile_causal_lm(
     The rest is as for `qc.qcompile`.  ExportError for a model without a cache; ArgumentError for sizes that do not fit;
     AdapterError lists the targets of an adapter that do not fit.
     """
-    from transformers import PreTrainedModel
-
+    pretrained = transformers().PreTrainedModel
     from qcompiler.lm.step import prepared
 
     text = text if text is not None else text_of(model)
     model, weights = model_and_weights(model)
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, pretrained):
         raise ExportError(
             f"compile_causal_lm takes a model of transformers, a folder or a .gguf file, not {type(model).__name__}; "
             "qc.qcompile compiles any module, and docs/state.md shows how a module keeps a cache"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from qcompiler.errors import ArgumentError, CalibrationError, ExportError
-from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
+from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, transformers
 from qcompiler.lm.compile import (
     calibration_inputs,
     inputs_to_trace,
@@ -119,13 +119,12 @@ def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _search_language_model(
     model: Any, data: Sequence[Any], options: Options, text: Text | None, max_seq_len: int | None
 ) -> SearchResult:
-    from transformers import PreTrainedModel
-
+    pretrained = transformers().PreTrainedModel
     from qcompiler.lm.step import prepared
 
     text = text if text is not None else text_of(model)
     module, source = model_and_weights(model)
-    if not isinstance(module, PreTrainedModel):
+    if not isinstance(module, pretrained):
         raise ExportError(
             f"data of texts or token ids is for language models of transformers, not for {type(module).__name__}: give "
             "inputs of the model, tensors for one argument, tuples for several, or dicts"

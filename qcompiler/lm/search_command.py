@@ -47,6 +47,9 @@ def _searched(options: argparse.Namespace) -> SearchResult:
         "measure": options.measure, "workdir": options.workdir, "speed": options.speed, "num_threads": options.threads,
     }  # fmt: skip
     if not Path(options.model).exists() and ":" in options.model:
+        texts = {"--limit": options.limit, "--max-seq-len": options.max_seq_len}
+        if given := [name for name, value in texts.items() if value is not None]:
+            raise ArgumentError(f"{' and '.join(given)}: of texts for a language model, and '{options.model}' is none")
         model, args, kwargs, dims = from_factory(options.model)
         data = [_input(path) for path in options.data]
         if args or kwargs:  # without them the first of the data is the example

@@ -24,11 +24,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from qcompiler.errors import ExportError
+from qcompiler.errors import ArgumentError, ExportError
 from qcompiler.formats import cache_rows
 from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
 from qcompiler.lm import probe, recurrences, rotation, states
 from qcompiler.lm.record import mark_slots
+from qcompiler.units import human_bytes
 
 ATTENTION = "qcompiler"
 """The name under which transformers finds this module's attention and mask."""
@@ -96,7 +97,7 @@ class DecoderStep(nn.Module):
                 row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else layer.dtype)
                 if self.kind is not None:
                     row = torch.zeros(cache_rows.row_bytes(dim, self.kind), dtype=torch.int8)
-                self.register_buffer(f"{name}_{number}", row.repeat(layer.heads, batch * rows, 1))
+                self.register_buffer(f"{name}_{number}", _rows(row, layer.heads, batch * rows))
         slots = mark_slots(batch)
         states.register(self, self.states, slots)
         self.register_buffer("drawn", torch.zeros(slots, dtype=torch.int64))
@@ -452,3 +453,15 @@ def _fixed(module: Any, kind: str, prefix: str, length: int, which: dict[str, st
     module.register_buffer(f"{prefix}inv_freq", frequencies.to(old.dtype), persistent=False)
     setattr(module, f"{prefix}attention_scaling", scaling)
     return "fixed"
+
+
+def _rows(row: torch.Tensor, heads: int, count: int) -> torch.Tensor:
+    """The keys or the values of a layer: `count` times `row` for each head. ArgumentError if memory does not take
+    it."""
+    try:
+        return row.repeat(heads, count, 1)
+    except RuntimeError as error:  # torch has no class of its own for it
+        raise ArgumentError(
+            f"the keys or values of one layer would take {human_bytes(row.nbytes * heads * count)} for {count} tokens, "
+            "more than this machine can allocate: choose a smaller max_seq_len or max_batch, or a narrower kv_cache"
+        ) from error

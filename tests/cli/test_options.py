@@ -1,16 +1,21 @@
-"""What the command line says about itself, and what it refuses before it does any work."""
+"""What the command line says about itself, what it refuses before it does any work, and what it keeps away."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import qcompiler
 from qcompiler.cli import main
+from qcompiler.compile_command import READ, add_compile, check_read
+from qcompiler.errors import ArgumentError
 from qcompiler.inspect import doctor
 
 
@@ -69,6 +74,59 @@ def test_an_output_folder_that_is_not_there_is_said_before_any_work(
     """What is to be read does not exist, and is not asked for."""
     assert main(arguments) == 1
     assert "there is no folder 'nowhere'" in capsys.readouterr().err
+
+
+def _compile_parser() -> argparse.ArgumentParser:
+    return add_compile(argparse.ArgumentParser().add_subparsers())
+
+
+def test_an_option_of_compile_is_refused_for_each_kind_of_model_that_does_not_name_it() -> None:
+    """Also one that is declared and forgotten: nothing is ignored in silence."""
+    command = _compile_parser()
+    command.add_argument("--forgotten", default=1)
+    known = {action.dest: action for action in command._actions if action.dest != "help"}
+    assert set().union(*READ.values()) == set(known) - {"forgotten"}, "a name of READ is that of no argument"
+    models = dict(zip(READ, ("m:f", "x.mlir", "x.gguf"), strict=True))
+    for kind, model in models.items():
+        given = argparse.Namespace(**{name: action.default for name, action in known.items()})
+        given.model = model
+        check_read(given, command._actions)
+        for name in set(known) - READ[kind]:
+            changed = argparse.Namespace(**{**vars(given), name: "given"})
+            with pytest.raises(ArgumentError, match=f"'{model}' is taken for {kind}.*{known[name].option_strings[0]}"):
+                check_read(changed, command._actions)
+
+
+class _Recorded(argparse.Namespace):
+    """A command line that remembers which of its options were read."""
+
+    def __getattribute__(self, name: str) -> object:
+        if not name.startswith("_"):
+            super().__getattribute__("__dict__").setdefault("_seen", set()).add(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.slow  # torch and transformers
+def test_a_compile_of_a_language_model_reads_each_option_that_it_does_not_refuse(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"")
+    options = _Recorded(**{action.dest: action.default for action in _compile_parser()._actions})
+    options.model, options.output = str(tmp_path / "x.gguf"), tmp_path / "x.qca"
+    monkeypatch.setattr("qcompiler.lm.compile.compile_causal_lm", lambda *_, **__: _Saved())
+    monkeypatch.setattr("qcompiler.compile_command.check_read", lambda *_: None)  # it looks at all of them
+    _compile_parser().get_default("run")(options)
+    assert READ["a .gguf file or a folder with config.json"] <= options._seen
+
+
+class _Saved:
+    """What the command asks of a compiled language model."""
+
+    program = SimpleNamespace(ledger=SimpleNamespace(totals=lambda: "totals"), timing=lambda: "timing")
+
+    def save(self, path: Path, *, stages: bool) -> dict[str, str]:
+        path.write_bytes(b"x")
+        return {}
 
 
 def test_a_program_is_not_saved_into_a_folder_that_is_not_there(program: Path, tmp_path: Path) -> None:
@@ -136,3 +194,49 @@ def test_doctor_fails_where_nothing_could_compile(
     monkeypatch.setattr(doctor, "examine", lambda: facts)
     assert main(["doctor", "--no-measure"]) == status
     assert ("no C++ compiler" in capsys.readouterr().err) == ("compiler" in missing)
+
+
+@pytest.mark.parametrize(("name", "status"), [("torch", 1), ("numbers_of_mine", 70)])
+def test_a_missing_torch_is_said_with_the_command_that_installs_it(
+    name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The base package does not bring it, and its absence is no bug."""
+
+    def run(_: argparse.Namespace) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("qcompiler.lm.commands.generate", run)
+    assert main(["generate", "x.gguf", "--prompt", "a"]) == status
+    assert ("pip install 'qcompiler[files]'" in capsys.readouterr().err) == (status == 1)
+
+
+NOISY_PACKAGES = {
+    "torchao.py": "import logging\nsay = logging.getLogger('torchao').warning\nsay('noise of an import')\n",
+    "transformers.py": "import torchao\ndef used():\n    torchao.say('true, through transformers')\n",
+    "users.py": "import torchao\n",
+}
+NOISY_IMPORTS = """
+import sys
+from qcompiler.import_noise import without_import_noise
+
+with without_import_noise():
+    import transformers
+    transformers.used()
+    print("-", file=sys.stderr, flush=True)
+    del sys.modules["torchao"]
+    import users
+del sys.modules["torchao"], sys.modules["transformers"]
+print("-", file=sys.stderr, flush=True)
+import transformers
+"""
+
+
+def test_only_lines_of_an_import_by_transformers_are_dropped(tmp_path: Path) -> None:
+    """What torchao says is kept away where another package imports it. The packages are stand-ins of a few lines."""
+    for name, text in NOISY_PACKAGES.items():
+        (tmp_path / name).write_text(text)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", NOISY_IMPORTS], capture_output=True, text=True, check=True, env=env)
+    within, by_the_user, after = done.stderr.split("-\n")
+    assert within == "true, through transformers\n"
+    assert by_the_user == after == "noise of an import\n"

@@ -80,6 +80,36 @@ def test_a_narrowed_dimension_names_the_dimension_and_the_line(model: nn.Module,
     assert name in str(caught.value) and line in str(caught.value) and "test_export.py" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("conv", "low", "smallest"),
+    [
+        ({"kernel_size": 3}, 1, 4),
+        pytest.param({"kernel_size": 3, "stride": 2, "padding": 1}, 1, 3, marks=pytest.mark.slow),
+        pytest.param({"kernel_size": 4, "stride": 4}, 3, 8, marks=pytest.mark.slow),  # traced at 5: a result of 1
+    ],
+)
+def test_a_convolution_with_too_small_an_image_names_its_module_and_a_range_that_compiles(
+    conv: dict[str, Any], low: int, smallest: int
+) -> None:
+    """torch's path for a result of size 1 is another one."""
+    model, image = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, **conv))).eval(), _x(1, 3, 12, 13)
+    with pytest.raises(NarrowedDimError) as caught:
+        export_model(model, (image,), {}, ({2: ("h", low, 64)},))
+    said = str(caught.value)
+    assert said == (
+        "the model narrows h. Narrowed by module '0.0', a Conv2d. Give a range of sizes that take one path, such as "
+        f'("h", {smallest}, 64), or change that line'
+    )
+    assert export_model(model, (image,), {}, ({2: ("h", smallest, 64)},)).ranges == {"h": (smallest, 64)}
+
+
+@pytest.mark.slow
+def test_a_size_at_which_the_model_does_not_run_is_named() -> None:
+    """The user's example has 12 rows; the model is traced at another size of the range."""
+    with pytest.raises(ExportError, match=r"Kernel size can't be greater.*\. It was traced at h = 3: dynamic_"):
+        export_model(nn.Sequential(nn.Conv2d(1, 1, 4)), (_x(1, 1, 12, 13),), {}, ({2: ("h", 3, 5)},))
+
+
 def test_a_branch_that_means_the_same_on_both_sides_is_accepted() -> None:
     assert export_model(_Harmless(), (_x(),), {}, {"x": {0: B, 1: S}}).ranges["s"] == (1, 64)
 

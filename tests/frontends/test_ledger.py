@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import qcompiler as qc
 from qcompiler.errors import PromiseError
-from qcompiler.ledger import PADDING_ALLOWANCE, Ledger, LedgerRow
+from qcompiler.frontends.quantise.stored_codes import AS_STORED, say_unused
+from qcompiler.ledger import PADDING_ALLOWANCE, STATE, Ledger, LedgerRow
 
 
 def row(elements: int, nbytes: int) -> LedgerRow:
@@ -25,6 +28,16 @@ def test_bytes_of_the_ledger_are_those_of_the_weight_file() -> None:
     assert "484 bytes of padding by the layout" in str(program.ledger)
     assert "of padding)" in program.ledger.totals()
     assert program.run.ledger["totals"]["padding"] == program.ledger.padding
+
+
+def test_states_are_counted_beside_the_weights() -> None:
+    """A cache is not what a recipe makes smaller."""
+    state = LedgerRow(("keys",), (2, 1000), "float32", "", STATE, 8000, 8000, counts=False)
+    ledger = Ledger((row(1000, 500), state), "nf4")
+    assert ledger.totals() == (
+        "recipe nf4: 1 tensor, 4.0 kB -> 500 B, 4.000 bits per weight (no promise); 1 state of 8.0 kB"
+    )
+    assert f"    1 x {STATE}, 8.0 kB" in ledger.summary()
 
 
 def test_tied_weights_are_stored_once() -> None:
@@ -61,3 +74,14 @@ def test_padding_breaks_a_promise_only_where_it_is_more_than_a_tiny_models(paddi
 def test_a_promise_that_the_formats_break_is_an_error_however_small_the_padding() -> None:
     with pytest.raises(PromiseError):
         Ledger((row(1000, 900),), "nf4", 6.5).as_stored({"head.weight": 901}).check_promise()
+
+
+def test_a_recipe_for_a_file_of_codes_says_that_it_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a file in which everything is quantised the recipe would be ignored in silence."""
+    chosen = row(64, 36)
+    held, norm = replace(chosen, reason=AS_STORED), replace(chosen, format="", reason="fewer than two dimensions")
+    say_unused(qc.QuantConfig("q4_K"), [held, held, norm])
+    assert "the recipe 'q4_K' changes nothing: the file has codes of all 2 weights" in capsys.readouterr().err
+    for recipe, rows in (("float", [held, norm]), ("q4_K", [held, chosen]), ("q4_K", [norm])):
+        say_unused(qc.QuantConfig(recipe), rows)
+    assert capsys.readouterr().err == ""

@@ -13,6 +13,7 @@ from qcompiler.inspect.checks import recomputed_per_call
 from qcompiler.inspect.doctor import examine, problems
 from qcompiler.inspect.dumps import StageDumps
 from qcompiler.inspect.report import Choice, ProgramReport, choices_text
+from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.runtime import ProgramImage
 from qcompiler.units import human_bytes
 
@@ -67,9 +68,21 @@ def test_equal_decisions_are_counted_and_keep_their_reason() -> None:
 
 
 def test_a_report_shows_plan_memory_and_choices(image: ProgramImage) -> None:
-    report = ProgramReport("title", "ledger", image.plan, [Choice("s", "p", "what", "why")])
+    short = "fewer than two dimensions"
+    rows = [
+        LedgerRow(("a.weight",), (8, 64), "float32", "int8", "", 2048, 576, counts=True),
+        LedgerRow(("a.bias",), (8,), "float32", "", short, 32, 32, counts=False),
+        LedgerRow(("b.bias",), (8,), "float32", "", f"{short}; 4 bytes of padding", 32, 36, counts=False, padding=4),
+        LedgerRow(("c",), (8,), "float32", "", "folded into b.bias", 32, 0, counts=False),
+    ]
+    report = ProgramReport("title", Ledger(tuple(rows), "int8"), image.plan, [Choice("s", "p", "what", "why")])
     text = str(report)
-    assert text.startswith("title\n\nledger\n\nPlan: 2 kernels, 1 entry point")
+    assert text.splitlines()[:8] == [
+        "title", report.ledger.totals(), "  int8: 1 tensor, 2.0 kB -> 576 B", "  float32: 2 tensors, 64 B -> 68 B",
+        f"    2 x {short}, 68 B", "  dropped: 1 tensor, 32 B -> 0 B", "    1 x folded into b.bias, 0 B", "",
+    ]  # fmt: skip
+    assert text.split("\n\n")[1].startswith("Plan: 2 kernels, 1 entry point")
+    assert text.endswith(f"\n\nLedger\n{report.ledger.table()}")
     assert "main(b in [1, 64]): 1 launch" in text
     assert "init, once at load: 1 step" in text
     assert report.as_dict()["arenas"]["y"] == {"kind": "output", "bytes": 1024}

@@ -328,6 +328,8 @@ def test_bad_models_and_sizes_are_refused() -> None:
         qc.compile_causal_lm(torch.nn.Linear(4, 4))
     with pytest.raises(ArgumentError, match="kv_cache='int3'"):
         qc.compile_causal_lm(model(), kv_cache="int3")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"would take \d+\.\d TB for \d+ tokens.*choose a smaller max_seq_len"):
+        qc.compile_causal_lm(model(), max_seq_len=1 << 44, chunk=16)
     with pytest.raises(ArgumentError, match="max_batch=0"):
         qc.compile_causal_lm(model(), max_batch=0)
     with pytest.raises(ArgumentError, match="chunk=64 is more than max_seq_len=32"):

@@ -6,10 +6,8 @@ program = qc.qcompile(checkpoint, (ids,))         # qcompile(checkpoint.module, 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from torch import nn
 from qcompiler.errors import MissingDependencyError
 from qcompiler.formats import Format, PackedTensor
 from qcompiler.frontends.weights.weight_source import EXPERTS_TRANSPOSED, FileWeights, Identity, StoredCodes
+from qcompiler.import_noise import without_import_noise
 from qcompiler.plan.weights import Bytes
 
 Order = npt.NDArray[np.intp]
@@ -64,31 +63,16 @@ class Checkpoint:
 def transformers() -> Any:
     """The package; MissingDependencyError has the command that installs it."""
     try:
-        with _quietly("torchao", "torch.utils._pytree"):
+        with without_import_noise():
             import transformers as package
 
-            # Every model class imports this: all quantisers that transformers knows, including torchao, which prints
-            # warnings about parts of itself that do not fit this machine.
+            # Every model class imports this, with all quantisers that transformers knows.
             importlib.import_module("transformers.modeling_utils")
     except ImportError as error:
         raise MissingDependencyError(
             "the model of a checkpoint is built by transformers: pip install 'qcompiler[files]'"
         ) from error
     return package
-
-
-@contextlib.contextmanager
-def _quietly(*names: str) -> Iterator[None]:
-    """Hides warnings of these loggers: they are from packages that the user did not import."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 # --- a file's data for a parameter -----------------------------------------------------------------------------------

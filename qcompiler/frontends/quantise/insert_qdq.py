@@ -56,7 +56,7 @@ from qcompiler.frontends.quantise.lost_weights import WARN_FROM, describe, lost_
 from qcompiler.frontends.quantise.observers import InputStatistics
 from qcompiler.frontends.quantise.rewrites.rewrites import FloatRewrites, wants_rewrites
 from qcompiler.frontends.quantise.solve_codes import Matrix, Solver
-from qcompiler.frontends.quantise.stored_codes import AS_STORED, add_permutation, check_use
+from qcompiler.frontends.quantise.stored_codes import AS_STORED, add_permutation, check_use, say_unused
 from qcompiler.frontends.torch.aten import recurrent
 from qcompiler.frontends.torch.capture import eager_graph, expert_weights
 from qcompiler.frontends.torch.capture.export import Exported
@@ -66,7 +66,7 @@ from qcompiler.frontends.torch.qc_ops import torch_ops
 from qcompiler.frontends.weights.weight_files import ByNeed, InMemory, Unnamed, WeightFiles
 from qcompiler.frontends.weights.weight_source import ModuleWeights, WeightSource
 from qcompiler.frontends.weights.weight_uses import as_linear, reads, replace_by_linear, storage_key
-from qcompiler.ledger import Ledger, LedgerRow
+from qcompiler.ledger import STATE, Ledger, LedgerRow
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.plan import Rewrite
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
@@ -190,6 +190,7 @@ class _Rewriter(GraphTensors):
         promise = chooser.promise(self.rows) if chosen else None
         ledger = Ledger(tuple(self.rows), self.recipe.preset, promise, len(chooser.later))
         ledger.check_promise()  # before encoding, which may take long
+        say_unused(self.recipe, self.rows)
         if self.rewrites is not None:
             self.rewrites.rotate_online(weights)
             self.rewrites.move_scales(weights)
@@ -401,7 +402,8 @@ class _Rewriter(GraphTensors):
 
     def _decide(self, weight: GraphWeight, chooser: FormatChooser) -> None:
         """Decides the format, by the recipe, and writes the ledger's row."""
-        why = why_kept(weight)
+        states = self.program.graph_signature.buffers_to_mutate.values()
+        why = STATE if weight.targets[0] in states else why_kept(weight)
         if weight.codes is not None:
             check_use(weight.codes, weight.targets, weight.shape, weight.kinds, weight.arrangement, self.recipe)
             weight.format, why = (

@@ -23,6 +23,8 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from qcompiler.config import QuantConfig, resolve_format
 from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.frontends.weights.weight_source import StoredCodes
+from qcompiler.ledger import LedgerRow
+from qcompiler.runtime.progress import note
 
 aten = torch.ops.aten
 
@@ -67,6 +69,17 @@ def check_use(
             return
 
 
+def say_unused(recipe: QuantConfig, rows: Sequence[LedgerRow]) -> None:
+    """Says on stderr that a recipe chose the format of no weight, since the file has codes of all that it is for."""
+    quantises = recipe.linear is not None or recipe.embedding is not None
+    held = [row for row in rows if row.reason == AS_STORED]
+    if quantises and len(held) == sum(bool(row.format) for row in rows) > 0:
+        note(
+            f"the recipe '{recipe.preset}' changes nothing: the file has codes of all {len(held)} weights that it is "
+            "for, which are kept. `qc convert` changes the formats of a file"
+        )
+
+
 def add_permutation(
     graph: fx.Graph,
     specs: list[InputSpec],
@@ -98,4 +111,4 @@ def add_permutation(
         user.args = (chosen, *user.args[1:])
 
 
-__all__ = ["AS_STORED", "add_permutation", "check_use", "matrix_shape"]
+__all__ = ["AS_STORED", "add_permutation", "check_use", "matrix_shape", "say_unused"]

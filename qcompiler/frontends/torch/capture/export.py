@@ -135,7 +135,8 @@ def _export_module(
             warnings.simplefilter("ignore")
             return empty_weights.export(model, inputs.args, inputs.kwargs, inputs.dynamic_shapes)
 
-    why = narrowing.blame(trace, inputs.sizes, inputs.ranges)
+    paths = {id(module): path for path, module in model.named_modules()}
+    why = narrowing.blame(trace, paths, inputs.sizes, inputs.ranges)
     remembered = Remembered(model, trace)
     try:
         program = declare_states(remembered.run(), model, remembered.names)
@@ -339,15 +340,23 @@ def _translate(
         )
     if "Constraints violated" in str(error):
         names = [name for name in inputs.ranges if f"({name})" in text or f"{name} = " in text or f" {name} " in text]
-        details = [s.strip(" -") for s in text.splitlines() if s.strip().startswith("-")]
-        says = details[0].split(". If you're using")[0] if details else text.splitlines()[0]
-        return NarrowedDimError(f"the model narrows {', '.join(names) or 'a dimension'}: {says}" + why(names))
+        blamed = why(names)
+        if not blamed:  # then torch's words are all there is
+            details = [s.strip(" -") for s in text.splitlines() if s.strip().startswith("-")]
+            blamed = f": {details[0].split('. If you')[0] if details else text.splitlines()[0]}"
+        return NarrowedDimError(f"the model narrows {', '.join(names) or 'a dimension'}{blamed}")
     if "in output, which is not a known type" in text:
         kind = text.partition("<class '")[2].partition("'")[0]
         return ExportError(
             f"{type(model).__name__} returns a {kind}, which a program cannot rebuild: use tuple, list, dict, a "
             "namedtuple or a ModelOutput (for a cache of transformers: use_cache=False)"
         )
-    return ExportError(
-        f"torch.export cannot trace {type(model).__name__}{place}: {type(error).__name__}: {text[:2000]}"
+    sizes = ", ".join(f"{name} = {inputs.sizes[name]}" for name in inputs.ranges if name in inputs.sizes)
+    traced = (
+        f". It was traced at {sizes}: dynamic_shapes= must name a size in every argument that has it, and give it a "
+        "range that the model takes"
+        if sizes
+        else ""
     )
+    what = f"{type(model).__name__}{place}: {type(error).__name__}: {text[:2000]}"
+    return ExportError(f"torch.export cannot trace {what}{traced}")

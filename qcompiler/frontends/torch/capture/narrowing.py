@@ -13,6 +13,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -175,6 +176,9 @@ def same_values(a: Any, b: Any, relative: float, absolute: float) -> bool:
 
 # --- the narrowing line ----------------------------------------------------------------------------------------------
 
+MOST_SIZES = 2048
+"""Sizes of a range that are tried to find those which take one path: about a second for a few conditions."""
+
 
 @dataclass(frozen=True)
 class _Condition:
@@ -182,29 +186,38 @@ class _Condition:
     hints: dict[Any, int]
     value: Any
     line: str
+    """The user's line with the module, or the module alone where all the code is torch's."""
     direct: bool
 
+    def at(self, symbol: Any, size: int) -> str:
+        """Its value where the symbol has this size and all others are as traced; "" if it is not known."""
+        moved = self.expression.xreplace({**self.hints, symbol: size})
+        return "" if getattr(moved, "free_symbols", None) else str(moved)
 
-def blame(trace: Callable[[], object], sizes: Mapping[str, int], ranges: Mapping[str, Range]) -> Why:
-    """A function from symbol names to ": narrowed by file.py:3 in forward: …". Runs `trace` again, once, when called.
 
-    Symbols are recognised by their traced sizes, which are all different.
+def blame(
+    trace: Callable[[], object], modules: Mapping[int, str], sizes: Mapping[str, int], ranges: Mapping[str, Range]
+) -> Why:
+    """A function from symbol names to ". Narrowed by file.py:3 in forward: …", with the module and the way out. Runs
+    `trace` again, once, when called.
+
+    Symbols are recognised by their traced sizes, which are all different. `modules` are the module paths by `id`.
     """
 
     def why(names: Sequence[str]) -> str:
         conditions: list[_Condition] = []
-        with _observed(conditions), contextlib.suppress(Exception):
+        with _observed(conditions, modules), contextlib.suppress(Exception):
             trace()
         guilty = [c for c in conditions if c.line and _narrows(c, names, sizes, ranges)]
         direct = [c for c in guilty if c.direct]
         unique = list(dict.fromkeys(c.line for c in direct or guilty))[:3]
-        return ". Narrowed by " + "; ".join(unique) if unique else ""
+        return ". Narrowed by " + "; ".join(unique) + _way_out(guilty, names, sizes, ranges) if unique else ""
 
     return why
 
 
 @contextlib.contextmanager
-def _observed(conditions: list[_Condition]) -> Iterator[None]:
+def _observed(conditions: list[_Condition], modules: Mapping[int, str]) -> Iterator[None]:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     original = ShapeEnv.evaluate_expr
@@ -213,6 +226,8 @@ def _observed(conditions: list[_Condition]) -> Iterator[None]:
         value = original(self, expression, *args, **kwargs)
         if getattr(expression, "free_symbols", None):
             line, direct = line_of_frame(sys._getframe(1))
+            module = _module_of_frame(sys._getframe(1), modules)
+            line = f"{line} ({module})" if line and module else line or module
             known = self.backed_var_to_val
             hints = {s: int(known[s]) for s in expression.free_symbols if s in known}
             conditions.append(_Condition(expression, hints, value, line, direct))
@@ -225,22 +240,60 @@ def _observed(conditions: list[_Condition]) -> Iterator[None]:
         ShapeEnv.evaluate_expr = original  # type: ignore[method-assign]
 
 
+def _module_of_frame(frame: FrameType | None, modules: Mapping[int, str]) -> str:
+    """`module 'encoder.0', a Conv2d`: the innermost module of the model whose call is under way; "" for the model
+    itself."""
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl":
+            called = frame.f_locals.get("self")
+            if path := modules.get(id(called), ""):
+                return f"module '{path}', a {type(called).__name__}"
+        frame = frame.f_back
+    return ""
+
+
+def _symbol_of(condition: _Condition, name: str, sizes: Mapping[str, int]) -> Any:
+    """The condition's symbol of that name; None if it has none."""
+    return next((symbol for symbol, hint in condition.hints.items() if sizes.get(name) == hint), None)
+
+
 def _narrows(
     condition: _Condition, names: Sequence[str], sizes: Mapping[str, int], ranges: Mapping[str, Range]
 ) -> bool:
     """Whether the condition's value changes when a symbol of `names` moves through its range."""
-    by_size = {size: name for name, size in sizes.items()}
-    for symbol, hint in condition.hints.items():
-        name = by_size.get(hint)
-        if name is None or name not in names:
+    for name in names:
+        symbol = _symbol_of(condition, name, sizes)
+        if symbol is None:
             continue
-        low, high = ranges[name]
+        (low, high), hint = ranges[name], sizes[name]
         near = {int(n) + d for n in condition.expression.atoms() if n.is_Integer for d in (-1, 0, 1)}
         near |= set(range(hint - 8, hint + 9))  # a condition on a remainder changes from one size to the next
         for value in {low, low + 1, (low + high) // 2, high} | near:
-            if not low <= value <= high:
-                continue
-            moved = condition.expression.xreplace({**condition.hints, symbol: value})
-            if not getattr(moved, "free_symbols", None) and str(moved) != str(condition.value):
+            if low <= value <= high and condition.at(symbol, value) not in ("", str(condition.value)):
                 return True
     return False
+
+
+def _way_out(
+    guilty: Sequence[_Condition], names: Sequence[str], sizes: Mapping[str, int], ranges: Mapping[str, Range]
+) -> str:
+    """The longest range of each size in which all conditions have one value; where there is none, to change the
+    line."""
+    found = []
+    for name in names:
+        (low, high), last = ranges[name], 0
+        tried = [*range(low, min(high, low + MOST_SIZES) + 1), *([high] if high > low + MOST_SIZES else [])]
+        concerned = {str(c.expression): (c, s) for c in guilty if (s := _symbol_of(c, name, sizes)) is not None}
+        if not concerned:
+            continue
+        values = [tuple(c.at(symbol, size) for c, symbol in concerned.values()) for size in tried]
+        runs = []
+        for i in range(1, len(tried) + 1):
+            if i == len(tried) or values[i] != values[last]:
+                runs.append((tried[last], tried[i - 1]))
+                last = i
+        best = max(runs, key=lambda run: run[1] - run[0])
+        if best[0] == best[1]:
+            return ". Change that line"
+        found.append(f'("{name}", {best[0]}, {best[1]})')
+    return f". Give a range of sizes that take one path, such as {', '.join(found)}, or change that line"
