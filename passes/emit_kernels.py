@@ -38,7 +38,7 @@ class EmitKernelsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
-        plan = plan_from_rt(op, kernel_specs(op), context.weights)
+        plan = plan_from_rt(op, kernel_specs(op), context.weights, context.weights.moved)
         verify_plan(plan)  # again: only now do in-place loops have their real bodies
         check_kernels(plan)
         context.emitted = Emitted(plan, _source(plan, context))

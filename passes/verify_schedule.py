@@ -27,4 +27,5 @@ class VerifySchedulePass(ModulePass):
     name = "verify-schedule"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        verify_plan(plan_from_rt(op, skeleton_kernels(op), qc_context(ctx).weights))
+        weights = qc_context(ctx).weights
+        verify_plan(plan_from_rt(op, skeleton_kernels(op), weights, weights.moved))

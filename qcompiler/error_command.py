@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from qcompiler.api import qcompile
 from qcompiler.command_inputs import from_factory
 from qcompiler.config import QuantConfig
@@ -71,7 +73,8 @@ def _require_same(program: Program, header: Header, path: Path, where: str) -> N
     """ArgumentError unless a program has the plan and the weights of a file."""
     image = program.image
     what = None
-    if image.plan != header.plan:
+    plan = image.plan if header.plan.moved is not None else msgspec.structs.replace(image.plan, moved=None)
+    if plan != header.plan:
         what = "another plan"
     else:
         stored, weights = image.plan.weights, image.weights

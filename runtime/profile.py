@@ -29,8 +29,16 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Grows when a field of `to_json` changes its meaning or goes away."""
 
-PRODUCTS = ("linear", "grouped_linear", "batch_matmul")
-"""Kinds of kernel that are matrix products. Attention, which has products inside, is a kind of its own."""
+PRODUCTS = ("linear", "linears", "grouped_linear", "batch_matmul")
+"""Kinds of kernel that are matrix products; convolutions are linears. An epilogue is part of the product's time."""
+WITH_PRODUCTS = ("attention", "linear_attention", "recurrent")
+"""Kinds with products inside, whose time is for other things as well. They are counted apart."""
+OTHER_KINDS = (
+    "argmax", "dequantize_cache", "embedding", "gather", "hadamard", "index_update", "loop", "norm", "order", "parts",
+    "quantize_cache", "quantize_rows", "route", "sample", "scan", "scatter", "softmax", "top_p",
+)  # fmt: skip
+"""All other kinds. A convolution of one channel in a group is a loop, and so is a product that no kernel of products
+takes."""
 
 By = Literal["module", "kernel"]
 
@@ -180,10 +188,17 @@ class Profile:
 
     @property
     def not_product(self) -> float:
-        """The share of the time in steps that is not matrix products."""
-        return (
-            1 - sum(step.us for step in self.steps if step.kind in PRODUCTS) / self.steps_us if self.steps_us else 0.0
-        )
+        """The share of the time in steps that is not matrix products; attention and recurrences are in it."""
+        return 1 - self._share_of(PRODUCTS) if self.steps_us else 0.0
+
+    @property
+    def with_products(self) -> float:
+        """The share of the time in steps of kinds that have products inside: attention and recurrences."""
+        return self._share_of(WITH_PRODUCTS)
+
+    def _share_of(self, kinds: Sequence[str]) -> float:
+        us = sum(step.us for step in self.steps if step.kind in kinds)
+        return us / self.steps_us if self.steps_us else 0.0
 
     def beside(self, eager: EagerTimes) -> Profile:
         """The same with a measurement of eager torch (qcompiler/inspect/eager.py)."""
@@ -279,6 +294,7 @@ class Profile:
             "isa": self.isa, "threads": self.threads, "rounds": self.rounds, "call_us": self.call_us,
             "entry_us": self.entry_us, "round_us": self.round_us, "steps_us": self.steps_us,
             "outside_us": self.outside_us, "timing_us": self.timing_us, "not_product": self.not_product,
+            "with_products": self.with_products,
             "machine": None if self.machine is None else asdict(self.machine),
             "machine_missing": self.machine_missing, "notes": list(self.notes),
             "eager": None if self.eager is None else {**asdict(self.eager), "modules": dict(self.eager.modules)},
@@ -343,4 +359,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-__all__ = ["PRODUCTS", "EagerTimes", "GroupProfile", "KindProfile", "Profile", "StepProfile", "folding"]
+__all__ = [
+    "OTHER_KINDS", "PRODUCTS", "WITH_PRODUCTS", "EagerTimes", "GroupProfile", "KindProfile", "Profile", "StepProfile",
+    "folding",
+]  # fmt: skip

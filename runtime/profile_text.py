@@ -71,7 +71,8 @@ def _kinds(found: Profile) -> list[str]:
     ):
         columns = "".join(f"{count:>9}" for count in counts)
         rows.append(f"{label:16}{columns}{us:11.1f}{us / found.call_us:8.1%}")
-    rows.append(f"of the time in steps {found.not_product:.1%} are not matrix products")
+    inside = f"; {found.with_products:.1%} are attention and recurrences" if found.with_products else ""
+    rows.append(f"of the time in steps {found.not_product:.1%} are not matrix products{inside}")
     return rows
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from qcompiler.kernels import cost
 from qcompiler.kernels.cpu import attention_bf16, attention_decode
 from qcompiler.kernels.cpu.linear import multiplies_bf16
@@ -19,6 +21,7 @@ from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.linears import LinearsKernel
 from qcompiler.plan.lookup import PlanIndex
 from qcompiler.plan.plan import Copy, EntryPoint, Launch, Plan, Select, Step
 from qcompiler.runtime.executor import chosen_kernel
@@ -100,14 +103,22 @@ def _device(isa: str, kind: str, machine: Machine | None, used: str) -> cost.Dev
     return replace(figures, name=machine.name, bandwidth=limits.bandwidth / 1e6, fp32=rate / 1e6)
 
 
+_FASTEST_FIRST: tuple[Arithmetic, ...] = ("int8", "bf16", "fp32")
+
+
 def arithmetic_of(spec: KernelSpec, isa: str, kind: str, limits: Limits | None) -> Arithmetic:
     """The arithmetic in which a kernel does its products: what its rate is compared with.
 
     Linears multiply codes, pairs of bf16 numbers where the processor does (`limits` tells), or fp32. So does attention,
     without the codes, and so do experts, without bf16. Everything else on a CPU computes in fp32. On a GPU "bf16" are
-    the tensor cores, and "int8" those on codes.
+    the tensor cores, and "int8" those on codes. A launch of several linears counts as the fastest of them, which keeps
+    the least time a least one.
     """
     body = spec.body
+    if isinstance(body, LinearsKernel):
+        each = [msgspec.structs.replace(spec, body=linear, operands=own) for linear, own in body.shares(spec.operands)]
+        found = {arithmetic_of(alone, isa, kind, limits) for alone in each}
+        return next(used for used in _FASTEST_FIRST if used in found)
     if isinstance(body, LinearKernel | GroupedLinearKernel) and body.codes:
         return "int8"
     if kind != "cpu":

@@ -15,6 +15,7 @@ from qcompiler.inspect.source_lines import LINES_FILE
 from qcompiler.inspect.torch_share import TorchShare, torch_shares
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import FormatRef
+from qcompiler.plan.moved import counts, moved_text
 from qcompiler.plan.plan import EntryPoint, Launch, Plan, Select, TensorSig, WeightEntry, to_json
 from qcompiler.plan.verify import verify_plan
 from qcompiler.runtime.plan_bodies import check_bodies
@@ -56,6 +57,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "init_steps": len(plan.init.steps) if plan.init is not None else 0,
         "ledger": _totals(path, header.ledger),
         "weights": _weights(header.stored),
+        "moved": counts(plan),
         "memory": _memory(plan),
         "kernels": _kernels(plan),
         "templates": _templates(plan),
@@ -83,6 +85,8 @@ def summary(path: str | Path) -> str:
         lines.append(f"at load     {counted(facts['init_steps'], 'step')}, once")
     lines += _section("ledger", [_ledger_line(facts["ledger"])])
     lines += _section("weights", map(_weight_line, facts["weights"]))
+    if facts["moved"] != {}:
+        lines += _section("moved", [moved_text(facts["moved"])])
     lines += _section("memory", [f"{kind} {human_bytes(size)}" for kind, size in facts["memory"].items()])
     lines += _section("kernels", _kernel_lines(facts["templates"]))
     lines += _section("IR inside", [", ".join(facts["stages"]) or "none"])

@@ -22,6 +22,8 @@ from qcompiler.inspect.error_report import (
 )
 from qcompiler.inspect.explore.model import Errors, LayerSnr, StageSnr
 from qcompiler.inspect.stage_answers import StagesAgain
+from qcompiler.plan.moved import moved_of
+from qcompiler.plan.plan import Plan
 from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime import interop
 from qcompiler.runtime.loaded import LoadedProgram
@@ -153,21 +155,34 @@ def _step_by_step(
     finder = Finder(oracle.nodes)
     binding, results = session.step_results(lambda each: finder.see(each.step, each.values), args, kwargs)
     entry = program.plan.entries[binding.entry].name
-    floats, notes = _pairs(oracle, model)
+    floats, notes = _pairs(oracle, model, program.plan)
     return _Run(entry, _flat(program, results), layer_rows(oracle.nodes, floats, finder, entry), notes)
 
 
-def _pairs(oracle: Graph, model: Graph | None) -> tuple[dict[str, Array], list[str]]:
-    """The float model's value for each node of the oracle that has a pair there, by name."""
+_ELSEWHERE = ("rotate-hidden", "equalise", "smooth-scales", "awq-scales")
+"""Rewrites after which the values between the linears are others than in the model."""
+
+
+def _pairs(oracle: Graph, model: Graph | None, plan: Plan) -> tuple[dict[str, Array], list[str]]:
+    """The float model's value for each node of the oracle that has a pair there, by name.
+
+    Where weights were moved, a value with the same place in both graphs may be another number.
+    """
     if not oracle.nodes:
         return {}, ["layers: only a model of torch has an oracle whose values can be looked at one by one"]
     if model is None:
         return {}, []
+    moved = moved_of(plan) or {}
+    elsewhere = sorted({by for each in moved.values() for by in each if by in _ELSEWHERE})
+    if elsewhere:
+        why = "values between linears are others than in the model, and only results are compared with it"
+        return {}, [f"layers: {', '.join(elsewhere)} moved weights, so {why}"]
+    folded = {path.rpartition(".")[0] for path, by in moved.items() if "fold-batch-norm" in by}
     there, here = _by_place(model.nodes), _by_place(oracle.nodes)
     found = {
         node.name: other.values
         for place, nodes in here.items()
-        if len(nodes) == len(there.get(place, ()))
+        if len(nodes) == len(there.get(place, ())) and nodes[0].path not in folded
         for node, other in zip(nodes, there[place], strict=True)
     }
     missing = sum(node.name not in found and not node.op.startswith("qc.dequantize") for node in oracle.nodes)

@@ -9,6 +9,8 @@ from typing import Any
 
 from qcompiler.inspect.checks import copied_bytes
 from qcompiler.inspect.torch_share import torch_shares
+from qcompiler.plan.moved import counts as moved_counts
+from qcompiler.plan.moved import moved_text
 from qcompiler.plan.plan import Launch, Plan, Select, TorchCall
 from qcompiler.units import counted, human_bytes
 
@@ -41,6 +43,7 @@ class ProgramReport:
             "entries": {entry.name: _steps(entry.steps) for entry in self.plan.entries},
             "arenas": {arena.name: {"kind": arena.kind, "bytes": arena.nbytes} for arena in self.plan.arenas},
             "copied_state_bytes": copied_bytes(self.plan),
+            "moved": moved_counts(self.plan),
             "torch": [share.as_dict() for share in torch_shares(self.plan)],
             "choices": [vars(choice) for choice in self.choices],
         }
@@ -60,6 +63,8 @@ def plan_text(plan: Plan) -> str:
         ranges = ", ".join(f"{s.name} in [{s.min}, {s.max}]" for s in entry.symbols) or "static shapes"
         steps = steps_text(_steps(entry.steps))
         lines.append(f"  {entry.name}({ranges}): {steps}")
+    if plan.moved:
+        lines.append(f"  moved weights: {moved_text(moved_counts(plan))}")
     lines += [f"  in torch, {share}" for share in torch_shares(plan)]
     if plan.init is not None:
         lines.append(f"  init, once at load: {counted(len(plan.init.steps), 'step')}")

@@ -17,6 +17,7 @@ from qcompiler.ir.rt import ArenaOp, BufferOp, DeviceOp, EntryOp, EventOp, Kerne
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.plan.kernel import KernelSpec, ScalarProgram
 from qcompiler.plan.kinds.loop import LoopKernel
+from qcompiler.plan.moved import Moved, record
 from qcompiler.plan.plan import Buffer, Plan, WeightEntry
 from qcompiler.plan.weights import StoredTensor, file_offsets
 
@@ -38,8 +39,15 @@ def skeleton_kernels(module: ModuleOp) -> dict[str, KernelSpec]:
     }
 
 
-def plan_from_rt(module: ModuleOp, kernels: Mapping[str, KernelSpec], weights: Iterable[StoredTensor] = ()) -> Plan:
+def plan_from_rt(
+    module: ModuleOp,
+    kernels: Mapping[str, KernelSpec],
+    weights: Iterable[StoredTensor] = (),
+    moved: Moved | None = None,
+) -> Plan:
     """The plan of an rt module: kernels in the module's order, the weight directory in the store's.
+
+    `moved` is the store's record of moved parameters, of which the plan keeps those that it stores.
 
     A step without a stream keeps an empty one, which the verifier refuses. ScheduleError for a buffer without an
     offset, a kernel without a spec, two init entries, or a buffer whose weight is not in `weights` (unless `weights` is
@@ -54,6 +62,7 @@ def plan_from_rt(module: ModuleOp, kernels: Mapping[str, KernelSpec], weights: I
     if len(inits) > 1:
         names = ", ".join(op.sym for op in inits)
         raise ScheduleError(f"a plan has one init entry, the module has {len(inits)}: {names}", rule="duplicate-name")
+    directory = weight_entries(schedule, weights)
     return Plan(
         devices=tuple(op.record for op in schedule.devices.values()),
         streams=tuple(op.record for op in schedule.streams.values()),
@@ -63,7 +72,8 @@ def plan_from_rt(module: ModuleOp, kernels: Mapping[str, KernelSpec], weights: I
         kernels=tuple(kernels[name] for name in schedule.kernels),
         entries=tuple(op.record for op in entries),
         init=inits[0].record if inits else None,
-        weights=weight_entries(schedule, weights),
+        weights=directory,
+        moved=record(moved, {path for entry in directory for path in entry.paths}),
     )
 
 

@@ -234,8 +234,29 @@ class WeightEntry(Strict, frozen=True):
         return tuple(path for part in self.named for path in part.parameters)
 
 
+Rewrite = Literal[
+    "fold-batch-norm", "column-order", "rotate-hidden", "rotate-online", "equalise", "smooth-scales", "awq-scales",
+    "correct-bias",
+]  # fmt: skip
+"""What may give a parameter other values, or another order of columns, than it has in the model."""
+
+
+class MovedParameter(Strict, frozen=True):
+    """A stored parameter whose values, decoded, are not the model's: `by` names what changed them, in that order.
+
+    Rounding to a format is no such change, and neither is a layout.
+    """
+
+    parameter: str
+    by: tuple[Rewrite, ...]
+
+
 class Plan(Strict, frozen=True):
-    """A whole program. The entry point `init` fills the init arenas once, at load."""
+    """A whole program. The entry point `init` fills the init arenas once, at load.
+
+    `moved` lists the parameters of `weights` whose values are not the model's. None: nobody knows, since the file is
+    older than this record. Readers ask it through qcompiler/plan/moved.py.
+    """
 
     devices: tuple[DeviceSlot, ...]
     streams: tuple[Stream, ...]
@@ -247,6 +268,7 @@ class Plan(Strict, frozen=True):
     init: EntryPoint | None = None
     weights: tuple[WeightEntry, ...] = ()
     version: int = PLAN_VERSION
+    moved: tuple[MovedParameter, ...] | None = None
 
 
 class Signature(Strict, frozen=True):

@@ -19,6 +19,7 @@ from qcompiler.plan.dims import Dim, dim, product
 from qcompiler.plan.equations import plan_equations
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
 from qcompiler.plan.lookup import PlanIndex, unique
+from qcompiler.plan.moved import check_moved
 from qcompiler.plan.plan import Arena, Buffer, EntryPoint, Plan, Symbol, initial_weight
 from qcompiler.plan.sizes import LARGEST_SIZE
 from qcompiler.plan.verify_steps import EntryVerifier, InitWritten
@@ -180,6 +181,7 @@ def _check_apart(arena: Arena, buffers: list[Buffer]) -> None:
 
 def _check_weights(program: PlanIndex) -> None:
     _check_constants(program)
+    check_moved(program.plan)
     gathered = {buffer.weight for buffer in program.plan.buffers}
     constants = [arena for arena in program.plan.arenas if arena.kind == "constants"]
     end, last = 0, None

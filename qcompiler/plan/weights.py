@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from qcompiler.errors import PlanError, WeightsError
 from qcompiler.plan.kernel import DType, FormatRef
+from qcompiler.plan.moved import Moved
 from qcompiler.plan.plan import WeightPart
 
 Bytes = npt.NDArray[np.uint8]
@@ -133,10 +134,14 @@ class StoredTensor:
 
 
 class WeightStore:
-    """An ordered dictionary of `StoredTensor`s. Adding a key twice is an error; `replace` changes a layout."""
+    """An ordered dictionary of `StoredTensor`s. Adding a key twice is an error; `replace` changes a layout.
 
-    def __init__(self) -> None:
+    `moved` has what moved each parameter whose values are not the model's; None if that is not known.
+    """
+
+    def __init__(self, moved: Moved | None = None) -> None:
         self._tensors: dict[str, StoredTensor] = {}
+        self.moved = moved
 
     def add(self, tensor: StoredTensor) -> None:
         if tensor.key in self._tensors:
@@ -191,7 +196,7 @@ class WeightStore:
 
     def copy(self) -> WeightStore:
         """A store with the same tensors. The bytes are shared."""
-        other = WeightStore()
+        other = WeightStore(self.moved)
         other._tensors = dict(self._tensors)
         return other
 

@@ -126,7 +126,10 @@ class Reducer:
             return
         text = print_module(self.best.module)
         few = QCContext.default(
-            target=context.target, devices=context.devices, device_map=context.device_map, weights=WeightStore()
+            target=context.target,
+            devices=context.devices,
+            device_map=context.device_map,
+            weights=WeightStore(context.weights.moved),
         )
         for tensor in context.weights:
             if tensor.key in text:

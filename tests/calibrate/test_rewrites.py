@@ -153,8 +153,8 @@ def test_a_rotation_is_orthogonal_and_spreads(size: int, keeps_ones: bool) -> No
 def test_changes_are_made_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.nn.Parameter(torch.randn(24, 16))
     source = MovedWeights(ModuleWeights())
-    source.change("w", Scaled(1, torch.rand(16, dtype=torch.float64) + 0.5), Rotated(0, Rotation(24, 0)))
-    source.change("w", Scaled(0, torch.rand(24, dtype=torch.float64) + 0.5))
+    source.change("equalise", "w", Scaled(1, torch.rand(16, dtype=torch.float64) + 0.5), Rotated(0, Rotation(24, 0)))
+    source.change("equalise", "w", Scaled(0, torch.rand(24, dtype=torch.float64) + 0.5))
     whole, identity = source.read(["w"], weight), source.identity(["w"], weight)
     monkeypatch.setattr("qcompiler.frontends.quantise.rewrites.moved_weights.AT_A_TIME", 70)
     assert torch.equal(source.read(["w"], weight), whole)
@@ -225,12 +225,12 @@ def test_a_rewrite_that_changes_the_function_is_taken_back(monkeypatch: pytest.M
     """One column of one reader is off by 1/1000."""
     move = rewrites.Group.move
 
-    def wrong(group: Any, source: MovedWeights, scales: torch.Tensor) -> None:
-        move(group, source, scales)
+    def wrong(group: Any, source: MovedWeights, scales: torch.Tensor, by: Any) -> None:
+        move(group, source, scales, by)
         off = torch.ones(group.channels, dtype=torch.float64)
         off[3] = 1.001
         reader = group.readers[0]
-        source.change(reader.weight.targets[0], Scaled(reader.axis, off[reader.read.channels]))
+        source.change(by, reader.weight.targets[0], Scaled(reader.axis, off[reader.read.channels]))
 
     monkeypatch.setattr(rewrites.Group, "move", wrong)
     found = quantised(Decoder(), linear="int8", smooth=0.5)

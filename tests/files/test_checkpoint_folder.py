@@ -160,6 +160,9 @@ def test_columns_that_a_file_sorted_take_their_input_in_that_order(tmp_path: Pat
     check_equal(program(input_ids=ids[:1, :5]).logits, model, ids[:1, :5])
     _, logits = oracle(checkpoint, ids)
     check_equal(logits, model, ids)
+    moved = {each.parameter: each.by for each in program.plan.moved or ()}  # no adapter is for columns in that order
+    assert moved["model.layers.0.mlp.down_proj.weight"] == ("column-order",)
+    assert all(by == ("column-order",) and path.endswith("proj.weight") for path, by in moved.items())
 
 
 # --- bitsandbytes ----------------------------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -104,17 +107,20 @@ def test_a_program_of_another_folder_is_refused_and_nothing_is_written(
         qc.convert(folder, tmp_path / "out", layout="gptq", program="model.qca")
     moved = qc.QuantConfig("float", linear="int4:group=128,scale=fp16", equalise=True)
     equalised = qc.qcompile(qc.from_checkpoint(folder), (), {"input_ids": IDS[:1]}, quant=moved, device="cpu")
-    with pytest.raises(WeightsError, match=r"input_layernorm.weight' has other values in the program.*recipe changed"):
+    with pytest.raises(WeightsError, match=r"other values than in the model \(equalise\); compile the folder without"):
         qc.convert(folder, tmp_path / "out", layout="gptq", program=equalised)
     turned = qc.QuantConfig("float", linear="int4:group=128,scale=fp16", rotate_online=True)
     transformed = qc.qcompile(qc.from_checkpoint(folder), (), {"input_ids": IDS[:1]}, quant=turned, device="cpu")
-    with pytest.raises(WeightsError, match="transforms inputs of linears while it runs"):
+    with pytest.raises(WeightsError, match=r"down_proj.weight' has other values than in the model \(rotate-online\)"):
         qc.convert(folder, tmp_path / "out", layout="gptq", program=transformed)
     biased = qc.QuantConfig("float", linear="int4:group=128,scale=fp16", correct_bias=True)
     data = {"input_ids": IDS[:1]}
     corrected = qc.qcompile(qc.from_checkpoint(folder), (), data, quant=biased, calibrate=[data], device="cpu")
-    with pytest.raises(WeightsError, match=r"q_proj.bias', and the model of .* has no such parameter"):
+    with pytest.raises(WeightsError, match=r"proj.bias' has other values than in the model \(correct-bias\)"):
         qc.convert(folder, tmp_path / "out", layout="gptq", program=corrected)
+    image = dataclasses.replace(program.image, plan=msgspec.structs.replace(program.plan, moved=None))
+    with pytest.raises(WeightsError, match=r"does not record which .* are the model's own.*compile it again"):
+        qc.convert(folder, tmp_path / "out", layout="gptq", program=SimpleNamespace(image=image))
     assert [each.name for each in tmp_path.iterdir()] == ["other"]
 
 

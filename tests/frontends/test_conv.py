@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qcompiler.config import QuantConfig
+from qcompiler.config import QuantConfig, resolve_format
 from qcompiler.errors import FormatShapeError, PromiseError, RecipeError, UnsupportedOperatorError
+from qcompiler.frontends.quantise.choose_formats import Described, FormatChooser
 from qcompiler.frontends.torch.frontend import import_torch
 from qcompiler.frontends.torch.importer import ImportResult
 from qcompiler.ir import qc
@@ -175,8 +176,25 @@ def test_the_rewritten_graph_is_the_oracle_of_the_interpreter(interpreted):
 def test_columns_that_no_block_divides_are_int8_and_the_ledger_says_so():
     rows = {row.parameters[0]: row for row in small(QuantConfig("int4", promise_bits=None)).ledger}
     assert rows["stem.weight"].format == "int8"
-    assert "does not divide its 27 columns" in rows["stem.weight"].reason
+    assert "does not divide its 27 columns (9 taps of 3 channels)" in rows["stem.weight"].reason
     assert rows["body.weight"].format.startswith("int4")
+
+
+@pytest.mark.parametrize(
+    ("text", "channels", "taps", "format"),
+    [
+        ("int4", 64, 9, "int4"), ("int4", 32, 9, "int4"), ("int4", 24, 9, "int8:group=row"),
+        ("int4", 40, 1, "int8:group=row"), ("int4, else nf4", 24, 9, "nf4"), ("nf4", 24, 9, "nf4"),
+        ("q4_K", 24, 9, "int8:group=row"), ("q4_K", 256, 1, "q4_K"),
+    ],
+)  # fmt: skip
+def test_blocks_lie_along_the_taps_and_channels_of_a_convolution(text, channels, taps, format):
+    """What docs/quantisation.md says of narrow convolutions. Linears behave likewise."""
+    columns = channels * taps
+    weight = Described(("c.weight",), "conv", (8, columns), (8, channels, taps, 1), taps)
+    chosen, why = FormatChooser(QuantConfig(text), None, [weight]).choose(weight)
+    assert resolve_format(str(chosen)) == resolve_format(format)
+    assert ("does not divide" in why) == (resolve_format(format) != resolve_format(text.partition(",")[0]))
 
 
 def test_rules_reach_convolutions_by_their_module():

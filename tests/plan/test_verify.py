@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from hadamard_cases import spec as hadamard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_oracle import is_sound
@@ -20,6 +21,7 @@ from qcompiler.plan.plan import (
     Copy,
     EntryPoint,
     Launch,
+    MovedParameter,
     Plan,
     Record,
     Step,
@@ -295,6 +297,25 @@ PLAIN = WeightEntry(name="w", dtype="f32", shape=(16,), offset=0, nbytes=64)
 
 def test_packed_weight_is_accepted_as_it_is_stored(maker):
     assert refusal(constant_plan(maker, ENTRY, PACKED)) is None
+
+
+def test_a_record_of_moved_parameters_names_stored_ones_once_with_what_moved_them(maker):
+    named = constant_plan(maker, replace(ENTRY, parameters=("a.weight", "b.weight")), PACKED)
+    first, second = (MovedParameter(parameter=path, by=("equalise",)) for path in ("a.weight", "b.weight"))
+    for record in (None, (), (first,), (second, first)):
+        assert refusal(replace(named, moved=record)) is None
+        assert from_json(to_json(replace(named, moved=record))).moved == record
+    for record in ((first, first), (replace(first, parameter="c.weight"),), (replace(first, by=()),)):
+        assert refusal(replace(named, moved=record)) == "moved-parameter"
+    with pytest.raises(PlanError, match="moved"):
+        from_json(to_json(replace(named, moved=(replace(first, by=("other",)),))))
+
+
+def test_a_transform_of_inputs_without_a_moved_weight_is_refused():
+    kernels = (hadamard("transform", "f32", 3, 64, 32),)
+    plan = Plan(devices=(), streams=(), events=(), arenas=(), buffers=(), entries=(), kernels=kernels)
+    assert refusal(plan) is None, "nothing is recorded"
+    assert refusal(replace(plan, moved=())) == "moved-parameter"
 
 
 @pytest.mark.parametrize(

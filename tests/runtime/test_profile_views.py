@@ -12,9 +12,21 @@ import pytest
 from attention_cases import BY_NAME
 
 from qcompiler.errors import ArgumentError
+from qcompiler.plan.kernel import KernelSpec, Operand
+from qcompiler.plan.kinds import KINDS
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.kinds.linears import LinearsKernel
 from qcompiler.runtime.limits import Limits, Machine
 from qcompiler.runtime.places import moved_to
-from qcompiler.runtime.profile import EagerTimes, Profile, StepProfile, folding
+from qcompiler.runtime.profile import (
+    OTHER_KINDS,
+    PRODUCTS,
+    WITH_PRODUCTS,
+    EagerTimes,
+    Profile,
+    StepProfile,
+    folding,
+)
 from qcompiler.runtime.step_costs import arithmetic_of
 
 LIMITS = Limits(bandwidth=10e9, fp32=100e9, bf16=200e9, int8=None)
@@ -40,6 +52,21 @@ STEPS = (
 def profile(steps: tuple[StepProfile, ...] = STEPS, **others: Any) -> Profile:
     machine = Machine("here", LIMITS, "measured")
     return Profile("main", {"n": 3}, 2, 5, 20.0, 12.0, 13.5, steps, machine=machine, streams={"s": "cpu"}, **others)
+
+
+def test_every_kind_of_kernel_is_a_product_has_products_or_is_another() -> None:
+    """A new kind must be placed: the share of products is the time of those that are named."""
+    placed = [*PRODUCTS, *WITH_PRODUCTS, *OTHER_KINDS]
+    assert sorted(placed) == sorted(KINDS)
+
+
+def test_the_share_of_products_has_linears_that_share_a_launch() -> None:
+    kinds = ("linear", "linears", "grouped_linear", "batch_matmul", "attention", "recurrent", "loop", "copy")
+    found = profile(tuple(step(number, 1.0, kind=kind) for number, kind in enumerate(kinds)))
+    assert (found.not_product, found.with_products) == (0.5, 0.25)
+    assert "50.0% are not matrix products; 25.0% are attention and recurrences" in str(found)
+    assert (read := json.loads(found.to_json()))["with_products"] == 0.25 and read["not_product"] == 0.5
+    assert "recurrences" not in str(profile())
 
 
 def test_modules_add_up_and_layers_fold() -> None:
@@ -188,3 +215,21 @@ def test_attention_is_compared_with_the_rate_of_its_products(name: str, isa: str
     case = BY_NAME[name]
     assert arithmetic_of(replace(case, compute="bf16").spec, isa, "cpu", limits) == used
     assert arithmetic_of(case.spec, isa, "cpu", limits) == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "codes", "used"),
+    [("f32 f32", "", "fp32"), ("bf16 bf16", "", "bf16"), ("f32 bf16", "", "bf16"), ("bf16 f32", "1", "int8")],
+)
+def test_linears_in_one_launch_are_compared_with_the_fastest_of_their_rates(dtypes: str, codes: str, used: str) -> None:
+    bodies, operands = [], list[Operand]()
+    for number, dtype in enumerate(dtypes.split()):
+        names = (("x", (3, 96), "r", "f32"), ("w", (24, 96), "r", dtype), ("out", (3, 24), "w", "f32"))
+        operands += [
+            Operand(name=f"{name}_{number}", dtype=kind, access=access, shape=shape, strides=(shape[1], 1))  # type: ignore[arg-type]
+            for name, shape, access, kind in names
+        ]
+        integers = str(number) in codes
+        bodies.append(LinearKernel(m=3, n=24, k=96, m_class="2-8", has_bias=False, codes=integers))
+    spec = KernelSpec(name="l", symbols=(), operands=tuple(operands), body=LinearsKernel(linears=tuple(bodies)))
+    assert arithmetic_of(spec, "x86-64-v4", "cpu", LIMITS) == used

@@ -42,7 +42,7 @@ from qcompiler.frontends.checkpoints.gguf_models import from_gguf
 from qcompiler.frontends.quantise.stored_places import Matrix, places_of
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.weights.weight_source import InFile
-from qcompiler.plan.kinds.hadamard import HadamardKernel
+from qcompiler.plan.moved import why_moved
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import replacing_folder
 from qcompiler.runtime.image import ProgramImage
@@ -108,7 +108,7 @@ def convert(
 
     `program` is a program that was compiled from the folder, or a language model: its linears that are quantised are
     written with the program's codes, such as those that `algorithm="gptq"` chose, in place of the folder's values.
-    WeightsError for one that is not of this folder.
+    WeightsError for one that is not of this folder, and for one whose weights were moved (plan/moved.py).
 
     With `to`, all linears that the source has in floating point are encoded, too.  FormatError, saying how much is
     lost, for a tensor that would lose precision unless `lossy` allows it; WeightsError and ArgumentError if something
@@ -142,9 +142,9 @@ def convert(
     return _Folder(checkpoint, target, layout, wanted, lossy, *_matrices_of(program)).write()
 
 
-NO_PROGRAM_OF_IT = (
-    "it is no program of this folder, or its recipe changed other parameters, too; compile it without smooth, "
-    "equalise, rotate, rotate_online, correct_bias and algorithm='awq'"
+NO_PROGRAM_OF_IT = "it is no program of this folder"
+WITHOUT_REWRITES = (
+    "; compile the folder without smooth, equalise, rotate, rotate_online, correct_bias and algorithm='awq'"
 )
 
 
@@ -156,8 +156,9 @@ def _matrices_of(program: Any) -> tuple[Codes, Codes]:
     if not isinstance(image, ProgramImage):
         raise ArgumentError(f"program={program!r:.60} is no program: give what qcompile or compile_causal_lm returns")
     image.require_values()
-    if any(isinstance(kernel.body, HadamardKernel) for kernel in image.plan.kernels):
-        raise WeightsError(f"the program transforms inputs of linears while it runs: {NO_PROGRAM_OF_IT}")
+    if moved := why_moved(image.plan):  # columns times s belong to a norm whose gain is divided by s
+        way_out = WITHOUT_REWRITES if image.plan.moved else ""
+        raise WeightsError(f"the codes of a program go into a folder with its model's weights: {moved}{way_out}")
     places = {name: each for name, each in places_of(image.plan).items() if len(each.entry.shape) in (1, 2)}
     read = {name: partial(each.read, image.weights) for name, each in places.items()}
     quantised = {name for name, each in places.items() if each.format is not None}

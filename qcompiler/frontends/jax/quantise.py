@@ -299,7 +299,7 @@ class _Quantiser:
     valued: bool
     files: WeightFiles
     floats: FloatRun | None = None
-    store: WeightStore = field(default_factory=WeightStore)
+    store: WeightStore = field(default_factory=lambda: WeightStore({}))  # no rewrite moves an array of a function
     rows: list[LedgerRow] = field(default_factory=list)
     keys: dict[int, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)

@@ -25,12 +25,14 @@ Kind = Literal["linear", "embedding", "conv"]
 
 @dataclass(frozen=True)
 class Described:
-    """A weight that can be quantised: its paths, its use, the shape it is stored in and the model's own."""
+    """A weight that can be quantised: its paths, its use, the shape it is stored in and the model's own; of a
+    convolution the number of taps, which share its columns with the channels."""
 
     targets: tuple[str, ...]
     kind: Kind
     shape: tuple[int, ...]
     original: tuple[int, ...]
+    taps: int = 1
 
 
 class FormatChooser:
@@ -63,7 +65,7 @@ class FormatChooser:
                 try:
                     resolve_format(name).nbytes(*weight.shape)
                 except FormatShapeError:
-                    refused.append(f"{format_text(parse_format(name))} does not divide its {weight.shape[1]} columns")
+                    refused.append(f"{format_text(parse_format(name))} does not divide its {_columns(weight)}")
                     continue
             if refused:
                 self.later[weight.targets[0]] = name
@@ -82,6 +84,12 @@ class FormatChooser:
         later = [row for row in counted if row.parameters[0] in self.later]
         more = sum(max(8.0 * row.bytes_after - promise * row.elements, 0.0) for row in later)
         return promise + math.ceil(1000 * more / sum(row.elements for row in counted)) / 1000
+
+
+def _columns(weight: Described) -> str:
+    """`144 columns`; for a convolution with what they are, since blocks lie along taps and channels together."""
+    columns = weight.shape[1]
+    return f"{columns} columns" + (f" ({weight.taps} taps of {columns // weight.taps} channels)" * (weight.taps > 1))
 
 
 def _mix(name: str, config: Any, weights: Sequence[Described]) -> dict[str, tuple[str, str]]:

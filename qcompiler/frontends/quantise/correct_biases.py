@@ -139,7 +139,7 @@ class BiasCorrection:
             share = f"{100 * found.share:.3g} % of the squared error of its outputs was an error of their mean"
             said = f"corrected: {share}, over {counted(found.rows, 'row')}"
             if found.known:
-                self.source.change(linear.bias, Added(found.mean))
+                self.source.change("correct-bias", linear.bias, Added(found.mean))
             else:
                 said = f"not {said}; above {100 * found.chance:.3g} % it is more than chance"
             self.decisions.append(("bias", linear.path, said))

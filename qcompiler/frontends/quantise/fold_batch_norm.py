@@ -35,8 +35,9 @@ _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 def fold_batch_norms(
     exported: Exported, room: Callable[[int], Bytes], source: WeightSource
-) -> tuple[Exported, dict[str, str]]:
-    """The program without the folded batch norms, and for each tensor that was folded the path it was folded into.
+) -> tuple[Exported, dict[str, str], frozenset[str]]:
+    """The program without the folded batch norms, for each tensor that was folded the path it was folded into, and the
+    paths of the weights and biases that have other values, or are new.
 
     The graph is modified in place.  `room` returns memory for new values.  WeightsError if `source` lacks values.
     """
@@ -44,9 +45,9 @@ def fold_batch_norms(
     for node in list(exported.program.graph.nodes):
         if node.target is aten._native_batch_norm_legit_no_training.default:
             folder.fold(node)
-    if not folder.folded:
-        return exported, {}
-    return replace(exported, program=folder.rebuilt()), folder.folded
+    if not folder.moved:
+        return exported, {}, frozenset()
+    return replace(exported, program=folder.rebuilt()), folder.folded, frozenset(folder.moved)
 
 
 class _Folder:
@@ -62,6 +63,7 @@ class _Folder:
             if spec.kind in _STORED and spec.target not in mutated
         }
         self.folded: dict[str, str] = {}
+        self.moved: set[str] = set()
         self._products = torch.empty(0, dtype=torch.float64)
 
     def fold(self, norm: fx.Node) -> None:
@@ -89,6 +91,7 @@ class _Folder:
                 self._give_bias(
                     product, weight, torch.empty(weight.meta["val"].shape[0], dtype=weight.meta["val"].dtype)
                 )
+        self.moved.add(self.stored[weight])
         self._remove(norm, product, given)
 
     def _tensor(self, node: fx.Node) -> torch.Tensor:
@@ -143,6 +146,7 @@ class _Folder:
 
     def _set(self, node: fx.Node, value: torch.Tensor) -> None:
         target = self.stored[node]
+        self.moved.add(target)
         self.state[target] = torch.nn.Parameter(value, requires_grad=False)
 
     def _give_bias(self, product: fx.Node, weight: fx.Node, value: torch.Tensor) -> None:

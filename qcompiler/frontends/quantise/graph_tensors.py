@@ -32,7 +32,7 @@ class GraphTensors:
     def __init__(self, exported: Exported, source: WeightSource, room: Callable[[int], Bytes]) -> None:
         self.source = source
         exported.program.state_dict.update(source.bind(exported.program))
-        self.exported, self.folded = fold_batch_norms(exported, room, source)
+        self.exported, self.folded, self.refolded = fold_batch_norms(exported, room, source)
         self.program = self.exported.program
         self.graph = self.program.graph
         self.state = dict(self.program.state_dict)

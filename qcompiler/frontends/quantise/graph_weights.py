@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -126,7 +127,8 @@ def naming_errors(weight: GraphWeight) -> Iterator[None]:
 def described(weight: GraphWeight) -> Described:
     """What the choice of a format may look at."""
     kind: Kind = "embedding" if "embedding" in weight.kinds else "conv" if weight.conv else "linear"
-    return Described(tuple(weight.targets), kind, weight.shape, tuple(weight.tensor.shape))
+    taps = math.prod(weight.conv.shape[2:]) if weight.conv is not None else 1
+    return Described(tuple(weight.targets), kind, weight.shape, tuple(weight.tensor.shape), taps)
 
 
 def kinds_of(weight: GraphWeight) -> set[Kind]:

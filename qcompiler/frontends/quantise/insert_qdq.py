@@ -68,6 +68,7 @@ from qcompiler.frontends.weights.weight_source import ModuleWeights, WeightSourc
 from qcompiler.frontends.weights.weight_uses import as_linear, reads, replace_by_linear, storage_key
 from qcompiler.ledger import Ledger, LedgerRow
 from qcompiler.plan.kernel import FormatRef
+from qcompiler.plan.plan import Rewrite
 from qcompiler.plan.weights import NO_VALUES, Bytes, NoBytes, StoredTensor, WeightStore
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.progress import Progress, note
@@ -213,7 +214,10 @@ class _Rewriter(GraphTensors):
         self.graph.lint()
         self.program.graph_module.recompile()
         exported = replace(self.exported, program=self._program())
-        ledger = ledger.remarked(self.lost)
+        self.weights.moved = self._moved(weights)
+        ledger = ledger.remarked(self.lost).remarked(
+            {path: f"moved by {', '.join(by)}" for path, by in self.weights.moved.items()}
+        )
         return Quantized(exported, self.weights, ledger, self.source.valued, self.files, tuple(self.decisions))
 
     # --- calibration ---
@@ -459,6 +463,19 @@ class _Rewriter(GraphTensors):
                 tensor = torch.empty(weight.shape, dtype=weight.tensor.dtype)
         for target in weight.targets:
             self.state[target] = torch.nn.Parameter(tensor, requires_grad=False)
+
+    def _moved(self, weights: Sequence[GraphWeight]) -> dict[str, tuple[Rewrite, ...]]:
+        """What moved each parameter whose stored values are not the model's (plan/moved.py)."""
+        found: dict[str, tuple[Rewrite, ...]] = {}
+        for weight in weights:
+            by: list[Rewrite] = ["fold-batch-norm"] if self.refolded.intersection(weight.targets) else []
+            if weight.codes is not None and weight.codes.permutation is not None:
+                by.append("column-order")
+            if self.rewrites is not None:
+                by += self.rewrites.source.moved_by(weight.targets)
+            if by:
+                found |= dict.fromkeys(weight.targets, tuple(by))
+        return found
 
     def _rewritten(self, weight: GraphWeight) -> bool:
         return self.rewrites is not None and self.rewrites.source.changed(weight.targets)

@@ -12,6 +12,7 @@ such an adapter should be kept apart, or merged before the weights are quantised
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from qcompiler.formats import PackedTensor
 from qcompiler.formats.made import MadeMatrix
 from qcompiler.frontends.quantise.lora_adapter import LoraLayer, listed, read_adapter
 from qcompiler.frontends.quantise.stored_places import Matrix, StoredPlace, places_of
-from qcompiler.plan.kinds.hadamard import HadamardKernel
+from qcompiler.plan.moved import UNKNOWN, moved_of, why_moved
 from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime.encoder import encode_made
 from qcompiler.runtime.image import ProgramImage
@@ -94,16 +95,18 @@ def merge_lora(
     """Merges a LoRA or DoRA adapter of PEFT into weights: ``weights, report = qc.merge_lora(weights, "adapter/")``.
 
     `weights` is a mapping of module paths (or paths of their weights) to `PackedTensor`s, or to arrays of floats in the
-    model's shape: (out, in), or (in, out) for an embedding and where the adapter's config says `fan_in_fan_out`.  The
-    result is a dictionary with all of them; those that the adapter does not name are unchanged.  Or `weights` is a
-    program, compiled or loaded; then the result is a `LoadedProgram` on its devices with weights of its own, which can
-    be run and saved.  The inputs are not changed.
+    model's shape: (out, in), or (in, out) for an embedding and where the adapter's config says `fan_in_fan_out`.  Their
+    columns are in the model's order; those of a GPTQ file with act-order are not.  The result is a dictionary with all
+    of them; those that the adapter does not name are unchanged.  Or `weights` is a program, compiled or loaded; then
+    the result is a `LoadedProgram` on its devices with weights of its own, which can be run and saved.  The inputs are
+    not changed.
 
     `adapter` is a folder with adapter_config.json and adapter_model.safetensors, or the tensors (of NumPy or torch)
     with the config as `config`.  `threshold` is the largest relative error ||Q - M|| / ||M|| that a layer may have.
 
-    Errors: AdapterError for an adapter of another kind; one AdapterError lists all targets that do not exist or have
-    other shapes; MergeError, with the report as `report`, lists the layers beyond the threshold.
+    Errors: AdapterError for an adapter of another kind; one AdapterError lists all targets that do not exist, have
+    other shapes, or have other values in the program than in the model (a rewrite moved them); MergeError, with the
+    report as `report`, lists the layers beyond the threshold.
     """
     if threshold is not None and not threshold > 0:
         raise ArgumentError(f"threshold={threshold!r}: the largest relative error of a layer is a number above 0")
@@ -285,14 +288,16 @@ def _figures(
 
 
 def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], threshold: float | None) -> Merged:
-    """Merges into a program. Its linears are stored (out, in), whatever the model has."""
+    """Merges into a program. Its linears are stored (out, in), whatever the model has.
+
+    W + B A is another sum where the program's matrix is W S or W R: a moved weight is refused, and so is one whose bias
+    was corrected for the codes that the merge replaces.
+    """
     image.require_values()
-    if any(isinstance(kernel.body, HadamardKernel) for kernel in image.plan.kernels):
-        raise AdapterError(
-            "the program transforms inputs of linears while it runs (rotate_online=True), so its weights are not those "
-            "that the adapter was trained for. Merge into the model, or compile without rotate_online"
-        )
+    if moved_of(image.plan) is None:
+        raise AdapterError(f"an adapter is merged into the weights that it was trained for, and {UNKNOWN}")
     by_parameter = places_of(image.plan)
+    stored = Counter(parameter for entry in image.plan.weights for parameter in entry.paths)
     problems: list[str] = []
     places: list[tuple[LoraLayer, StoredPlace]] = []
     for layer in layers:
@@ -304,6 +309,11 @@ def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], t
         entry, tied = place.entry, place.entry.named[place.number].parameters
         if len(tied) > 1:
             problems.append(f"'{layer.path}' is stored once for {' and '.join(tied)} (tied weights)")
+        elif moved := why_moved(image.plan, (f"{path}.weight", f"{path}.bias")):
+            problems.append(f"'{layer.path}' is not what the adapter was trained for: {moved}; {_INTO_THE_MODEL}")
+        elif stored[f"{path}.weight"] > 1:
+            times = stored[f"{path}.weight"]
+            problems.append(f"'{layer.path}' is stored {times} times, in the order of each reader; {_INTO_THE_MODEL}")
         elif len(entry.shape) != 2 or entry.dtype not in ("f32", "bf16", "f16"):
             problems.append(f"'{layer.path}' is stored as {list(entry.shape)} of {entry.dtype}, no matrix of floats")
         else:
@@ -320,6 +330,9 @@ def _merge_program(program: Any, image: ProgramImage, layers: list[LoraLayer], t
     plan = msgspec.structs.replace(image.plan, weights=directory)
     made = replace(image, plan=plan, weights=arena, native=())
     return Merged(LoadedProgram.from_image(made, devices=program.devices), report)
+
+
+_INTO_THE_MODEL = "merge into the model and compile that"
 
 
 def _path_in(path: str, by_parameter: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 
 from qcompiler.frontends.quantise.rewrites.orthogonal import Rotation, hadamard_of_runs
 from qcompiler.frontends.weights.weight_source import Identity, StoredCodes, WeightSource
+from qcompiler.plan.plan import Rewrite
 
 AT_A_TIME = 1 << 22
 """Elements that are computed in fp64 at a time: 32 MiB."""
@@ -135,10 +136,14 @@ class Transformed:
 
 @dataclass
 class MovedWeights:
-    """A source of values whose tensors have `changes`, by their first path. It is a `WeightSource`."""
+    """A source of values whose tensors have `changes`, by their first path, each with the rewrite that made it. It is a
+    `WeightSource`.
+
+    A rewrite changes values here and nowhere else, so the record of a program (plan/moved.py) follows from `changes`.
+    """
 
     source: WeightSource
-    changes: dict[str, tuple[Change, ...]] = field(default_factory=dict)
+    changes: dict[str, tuple[tuple[Rewrite, Change], ...]] = field(default_factory=dict)
     origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """For a tensor that was tied: all paths under which the source may have it."""
     made: set[str] = field(default_factory=set)
@@ -152,12 +157,19 @@ class MovedWeights:
     def bind(self, program: ExportedProgram) -> Mapping[str, torch.Tensor]:
         return self.source.bind(program)
 
-    def change(self, path: str, *changes: Change) -> None:
-        """Adds changes, which come after those so far."""
-        self.changes[path] = (*self.changes.get(path, ()), *changes)
+    def change(self, by: Rewrite, path: str, *changes: Change) -> None:
+        """Adds changes of the rewrite `by`, which come after those so far."""
+        self.changes[path] = (*self.changes.get(path, ()), *((by, each) for each in changes))
 
     def of(self, targets: Sequence[str]) -> tuple[Change, ...]:
         """The changes of a tensor."""
+        return tuple(change for _, change in self._of(targets))
+
+    def moved_by(self, targets: Sequence[str]) -> tuple[Rewrite, ...]:
+        """The rewrites that changed a tensor, each once."""
+        return tuple(dict.fromkeys(by for by, _ in self._of(targets)))
+
+    def _of(self, targets: Sequence[str]) -> tuple[tuple[Rewrite, Change], ...]:
         return next((self.changes[target] for target in targets if target in self.changes), ())
 
     def changed(self, targets: Sequence[str]) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import fx
@@ -32,6 +33,7 @@ from qcompiler.frontends.weights.weight_uses import as_linear, reads
 from qcompiler.plan.kinds.hadamard import block_of
 
 aten = torch.ops.aten
+ONLINE: Final = "rotate-online"
 LEAST = 16
 """Columns of the smallest run that is worth it: an outlier becomes a quarter of its size in each of them."""
 
@@ -121,7 +123,7 @@ def transform(tensors: GraphTensors, source: MovedWeights, places: Sequence[Plac
             if (x, place.block) not in made:
                 made[x, place.block] = _transformed(tensors.graph, linear, x, place.block)
             linear.replace_input_with(x, made[x, place.block])
-        source.change(place.weight.targets[0], Transformed(place.axis, place.block))
+        source.change(ONLINE, place.weight.targets[0], Transformed(place.axis, place.block))
     return list(made.values())
 
 
@@ -149,4 +151,4 @@ def told(place: Place) -> str:
     return f"a Hadamard transform of {runs} columns in front of it, behind {described(x)}"
 
 
-__all__ = ["LEAST", "Place", "find_places", "told", "transform", "undo"]
+__all__ = ["LEAST", "ONLINE", "Place", "find_places", "told", "transform", "undo"]

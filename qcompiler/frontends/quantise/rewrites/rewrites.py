@@ -12,7 +12,7 @@ A rewrite that moves outputs by more than roundings can is taken back, and the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,14 +26,17 @@ from qcompiler.frontends.quantise.rewrites import online
 from qcompiler.frontends.quantise.rewrites.channel_statistics import measure
 from qcompiler.frontends.quantise.rewrites.float_function import FloatFunction, example_inputs
 from qcompiler.frontends.quantise.rewrites.moved_weights import MovedWeights
+from qcompiler.frontends.quantise.rewrites.online import ONLINE
 from qcompiler.frontends.quantise.rewrites.residual import find_streams
-from qcompiler.frontends.quantise.rewrites.rotate import rotate
+from qcompiler.frontends.quantise.rewrites.rotate import ROTATE, rotate
 from qcompiler.frontends.quantise.rewrites.scale_groups import Found, Group, find_groups
 from qcompiler.frontends.quantise.rewrites.scales import awq, equalise, smooth
 from qcompiler.frontends.quantise.rewrites.scales_journal import ScalesJournal
 from qcompiler.runtime.progress import Counted, note
 
-EQUALISE, SMOOTH, AWQ, ROTATE, ONLINE = "equalise", "smooth-scales", "awq-scales", "rotate-hidden", "rotate-online"
+EQUALISE: Final = "equalise"
+SMOOTH: Final = "smooth-scales"
+AWQ: Final = "awq-scales"
 
 
 def wants_rewrites(recipe: QuantConfig) -> bool:
@@ -152,7 +155,7 @@ class FloatRewrites:
     def _equalise(self, groups: Sequence[Group]) -> None:
         for group in groups:
             scales = equalise(group, self.tensors.value)
-            group.move(self.source, scales)
+            group.move(self.source, scales, EQUALISE)
             self._say(EQUALISE, group, scales, "ranges of rows and columns made equal")
 
     def _smooth(self, groups: Sequence[Group], weights: Sequence[GraphWeight], inputs: Sequence[Any]) -> None:
@@ -160,7 +163,7 @@ class FloatRewrites:
         statistics = measure(self.tensors, weights, groups, inputs, keep=False)
         for group in groups:
             scales = smooth(group, self.tensors.value, statistics, self.recipe.smooth)
-            group.move(self.source, scales)
+            group.move(self.source, scales, SMOOTH)
             self._say(SMOOTH, group, scales, f"max|x|^{self.recipe.smooth:g} / max|w|^{1 - self.recipe.smooth:g}")
 
     def _search(self, groups: Sequence[Group], weights: Sequence[GraphWeight], inputs: Sequence[Any]) -> None:
@@ -185,7 +188,7 @@ class FloatRewrites:
                 if chosen is None:
                     self.decisions.append((AWQ, group.path, "no scales: none of its readers is a quantised linear"))
                     continue
-                group.move(self.source, chosen.scales)
+                group.move(self.source, chosen.scales, AWQ)
                 text = (
                     f"{chosen.text}: squared error of the outputs {100 * chosen.nearest_error:.2g} % -> "
                     f"{100 * chosen.error:.2g} %"

@@ -13,6 +13,7 @@ A tied embedding is untied: the head reads the stream behind a norm with a gain 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -24,6 +25,7 @@ from qcompiler.frontends.quantise.rewrites.orthogonal import Rotation
 from qcompiler.frontends.quantise.rewrites.residual import Stream, StreamReader
 
 SEED = 0
+ROTATE: Final = "rotate-hidden"
 
 
 def rotate(tensors: GraphTensors, source: MovedWeights, stream: Stream, number: int) -> list[str]:
@@ -46,7 +48,7 @@ def rotate(tensors: GraphTensors, source: MovedWeights, stream: Stream, number: 
         if reader.shift is not None:
             vectors[reader.shift.targets[0]] = 0.0
     for path, value in vectors.items():
-        source.change(path, Filled(value))
+        source.change(ROTATE, path, Filled(value))
     done: set[tuple[str, int]] = set()
     for writers in stream.writers.values():
         for each in writers:
@@ -58,7 +60,7 @@ def rotate(tensors: GraphTensors, source: MovedWeights, stream: Stream, number: 
 
 
 def _write(source: MovedWeights, path: str, axis: int, rotation: Rotation) -> None:
-    source.change(path, Rotated(axis, rotation))
+    source.change(ROTATE, path, Rotated(axis, rotation))
 
 
 def _turn_reader(
@@ -82,13 +84,13 @@ def _turn_reader(
             shift = tensors.value(reader.shift).double()
             matrix = source.read([path], weight.tensor).double().movedim(axis, -1)
             for bias in sorted(biases):
-                source.change(bias, Added(matrix @ shift))
+                source.change(ROTATE, bias, Added(matrix @ shift))
         for bias in sorted(made):
             if biases[bias] in stream.writers:  # which the search found without a bias
-                source.change(bias, Rotated(0, rotation))
+                source.change(ROTATE, bias, Rotated(0, rotation))
     if reader.gain is not None and source.valued:
-        source.change(path, Scaled(axis, tensors.value(reader.gain.weight).double() + reader.gain.offset))
-    source.change(path, Rotated(axis, rotation))
+        source.change(ROTATE, path, Scaled(axis, tensors.value(reader.gain.weight).double() + reader.gain.offset))
+    source.change(ROTATE, path, Rotated(axis, rotation))
     return said
 
 
@@ -113,4 +115,4 @@ def _tied(stream: Stream) -> list[tuple[GraphWeight, list[torch.fx.Node]]]:
     return found
 
 
-__all__ = ["rotate"]
+__all__ = ["ROTATE", "rotate"]

@@ -30,6 +30,7 @@ from qcompiler.frontends.quantise.rewrites.channels import Flow, Read, Stop, alo
 from qcompiler.frontends.quantise.rewrites.moved_weights import Added, MovedWeights, Scaled
 from qcompiler.frontends.torch.common.empty_weights import is_empty
 from qcompiler.frontends.weights.weight_uses import as_linear, reads
+from qcompiler.plan.plan import Rewrite
 
 aten = torch.ops.aten
 _NORMS = {aten.layer_norm.default: (2, 3), aten.native_layer_norm.default: (2, 3), aten.rms_norm.default: (2,)}
@@ -87,16 +88,17 @@ class Group:
     def channels(self) -> int:
         return int(self.free.numel())
 
-    def move(self, source: MovedWeights, scales: torch.Tensor) -> None:
-        """Divides the producer's channels by `scales` (channels,), fp64 and positive, and multiplies the columns."""
+    def move(self, source: MovedWeights, scales: torch.Tensor, by: Rewrite) -> None:
+        """Divides the producer's channels by `scales` (channels,), fp64 and positive, and multiplies the columns, for
+        the rewrite `by`."""
         for each in self.vectors:
             moved: list[Any] = [Scaled(each.axis, 1 / scales)]
             if each.offset:
                 moved = [Added(torch.tensor(each.offset, dtype=torch.float64)), *moved]
                 moved.append(Added(torch.tensor(-each.offset, dtype=torch.float64)))
-            source.change(each.weight.targets[0], *moved)
+            source.change(by, each.weight.targets[0], *moved)
         for reader in self.readers:
-            source.change(reader.weight.targets[0], Scaled(reader.axis, scales[reader.read.channels]))
+            source.change(by, reader.weight.targets[0], Scaled(reader.axis, scales[reader.read.channels]))
 
 
 @dataclass
