@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from qcompiler.config import resolve_format
 from qcompiler.errors import FormatError, FormatShapeError, WeightsError
 from qcompiler.format_mixtures import ALTERNATIVE_FORMAT, MIXTURES, choose
-from qcompiler.formats import PackedTensor
+from qcompiler.formats import Format, PackedTensor
 from qcompiler.formats.foreign.arrays import Array
 from qcompiler.formats.foreign.json_text import shown
 from qcompiler.formats.ggml import GgmlFormat
@@ -32,6 +33,7 @@ from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 from qcompiler.frontends.checkpoints.gguf_architectures import ARCHITECTURES, ROPE_FACTORS
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, NewTensor
 from qcompiler.frontends.checkpoints.gguf_tokenizer import tokenizer_keys
+from qcompiler.frontends.checkpoints.program_codes import NO_CODES, ProgramCodes
 from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.weights.weight_source import InFile
@@ -68,16 +70,20 @@ class GgufFolder:
     metadata: dict[str, Any]
 
 
-def folder_to_gguf(checkpoint: Checkpoint, quant: str | None, *, lossy: bool, told: Lost) -> GgufFolder:
+def folder_to_gguf(
+    checkpoint: Checkpoint, quant: str | None, *, lossy: bool, told: Lost, own: ProgramCodes = NO_CODES
+) -> GgufFolder:
     """A folder's checkpoint as GGUF. `quant` is a mixture or a format of GGUF; without it tensors keep their type, and
-    codes become GGUF's if that loses nothing (or `lossy` allows it).
+    codes become GGUF's if that loses nothing (or `lossy` allows it).  `own` has the codes of a program, which stand in
+    place of the folder's values and lose nothing.
 
     WeightsError for a model or a tokenizer that GGUF files of this reader do not have, FormatError for a format.
     """
     model = type(checkpoint.module).__name__
     if model not in _MODELS:
         raise WeightsError(f"{checkpoint.path} holds a {model}; models that become GGUF files are {', '.join(_MODELS)}")
-    tensors = _Tensors(checkpoint, model, _MODELS[model], quant, lossy, told)
+    own.require_parameters_of(checkpoint.module)
+    tensors = _Tensors(checkpoint, model, _MODELS[model], quant, lossy, told, own)
     made = tensors.make()
     keys = _keys(checkpoint, _MODELS[model], tensors.file_type())
     vocabulary = made["token_embd.weight"].shape[0]
@@ -101,6 +107,7 @@ class _Tensors:
     quant: str | None
     lossy: bool
     told: Lost
+    own: ProgramCodes = NO_CODES
     types: dict[str, int] = field(default_factory=dict)
     """Elements of matrices by storage format."""
 
@@ -116,8 +123,45 @@ class _Tensors:
         for name in parameters:
             (there,) = architecture.names(name)
             order = architecture.rows(name, items[name].shape[0], config)
-            found[there] = self._tensor(there, items[name], chosen[name], order)
+            found[there] = self._of_program(name, there, items[name], order) or self._tensor(
+                there, items[name], chosen[name], order
+            )
         return found
+
+    def _of_program(self, name: str, there: str, item: InFile, order: Array | None) -> NewTensor | None:
+        """The program's codes as a tensor of the file; None if the folder's values stand there: of what the program has
+        in floating point, and of an embedding or a head in a format that GGUF does not hold.
+
+        FormatError for a linear in such a format, or with codes that GGUF's format does not hold exactly.
+        """
+        self.own.check_plain(name, item)
+        given = self.own.quantised.get(name)
+        if given is None:
+            return None
+        fmt = _same_values(given)
+        if fmt is None:
+            if self._is_table(name):
+                return None
+            raise FormatError(
+                f"'{name}' is {given} in the program, which GGUF files do not hold: compile it with one of their "
+                "formats, such as q4_K or q8_0, or with int4:group=32"
+            )
+        self._count(fmt.name, item.shape)
+        return NewTensor(item.shape, fmt.ggml_type, partial(self._moved, name, there, item, fmt, order))
+
+    def _moved(self, name: str, there: str, item: InFile, fmt: GgmlFormat, order: Array | None) -> Bytes:
+        codes = self.own.codes(name, item)
+        packed, loss = transcode(codes, fmt, encode=encode)
+        require(loss, name, codes, fmt, allowed=False)
+        self.told(there, str(item.dtype).removeprefix("torch."), fmt.name, loss)
+        item.release()
+        return packed.data if order is None else _in_order(packed, order)
+
+    def _is_table(self, name: str) -> bool:
+        """Whether the parameter is the embedding's or the head's."""
+        module: Any = self.checkpoint.module
+        tables = (module.get_input_embeddings(), module.get_output_embeddings())
+        return any(table is not None and module.get_parameter(name) is table.weight for table in tables)
 
     def _chosen(self, parameters: list[str]) -> dict[str, str | None]:
         """The format of each parameter; None if it keeps its type."""
@@ -232,6 +276,17 @@ class _Tensors:
             return FILE_TYPES[self.quant]
         most = max(self.types, key=lambda kind: self.types[kind], default="float32")
         return FILE_TYPES.get(most, 0)
+
+
+def _same_values(fmt: Format) -> GgmlFormat | None:
+    """The format of GGUF that holds the values of every code of `fmt`, if there is one."""
+    if isinstance(fmt, GgmlFormat):
+        return fmt
+    same = {"int4:group=32": "q4_0", "int8:group=32,scale=fp16": "q8_0", "mxfp4": "mxfp4_ggml"}
+    found = next((ggml for text, ggml in same.items() if str(resolve_format(text)) == str(fmt)), None)
+    made = None if found is None else resolve_format(found)
+    assert made is None or isinstance(made, GgmlFormat)
+    return made
 
 
 def _in_order(packed: PackedTensor, order: Array) -> Bytes:
