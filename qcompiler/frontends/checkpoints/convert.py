@@ -71,6 +71,8 @@ class Conversion:
 
     path: Path
     tensors: list[Converted] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What `program=` did not bring: tensors of the program that the file holds otherwise, and why."""
 
     @property
     def lossy(self) -> list[Converted]:
@@ -81,10 +83,10 @@ class Conversion:
         kept = len(self.tensors) - moved - len(self.lossy)
         same = counted(kept, "tensor as it was", "tensors as they were")
         text = f"{self.path}: {same}, {moved} in another format without loss"
-        if not self.lossy:
-            return text
-        worst = max(self.lossy, key=lambda each: each.loss.relative)
-        return f"{text}, {len(self.lossy)} with a loss, the most in '{worst.name}': {worst.loss}"
+        if self.lossy:
+            worst = max(self.lossy, key=lambda each: each.loss.relative)
+            text += f", {len(self.lossy)} with a loss, the most in '{worst.name}': {worst.loss}"
+        return "\n".join([text, *self.notes])
 
 
 def convert(
@@ -132,6 +134,11 @@ def convert(
         raise ArgumentError(f"program= gives the codes of the folder it was compiled from, and {source} is a file")
     own = NO_CODES if program is None else ProgramCodes.of(program, source)
     if layout == "gguf" and source.is_dir():
+        if program is not None and to is not None:
+            raise ArgumentError(
+                "with program= (`--program`) a GGUF file keeps the program's formats: leave to= (`--to`) out, or name "
+                "one with quant= (`--quant`) for what the program has in floating point"
+            )
         return _folder_to_gguf(source, target, quant or to, lossy or quant is not None, own)
     if layout == "gguf":
         return _to_gguf(source, target, wanted, lossy)
@@ -166,6 +173,7 @@ def _folder_to_gguf(source: Path, target: Path, quant: str | None, lossy: bool, 
         done.tensors.append(Converted(name, before, after, loss))
 
     made = folder_to_gguf(from_checkpoint(source), quant, lossy=lossy, told=told, own=own)
+    done.notes += made.notes
     write_gguf(target, made.tensors, made.metadata)
     return done
 
@@ -271,7 +279,7 @@ class _Folder:
                     f"{name!r} in {self.checkpoint.path} has the shape {list(item.shape)}, and the model of its "
                     f"configuration {list(declared[name])}"
                 )
-        self.own.require_parameters_of(self.checkpoint.module)
+        self.own = self.own.for_model(self.checkpoint.module)
         linears = {name for name, module in self.checkpoint.module.named_modules() if isinstance(module, nn.Linear)}
         find_head = self.checkpoint.module.get_output_embeddings
         assert callable(find_head)  # a transformers model
@@ -302,7 +310,7 @@ class _Folder:
             done.tensors.append(Converted(name, before, values.dtype.name, Loss()))
             yield name, values
             return
-        if name in self.own.quantised:
+        if self.own.format_of(name) is not None:
             given: PackedTensor | Array = self.own.codes(name, item)
         else:
             given = codes.read() if codes is not None else to_numpy(item.view().float())
@@ -323,7 +331,7 @@ class _Folder:
         return (
             kind == "weight"
             and layer in linears
-            and (item.codes is not None or self.to is not None or name in self.own.quantised)
+            and (item.codes is not None or self.to is not None or self.own.format_of(name) is not None)
         )
 
     def _copy_others(self, work: Path) -> None:

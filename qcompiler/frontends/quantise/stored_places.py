@@ -56,6 +56,18 @@ class StoredPlace:
             canonical = stacking.take(fmt, self.rows, cols, self.number, canonical)
         return PackedTensor(fmt, self.rows[self.number], cols, canonical)
 
+    def read_plain(self, weights: Bytes) -> npt.NDArray[Any] | None:
+        """A weight in floating point, of any rank; None for one of rank 3 or more that a layout has rearranged."""
+        assert self.format is None
+        if len(self.entry.shape) < 3:
+            array = self.read(weights)
+            assert isinstance(array, np.ndarray)
+            return array
+        if self.entry.layout != layouts.CANONICAL.name or self.entry.parts:
+            return None
+        stored = weights[self.entry.offset : self.entry.offset + self.entry.nbytes]
+        return stored.view(NUMPY_DTYPES[self.entry.dtype]).reshape(self.entry.shape)
+
     def write(self, matrix: Matrix, weights: Bytes) -> None:
         """Puts the weight where it is stored; other parts of the entry keep their values."""
         rows, cols = self.entry.shape
