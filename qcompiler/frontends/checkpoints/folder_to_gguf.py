@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qcompiler.config import resolve_format
+from qcompiler.config import format_text, resolve_format
 from qcompiler.errors import FormatError, FormatShapeError, WeightsError
 from qcompiler.format_mixtures import ALTERNATIVE_FORMAT, MIXTURES, choose
 from qcompiler.formats import Format, PackedTensor
@@ -38,6 +38,7 @@ from qcompiler.frontends.checkpoints.program_codes import NO_CODES, ProgramCodes
 from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.weights.weight_source import InFile
+from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import Bytes
 from qcompiler.runtime.encoder import encode
 
@@ -147,12 +148,13 @@ class _Tensors:
         FormatError for a linear in such a format; `make` raises it for codes that GGUF's format cannot express.
         """
         self.own.check_plain(name, item)
-        given = self.own.format_of(name)
-        if given is None:
+        own = self.own.format_of(name)
+        if own is None:
             return None
-        fmt = _of_gguf(given)
+        fmt, given = _of_gguf(own), _text(own)
         if fmt is None and self._is_table(name):
             self.own.codes(name, item)  # refuses a program of another folder
+            item.release()
             self.notes.append(
                 f"'{name}' is {given} in the program, which GGUF files do not hold: the folder's values stand there "
                 '(a recipe with embedding="q6_K" or "q8_0" has codes for it; quant= encodes them anew)'
@@ -167,8 +169,10 @@ class _Tensors:
         codes = self.own.codes(name, item)
         packed, loss = transcode(codes, fmt, encode=encode)
         if loss:
-            raise FormatError(f"'{name}' is {codes.format} in the program, which {fmt} holds with a {loss}: "
-                              f"{_COMPILE_WITH}")  # fmt: skip
+            raise FormatError(
+                f"'{name}' is {_text(codes.format)} in the program, which {fmt.name} holds with a {loss}: "
+                f"{_COMPILE_WITH}"
+            )
         self.told(there, str(item.dtype).removeprefix("torch."), fmt.name, loss)
         item.release()
         return packed.data if order is None else _in_order(packed, order)
@@ -292,6 +296,11 @@ class _Tensors:
             return FILE_TYPES[self.quant]
         most = max(self.types, key=lambda kind: self.types[kind], default="float32")
         return FILE_TYPES.get(most, 0)
+
+
+def _text(fmt: Format) -> str:
+    """A format as a recipe names it."""
+    return format_text(FormatRef(fmt.name, dict(fmt.params)))
 
 
 def _of_gguf(fmt: Format) -> GgmlFormat | None:

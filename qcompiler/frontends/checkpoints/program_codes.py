@@ -7,7 +7,7 @@ have the folder's values, and codes must be nearer to the folder's weight than z
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -74,8 +74,9 @@ class ProgramCodes:
             names.setdefault(id(parameter), []).append(name)
         places: dict[str, StoredPlace] = {}
         for name, place in self.places.items():
-            for each in names.get(id(self._in_model(module, name)), [name]):
-                self._require_same(each, name, places.setdefault(each, place), place)
+            tied = names.get(id(self._in_model(module, name)), [name])
+            self._require_same(tied, places.get(tied[0], place), place)
+            places |= dict.fromkeys(tied, place)
         return replace(self, places=places)
 
     def _in_model(self, module: Any, name: str) -> Any:
@@ -91,15 +92,17 @@ class ProgramCodes:
             )
         return found
 
-    def _require_same(self, name: str, other: str, first: StoredPlace, second: StoredPlace) -> None:
+    def _require_same(self, tied: Sequence[str], first: StoredPlace, second: StoredPlace) -> None:
         if first == second:
             return
-        read = [first.read(self.weights), second.read(self.weights)]
-        data = [each.data if isinstance(each, PackedTensor) else each for each in read]
-        if first.format != second.format or not np.array_equal(*data):
+        ours, theirs = (
+            each.data if isinstance(each, PackedTensor) else each
+            for each in (first.read(self.weights), second.read(self.weights))
+        )
+        if first.format != second.format or not np.array_equal(ours, theirs):
             raise WeightsError(
-                f"'{name}' and '{other}' are one tensor in {self.folder} and two in the program, with different codes "
-                f"or values: {_NO_PROGRAM_OF_IT}"
+                f"{' and '.join(tied)} are one tensor in {self.folder} and two in the program, with different codes or "
+                f"values: {_NO_PROGRAM_OF_IT}"
             )
 
     def require_all(self, names: Collection[str]) -> None:

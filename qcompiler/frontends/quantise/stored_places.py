@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qcompiler import formats
 from qcompiler.formats import Format, PackedTensor, stacking
 from qcompiler.kernels import layouts
+from qcompiler.kernels.layouts.base import CANONICAL
 from qcompiler.plan.plan import Plan, WeightEntry
 from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime.memory import Bytes
@@ -63,7 +64,7 @@ class StoredPlace:
             array = self.read(weights)
             assert isinstance(array, np.ndarray)
             return array
-        if self.entry.layout != layouts.CANONICAL.name or self.entry.parts:
+        if self.entry.layout != CANONICAL.name or self.entry.parts:
             return None
         stored = weights[self.entry.offset : self.entry.offset + self.entry.nbytes]
         return stored.view(NUMPY_DTYPES[self.entry.dtype]).reshape(self.entry.shape)
