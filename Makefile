@@ -14,6 +14,9 @@ JOBS   ?= 2
 LONG    = models packaging targets golden api frontends kernels cuda
 FOLDERS = $(LONG) $(filter-out $(LONG) lint mlir,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PYTEST  = $(BIN)/pytest -c ../pyproject.toml --rootdir=.. -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# pip compiles all 18,000 modules that it installs, one after the other: 50 s in which the second core idles.  Without it
+# Python compiles the 5,000 of them that are imported, when they are, and keeps them.
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 SOURCES = $(shell find qcompiler passes kernels runtime -name '*.py' -o -name '*.h' -o -name '*.cpp' -o -name '*.cuh') \
           $(wildcard qcompiler/inspect/explore/explorer.*)
 
@@ -40,16 +43,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) on PATH; install Python 3.11 or later (apt install python3 python3-venv)" >&2; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qcompiler needs Python 3.11 or later; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77" wheel
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,lint,demo]"
+	$(INSTALL) --upgrade "pip>=24" "setuptools>=77" wheel
+	$(INSTALL) -c constraints.txt torch
+	$(INSTALL) -c constraints.txt -e ".[test,lint,demo]"
 	@touch $@
 
 install: $(STAMP)
 
 $(VENV)/.stamp-mlir: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt ".[mlir,iree]"
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps -e .
+	$(INSTALL) -c constraints.txt ".[mlir,iree]"
+	$(INSTALL) -c constraints.txt --no-deps -e .
 	@touch $@
 
 # The wheel, unpacked into build/site: never editable, never the source tree.

@@ -6,8 +6,10 @@
 
 Weights are int8.  The first table rounds the inputs of one kind of linear and leaves the others in floating point.
 The second rounds all inputs, by the rule of the recipe (a scale for each token) and by rules that no kernel has: they
-say what such a kernel could be worth.  KL in bits from the fp32 model, in eager torch, on windows that are chosen as in
-rewrites.py.
+say what such a kernel could be worth.  The third leaves some inputs in floating point, and says how many of the
+products of linears remain products of int8.  The fourth has int8 inputs with weights of fewer bits.  KL in bits from
+the fp32 model, in eager torch, on windows that are chosen as in rewrites.py; the error of a ratio is its standard error
+over windows, by the jackknife.
 """
 
 from __future__ import annotations
@@ -18,15 +20,18 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
 
-from chosen_codes import divergences  # noqa: E402
-from rewrites import PAGE, REWRITES, STORAGE, Journal, LanguageModel, oracle, show  # noqa: E402
+import tiny_llama  # noqa: E402
+from chosen_codes import divergences, ratio  # noqa: E402
+from rewrites import PAGE, REWRITES, TOGETHER, WHICH, Journal, LanguageModel, oracle, show  # noqa: E402
 
 SITES = {
     "q, k, v": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate, up": ("gate_proj", "up_proj"),
@@ -39,6 +44,18 @@ BY_SITE = ("none", "rotate_online")
 """The rewrites that have a column in the table of sites."""
 ROUNDED = ("none", "rotate_online")
 """Those in the table of rules."""
+
+BOTH = TOGETHER[0]
+"""The rewrites of the tables with two models: they mend outliers and the input of the second linear of an MLP."""
+FLOATS: dict[str, tuple[str, ...]] = {
+    "none": (), "head": ("head",), "down": ("down",), "q, k, v": ("q, k, v",), "gate, up": ("gate, up",),
+    "q, k, v; gate, up": ("q, k, v", "gate, up"), "all but down": tuple(s for s in ALL if s != "down"), "all": ALL,
+}  # fmt: skip
+"""Which inputs the third table leaves in floating point."""
+WEIGHTS = ("int8", "q6_K", "q5_K", "int4:group=128")
+"""The weights of the fourth."""
+
+TABLES = ("int8 inputs by site", "int8 inputs by rule", "int8 inputs in part", "int8 inputs by weights")
 
 Rule = Callable[[torch.Tensor], torch.Tensor]
 
@@ -74,6 +91,12 @@ def clipped(x: torch.Tensor) -> torch.Tensor:
 def _symmetric(x: torch.Tensor, share: float = 1.0) -> torch.Tensor:
     scale = (x.abs().amax(-1, keepdim=True) * (share / 127)).clamp(min=1e-30)
     return (x / scale).round().clamp(-127, 127) * scale
+
+
+def in_pairs(x: torch.Tensor) -> torch.Tensor:
+    """Two codes for each value: the second rounds what the first leaves, with a scale of its own for each token."""
+    first = _symmetric(x)
+    return first + _symmetric(x - first)
 
 
 RULES: dict[str, Rule | None] = {
@@ -126,19 +149,50 @@ class Inputs:
             return self.model.measured("W8A8" if sites else "int8", rewrite, "own")
 
         def make() -> tuple[float, float]:
-            _, _, windows, reference = self.model.setting
-            module = rounding_at(copy.deepcopy(self._quantised(rewrite)), sites, RULES[rule])
-            found = divergences(module, windows, reference)
+            found = self._divergences(self._quantised(rewrite, "int8", "own"), sites, RULES[rule])
             return float(found.mean()), float(found.std(ddof=1)) / len(found) ** 0.5
 
         name = f"int8 inputs | {rewrite} | {'; '.join(sites)} | {rule} | {self.settings}"
         found = self.journal.get(name, make)
         return None if found is None else tuple(found)
 
+    def each_window(
+        self, rewrite: str, linear: str, which: str, sites: tuple[str, ...], rule: Rule | None = None
+    ) -> np.ndarray | None:
+        """KL of each window of the model or its twin, with weights of a format, and inputs in int8 at `sites`."""
+
+        def make() -> list[float]:
+            found: list[float] = self._divergences(self._quantised(rewrite, linear, which), sites, rule).tolist()
+            return found
+
+        how = f" | {rule.__name__}" if rule else ""
+        name = f"each window | {rewrite} | {linear} | {which} | {'; '.join(sites)}{how} | {self.settings}"
+        found = self.journal.get(name, make)
+        return None if found is None else np.array(found)
+
+    def in_bf16(self, which: str) -> np.ndarray | None:
+        """KL of each window with int8 weights and both factors rounded to bf16."""
+
+        def make() -> list[float]:
+            exported, inputs, windows, reference = self.model.setting
+            storage = {"linear": "int8", "compute": "bf16"}
+            found: list[float] = divergences(
+                oracle(exported[which], storage, REWRITES[BOTH], inputs), windows, reference
+            ).tolist()
+            return found
+
+        found = self.journal.get(f"each window | {BOTH} | int8 | {which} | bf16 | {self.settings}", make)
+        return None if found is None else np.array(found)
+
+    def _divergences(self, quantised: fx.GraphModule, sites: tuple[str, ...], rule: Rule | None) -> np.ndarray:
+        _, _, windows, reference = self.model.setting
+        return divergences(rounding_at(copy.deepcopy(quantised), sites, rule), windows, reference)
+
     @functools.cache  # noqa: B019  (an object lives as long as the process)
-    def _quantised(self, rewrite: str) -> fx.GraphModule:
+    def _quantised(self, rewrite: str, linear: str, which: str) -> fx.GraphModule:
         exported, inputs, *_ = self.model.setting
-        made: fx.GraphModule = oracle(exported["own"], STORAGE["W8A8"], REWRITES[rewrite], inputs)
+        storage = {"linear": linear, "activations": "int8"}
+        made: fx.GraphModule = oracle(exported[which], storage, REWRITES[rewrite], inputs)
         return made
 
     def by_site(self) -> list[list[str]]:
@@ -161,23 +215,84 @@ class Inputs:
                 cells += [f"{found[0]:.2e} ± {found[1]:.0e}", f"{found[0] / base[0]:.2f}"]
         return cells
 
+    def mixed(self) -> list[list[str]]:
+        """A row for each choice of inputs that stay in floating point, for the model and for its twin."""
+        made: dict[tuple[str, str], Callable[[str], np.ndarray | None]] = {}
+        work = products()
+        for name, floats in FLOATS.items():
+            sites = tuple(site for site in ALL if site not in floats)
+            share = sum(work[site] for site in sites) / sum(work.values())
+            made[name, f"{100 * share:.0f} %"] = functools.partial(self._part, sites)
+        made["none, two codes for each", "200 %"] = functools.partial(self._part, ALL, rule=in_pairs)
+        made["all, rounded to bf16", "0 %"] = self.in_bf16
+        rows = []
+        for title, measure in made.items():
+            rows.append(list(title))
+            for which in WHICH:
+                rows[-1] += _beside(measure(which), self._part((), which))
+        return rows
+
+    def _part(self, sites: tuple[str, ...], which: str, rule: Rule | None = None) -> np.ndarray | None:
+        return self.each_window(BOTH, "int8", which, sites, rule)
+
+    def by_weights(self) -> list[list[str]]:
+        """A row for each format of weights: inputs in floating point, and in int8."""
+        rows = []
+        for linear in WEIGHTS:
+            floats, found = (self.each_window("rotate_online", linear, "own", sites) for sites in ((), ALL))
+            rows.append([linear, _beside(floats, None)[0], *_beside(found, floats)])
+        return rows
+
+
+def products() -> dict[str, int]:
+    """The multiplications of each kind of linear for a token."""
+    model: Any = tiny_llama.load_model()
+    count = dict.fromkeys(SITES, 0)
+    for name, each in model.named_modules():
+        if isinstance(each, torch.nn.Linear):
+            site = next(site for site, parts in SITES.items() if any(part in name for part in parts))
+            count[site] += each.weight.numel()
+    return count
+
+
+def _beside(found: np.ndarray | None, base: np.ndarray | None) -> list[str]:
+    """KL with its standard error over windows, and its ratio to `base` with the error of that."""
+    if found is None:
+        return ["not measured", ""]
+    cell = f"{found.mean():.2e} ± {found.std(ddof=1) / len(found) ** 0.5:.0e}"
+    if base is None:
+        return [cell, ""]
+    share, error = ratio(found, base)
+    return [cell, f"{share:.2f} ± {error:.2f}"]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=16, help="windows for calibration")
     parser.add_argument("--windows", type=int, default=8, help="windows that are judged")
     parser.add_argument("--journal", type=Path, help="a file of what has been measured")
+    parser.add_argument("--only", action="append", choices=TABLES, help="one of the tables; may be repeated")
     parser.add_argument("--known", action="store_true", help="measure nothing: the rows of the journal alone")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(HERE.parent)}")
     options = parser.parse_args()
     made = Inputs(Journal.of(options.journal, measures=not options.known), options.inputs, options.windows)
+    both = [title for which in ("", ", twin") for title in (f"KL{which}", f"of weights only{which}")]
     tables = {
-        "int8 inputs by site": ("inputs in int8", BY_SITE, made.by_site),
-        "int8 inputs by rule": ("scales of all inputs", ROUNDED, made.by_rule),
+        "int8 inputs by site": (_titles("inputs in int8", BY_SITE), made.by_site),
+        "int8 inputs by rule": (_titles("scales of all inputs", ROUNDED), made.by_rule),
+        "int8 inputs in part": (["inputs in floating point", "products of int8", *both], made.mixed),
+        "int8 inputs by weights": (
+            ["linears", "KL, inputs in floating point", "KL, inputs in int8", "ratio"],
+            made.by_weights,
+        ),
     }
-    for mark, (first, rewrites, rows) in tables.items():
-        columns = [first, *(text for each in rewrites for text in (f"KL, {each}", "of weights only"))]
+    for mark in options.only or TABLES:
+        columns, rows = tables[mark]
         show(mark, columns, rows(), write=options.write)
+
+
+def _titles(first: str, rewrites: tuple[str, ...]) -> list[str]:
+    return [first, *(text for each in rewrites for text in (f"KL, {each}", "of weights only"))]
 
 
 if __name__ == "__main__":

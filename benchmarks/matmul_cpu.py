@@ -39,7 +39,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -252,15 +252,14 @@ def line(measure: Callable[[int], float], sizes: Sequence[int], tries: int) -> d
     }  # fmt: skip
 
 
-def measure_growth(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each sweep of our products on each number of threads."""
+def measure_growth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Each sweep of our products on each number of threads; says when a line of a plot is done."""
     products = [product_of(name, kind) for name, kind in GROWTH]
     planned = sweeps(options)
     places = list(dict.fromkeys(place for _, _, sizes in planned for place in sizes))
     needed = [spec for m, n, k in places for spec in specs_of(products, [m], [(n, k)])]
     bench = Bench(needed, options.threads)
     total = options.rotate or int(1.25 * ours.cache_bytes())
-    found = []
     for axis, title, places in planned:
         sizes = [place["mnk".index(axis)] for place in places]
         made: dict[str, Any] = {
@@ -275,11 +274,10 @@ def measure_growth(options: argparse.Namespace) -> list[dict[str, Any]]:
                     runner = ours.runner(bench, product, *places[i], total, most=10_000)
                     return statistics.median(runner.turn(options.least) for _ in range(options.growth_rounds))
 
-                made["lines"].append(
-                    {"product": product.name, "threads": threads, **line(measure, sizes, options.tries)}
-                )
-        found.append(made)
-    return found
+                done = {"product": product.name, "threads": threads, **line(measure, sizes, options.tries)}
+                made["lines"].append(done)
+                print(f"{title}: {product.name}, {threads} threads, {done['tries']} tries", flush=True)
+        yield made
 
 
 # --- command line ----------------------------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--growth-side", type=int, default=SIDE, help=argparse.SUPPRESS)
     parser.add_argument("--growth-threads", type=int, nargs="+", default=[1, 2], help="numbers of threads for it")
     parser.add_argument("--growth-rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="writes the run to this file, after each cell")
+    parser.add_argument("--json", type=Path, help="writes the run to this file, after each cell and sweep")
     parser.add_argument("--read", type=Path, help="takes a run from this file instead of measuring")
     parser.add_argument("--write", type=Path, help="the page that gets tables and plots, such as docs/performance.md")
     return parser.parse_args(arguments)
@@ -326,7 +324,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     finally:
         run.close()
     if options.growth:
-        facts["growth"] = measure_growth(options)
+        for sweep in measure_growth(options):
+            facts["growth"].append(sweep)
+            keep()
         print("\n".join(tables.growth_text(facts)))
     keep()
     return facts

@@ -33,12 +33,13 @@ def only_in_full() -> frozenset[str]:
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """UsageError for a name of the list whose file was collected as a whole, and which no test has."""
     listed = only_in_full()
-    found = {item.nodeid for item in items}
-    for item in items:
-        if item.nodeid in listed:
-            item.add_marker(pytest.mark.slow)
-    whole = {file for file in {name.partition("::")[0] for name in listed} if _is_whole(items, file)}
-    if unknown := sorted(name for name in listed - found if name.partition("::")[0] in whole):
+    by_name = {item.nodeid: item for item in items}
+    for name in listed & by_name.keys():
+        by_name[name].add_marker(pytest.mark.slow)
+    # A file is there as a whole if the run was asked for it or a folder above it, and not for single tests of it.
+    single = bool(items) and any("::" in arg for arg in items[0].config.args)
+    files = set() if single else {name.partition("::")[0] for name in by_name}
+    if unknown := sorted(name for name in listed - by_name.keys() if name.partition("::")[0] in files):
         raise pytest.UsageError(f"tests/only_in_full.txt names no test: {', '.join(unknown)}")
 
 
@@ -49,9 +50,3 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
-
-
-def _is_whole(items: Sequence[pytest.Item], file: str) -> bool:
-    """Whether the run was asked for this file or a folder above it, and not for single tests of it."""
-    mine = [item for item in items if item.nodeid.startswith(f"{file}::")]
-    return bool(mine) and not any("::" in arg for arg in mine[0].config.args)

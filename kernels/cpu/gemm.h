@@ -65,7 +65,7 @@ QC_INLINE void qg_pairs(const float* sums, int64_t left, float (&pairs)[2][16]) 
 struct qg_job;
 // Writes panel `panel`, columns [k0, k0 + kc), as fp32 [kc][16].
 typedef void (*qg_decode)(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst);
-// Converts x[m0 … m0 + rows)[k0 … k0 + kc) to fp32 rows of `stride` floats.
+// Converts x[m0 … m0 + rows)[k0 … k0 + kc) to fp32 rows of `stride` floats; to the engine's type if job->loads_words.
 typedef void (*qg_load_x)(const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst,
                           int64_t stride);
 // Finishes out[m0 … m0 + rows)[n0 … n0 + cols) from the fp32 sums at `tile` (rows `stride` floats apart; lanes
@@ -73,8 +73,12 @@ typedef void (*qg_load_x)(const qg_job* job, int64_t m0, int64_t rows, int64_t k
 typedef void (*qg_finish)(
     const qg_job* job, const float* tile, int64_t stride, int64_t m0, int64_t rows, int64_t n0, int64_t cols);
 
-// Panels [p0, p1) (at most QG_GROUP) times rows [m0, m1) (at most QG_BLOCKS * QG_MR), finished.
+// Panels [p0, p1) times rows [m0, m1) (at most QG_BLOCKS * QG_MR), finished. More than QG_GROUP panels: at most
+// `qg_kept_rows` rows.
 typedef void (*qg_multiply)(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch);
+
+// Where `finish` writes: bytes from row to row, and of 16 columns of w's rows (0: not said).
+struct qg_target { const char* at; int64_t row, panel; };
 
 struct qg_job {
     int64_t m, n, k;
@@ -82,6 +86,8 @@ struct qg_job {
     int64_t x_row, x_col;  // strides of x in elements; x_col is 1 unless `load_x` handles another
     const struct qg_window* window;  // x is an image: how `load_x` reads its windows (im2col.h)
     qg_load_x load_x;      // null: fp32 with unit column stride, read in place
+    bool loads_words;      // what `load_x` makes needs no rounding by the engine
+    int64_t kept_at, kept_bytes;  // room in scratch for rows that `load_x` made, which are kept for all panels
     const char* codes;     // plain values in panels, or the row-major matrix
     qg_packed packed;      // a packed weight
     int64_t w_row, w_col;  // strides of a row-major w in elements
@@ -93,6 +99,7 @@ struct qg_job {
     int64_t batches;       // batched products: how many, and what turns to number `batch` (null: there is one)
     void (*select)(qg_job* job, int64_t batch);
     char* out;             // for `select` and `finish` of batched products
+    qg_target target;      // so that lines of the result are asked for ahead
     // how the work is cut (qg_cut): tasks share items, one group times one chunk each
     int64_t groups, chunks, items, tasks;
 };
@@ -448,8 +455,16 @@ static void qg_copy_rows(char* to, int64_t to_stride, const char* from, int64_t 
     }
 }
 
-// A `qg_multiply` with engine E.
-template <class E> static void qg_product(
+// Asks for the lines that `finish` will write for `panels` panels, so that they arrive while these are multiplied.
+QC_INLINE void qg_ask_for_result(const qg_job* job, int64_t panel, int64_t panels, int64_t m0, int64_t rows) {
+    const qg_target& to = job->target;
+    const char* at = to.at + m0 * to.row + panel * to.panel;
+    for (int64_t i = 0; i < rows; i++, at += to.row)
+        for (int64_t b = 0; b < panels * to.panel; b += 64) __builtin_prefetch(at + b);
+}
+
+// At most QG_GROUP panels times rows, with engine E.
+template <class E> static void qg_product_of(
     const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch) {
     const int64_t block = qg_block(job->k), tile_stride = QG_GROUP * 16, x_stride = block + 16;
     const int64_t rows = m1 - m0, blocks = (rows + QG_MR - 1) / QG_MR;
@@ -475,15 +490,18 @@ template <class E> static void qg_product(
             int64_t stride = E::WIDTH * job->x_row;
             if (job->load_x) {
                 job->load_x(job, row, count, k0, kc, converted, x_stride);
-                E::round_rows(converted, x_stride, count, kc);
+                if (!job->loads_words) E::round_rows(converted, x_stride, count, kc);
                 x = (const char*)converted, stride = sizeof(float) * x_stride;
             } else if (aliases) {
                 qg_copy_rows((char*)converted, E::WIDTH * x_stride, x, stride, count, E::WIDTH * kc);
                 x = (const char*)converted, stride = E::WIDTH * x_stride;
             }
-            for (int64_t p = 0; p < p1 - p0; p += QG_NP)
+            const bool last = k0 + kc == job->k;
+            for (int64_t p = 0; p < p1 - p0; p += QG_NP) {
+                if (last) qg_ask_for_result(job, p0 + p, qc_min(p1 - p0 - p, QG_NP), row, count);
                 qg_micro_any<E>(count, x, stride, panel + p, kc, tile + p * 16, tile_stride, k0 > 0);
-            if (k0 + kc == job->k) {
+            }
+            if (last) {
                 const int64_t n0 = p0 * 16, n1 = p1 * 16 < job->n ? p1 * 16 : job->n;
                 job->finish(job, tile, tile_stride, row, count, n0, n1 - n0);
             }
@@ -492,28 +510,74 @@ template <class E> static void qg_product(
     } while (k0 < job->k);
 }
 
+// Words of 32 bits of a row that `load_x` makes.
+QC_INLINE int64_t qg_kept_words(const qg_job* job) { return job->loads_words ? (job->k + 1) / 2 : job->k; }
+
+// Floats from one kept row to the next, which begin at other sets of an L1 cache.
+constexpr int64_t qg_kept_stride(int64_t words) {
+    const int64_t lines = qg_up(words, 16);
+    return 16 * (lines % (QG_ALIASES / 64) ? lines : lines + 1);
+}
+
+// Rows that there is room to keep, a multiple of QG_MR, if they pay: the more rows, the more seldom panels are decoded.
+static int64_t qg_kept_rows(const qg_job* job) {
+    if (!job->load_x || job->kept_bytes == 0) return 0;
+    const int64_t rows = qc_min(job->kept_bytes / (4 * qg_kept_stride(qg_kept_words(job))) / QG_MR, QG_BLOCKS);
+    return rows < QG_BLOCKS / 2 ? 0 : rows * QG_MR;
+}
+
+// A `qg_multiply` with engine E.
+template <class E> static void qg_product(
+    const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch) {
+    if (p1 - p0 <= QG_GROUP) return qg_product_of<E>(job, p0, p1, m0, m1, scratch);
+    const int64_t stride = qg_kept_stride(qg_kept_words(job));
+    float* const kept = (float*)(scratch + job->kept_at);
+    for (int64_t m = m0; m < m1; m++) {  // one at a time, so that it is rounded from an L1 cache
+        float* const row = kept + (m - m0) * stride;
+        job->load_x(job, m, 1, 0, job->k, row, stride);
+        if (!job->loads_words) E::round_rows(row, stride, 1, job->k);
+    }
+    qg_job one = *job;
+    one.load_x = nullptr, one.window = nullptr, one.x_row = stride * (4 / E::WIDTH);
+    one.x = (const char*)((uintptr_t)kept - (uintptr_t)(4 * stride * m0));  // where row 0 would be
+    for (int64_t p = p0; p < p1; p += QG_GROUP)
+        qg_product_of<E>(&one, p, qc_min(p + QG_GROUP, p1), m0, m1, scratch);
+}
+
 // How the product is cut: `groups` of panels times `chunks` of rows, by an estimate of the clock cycles until the last
 // thread is done: all work shared evenly, plus the largest task for each thread that idles in the last round. A cut
 // never changes a result: an element's additions are ordered by k alone. Estimates are doubles: times the number of
 // threads, those of the largest products would leave 64 bits.
-static void qg_cut(qg_job* job, int64_t threads) {
-    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t blocks = (job->m + QG_MR - 1) / QG_MR, products = job->select ? job->batches : 1;
-    const double k = (double)job->k, column = k * QC_REGS;  // vector operations for a row of x, or a panel, per panel
-    double best = INFINITY;
-    for (int64_t wide = QG_GROUP / QG_NP; wide >= 1; wide /= 2) {
-        const int64_t groups = (units + wide - 1) / wide, broad = (units + groups - 1) / groups * QG_NP;
-        for (int64_t chunks = (blocks + QG_BLOCKS - 1) / QG_BLOCKS; chunks <= blocks; chunks += 1 + chunks / 8) {
-            const int64_t tasks = products * groups * chunks, tall = (blocks + chunks - 1) / chunks * QG_MR;
+struct qg_cutting {
+    qg_job* job;
+    int64_t threads, panels, units, blocks;
+    double best;
+
+    // Groups of at most `wide` units, and chunks from `chunks` on.
+    void consider(int64_t wide, int64_t chunks) {
+        const double k = (double)job->k;
+        const double column = k * QC_REGS;  // vector operations for a row of x, or a panel, per panel
+        const int64_t groups = qg_up(units, wide), broad = qg_up(units, groups) * QG_NP;
+        const int64_t products = job->select ? job->batches : 1;
+        for (; chunks <= blocks; chunks += 1 + chunks / 8) {
+            const int64_t tasks = products * groups * chunks, tall = qg_up(blocks, chunks) * QG_MR;
             const double sums = (double)job->m * panels * column / 2, decoding = (double)chunks * panels * column * 2;
             const double all = products * (sums + decoding + (double)groups * job->m * k / 8) + tasks * 600.0;
             const double largest = broad * column * (tall / 2 + 2) + tall * k / 8 + 600;
-            const int64_t idle = (tasks + threads - 1) / threads * threads - tasks;
+            const int64_t idle = qg_up(tasks, threads) * threads - tasks;
             const double cost = (all + idle * largest) / threads;
             if (cost < best) best = cost, job->groups = groups, job->chunks = chunks;
             if (threads == 1 || tall == QG_MR) break;
         }
     }
+};
+
+static void qg_cut(qg_job* job, int64_t threads) {
+    const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP), blocks = qg_up(job->m, QG_MR);
+    qg_cutting cut = {job, threads, panels, units, blocks, INFINITY};
+    for (int64_t wide = QG_GROUP / QG_NP; wide >= 1; wide /= 2) cut.consider(wide, qg_up(blocks, QG_BLOCKS));
+    const int64_t kept = qg_kept_rows(job);
+    if (kept > 0) cut.consider(units, qg_up(blocks * QG_MR, kept));
 }
 
 static void qg_task(void* arg, int64_t task, char* scratch) {

@@ -297,6 +297,13 @@ static void qb_round_rows(const T* x, int64_t x_row, int64_t rows, int64_t k, ch
         for (int64_t at = 0; at < k; at += 16) qb_store(to + 2 * at, vload_upto(x + at, (int)qc_min(k - at, 16)));
 }
 
+// A `qg_load_x` that rounds.
+template <class T> static void qb_load_x(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride) {
+    const T* const x = (const T*)job->x + m0 * job->x_row + k0;
+    qb_round_rows(x, job->x_row, rows, kc, (char*)dst, 4 * stride);
+}
+
 // As qg_few_task; rows of T other than bf16 are rounded first.
 template <class D, class T, int MAX> static void qb_few_task(void* arg, int64_t task, char* scratch) {
     const qg_job* const job = (const qg_job*)arg;
@@ -359,7 +366,7 @@ template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job
     if (__builtin_cpu_supports("avx512bf16")) {
         if constexpr (MAX > 0)
             if (job->m <= QB_STRAIGHT) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
-        if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qg_convert_x<T>;
+        if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qb_load_x<T>, job->loads_words = true;
         job->decode = qb_decode_panel<D>, job->multiply = qg_product<qb_bf16>;
     }
 #endif

@@ -28,12 +28,15 @@ from qcompiler.kernels.norm_prologue import note_of
 from qcompiler.kernels.paired import columns_of, in_panels
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
-from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
+from qcompiler.plan.kernel import ITEMSIZE, FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel, Window
 
 FLOATS = ("f32", "bf16", "f16")
 KC, GROUP, BLOCKS = 512, 8, 16
 """gemm.h's QG_KC, QG_GROUP, QG_BLOCKS. Emitted kernels assert that the scratch sizes computed here match gemm.h's."""
+
+KEPT = 360448
+"""Most bytes of converted rows that a task keeps: a third of an L2 cache of 1 MiB, which also holds decoded panels."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,18 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     assert isinstance(body, LinearKernel)
     if body.codes:
         return int(_int8().scratch_bytes(spec, isa))
-    return linear_norm.scratch_with_rows(spec, _own_scratch(spec, body, isa))
+    own = linear_norm.scratch_with_rows(spec, _own_scratch(spec, body, isa))
+    kept = kept_bytes(spec, body, isa)
+    return linear_norm.begin_of_rows(own) + kept if kept else own
+
+
+def kept_bytes(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
+    """Bytes of the scratch of a thread in which converted rows of x are kept for all panels of w; 0: none are."""
+    made = _converts(spec, body) or body.window is not None
+    if body.norms or body.m_class != "large" or not made or body.n <= 16 * GROUP:
+        return 0
+    most = tile_of(isa).rows * BLOCKS
+    return min(KEPT, 4 * most * (_up(body.k, 16) * 16 + 16))
 
 
 def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
@@ -337,6 +351,22 @@ def source_of(x: Operand, window: Window | None) -> list[str]:
     ]
 
 
+def target_of(spec: KernelSpec, body: LinearKernel) -> list[str]:
+    """Statements that set in the job which lines the result has, where rows of it are in one piece."""
+    out, last = spec.operands[-1], len(spec.operands) - 1
+    if out.strides[1] != 1:
+        return []
+    size = ITEMSIZE[out.dtype]
+    row = f"{size} * {c_dim(out.strides[0])}"
+    return [f"job.target = {{(const char*)op[{last}], {row}, {16 * size // (2 if body.pairs else 1)}}};"]
+
+
+def _keeping(spec: KernelSpec, body: LinearKernel, isa: str) -> list[str]:
+    """Statements that set in the job where converted rows are kept."""
+    kept = kept_bytes(spec, body, isa)
+    return [f"job.kept_at = {scratch_bytes(spec, isa) - kept}, job.kept_bytes = {kept};"] if kept else []
+
+
 def _conversion(spec: KernelSpec, window: Window | None) -> list[str]:
     """Statements that set in the job how to read x."""
     x, rounds = spec.operands[0], _rounds(spec)
@@ -377,6 +407,8 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "const char* const w = (const char*)op[1];",
         *weight.statements,
         f"job.finish = qk_{spec.name}_finish;",
+        *target_of(spec, body),
+        *_keeping(spec, body, isa),
         "job.op = op, job.sym = sym;",
     ]
     dots = multiplies_bf16(spec, isa) and weight.group % 2 == 0

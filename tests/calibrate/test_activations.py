@@ -90,7 +90,7 @@ def test_a_linear_reads_what_its_codes_stand_for(kind: str) -> None:
         assert torch.equal(program(x)[..., [5, 40]], x[..., [5, 40]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k == "int8" else [pytest.mark.slow]) for k in KINDS])
 def test_captured_and_replayed_with_fresh_inputs_it_is_eager(kind: str) -> None:
     program = compiled(Reads(), kind, "sim:0")
     graph = program.capture(values(0).numpy())

@@ -152,8 +152,8 @@ def test_every_format_with_few_rows_on_cuda_cores(sim_module: Callable[..., Any]
     check(sim_module, cases("f32", BRIEF), ("2-8",), checked=False)
 
 
-def test_every_format_with_more_rows_on_tensor_cores(sim_module: Callable[..., Any]) -> None:
-    made = cases("bf16", BRIEF)
+def test_every_code_with_more_rows_on_tensor_cores(sim_module: Callable[..., Any]) -> None:
+    made = cases("bf16", every.one_of_each_code())
     assert {linear.engine_of(every.linear(case, "9-64"), "sm_80") for case in made} == {"mma"}
     check(sim_module, made, ("9-64",), checked=False)
 

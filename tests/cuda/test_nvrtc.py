@@ -118,10 +118,9 @@ def test_a_module_is_compiled_once(own_cache: Path, monkeypatch: pytest.MonkeyPa
 def test_another_source_arch_or_emitter_is_another_module(own_cache: Path) -> None:
     paths = {
         nvrtc.compile_cubin(SOURCE.replace("int64_t", "long long"), arch, emitter_version=version).path
-        for arch in ("sm_80", "sm_86")
-        for version in ("1", "2")
+        for arch, version in (("sm_80", "1"), ("sm_80", "2"), ("sm_86", "1"))
     }
-    assert len(paths) == 4
+    assert len(paths) == 3
 
 
 def test_a_damaged_record_compiles_anew(own_cache: Path) -> None:

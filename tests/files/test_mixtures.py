@@ -87,7 +87,11 @@ def _table(name: str, layers: int) -> gguf.TensorNameMap:
     return gguf.get_tensor_name_map(arch, layers)
 
 
-@pytest.mark.parametrize("name", CASES)
+SHORT = ("llama-1", "llama-9", "llama-gqa4", "llama-ffn-360", "llama-80", "mixtral-8", "qwen2-tied", "gpt2", "falcon")
+"""The short run has one case of each rule: few layers and many, shared heads, odd widths, experts, other names."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in CASES])
 def test_every_mixture_chooses_to_the_tensor_what_llama_cpp_chooses(name: str) -> None:
     case, types = CASES[name]["case"], CASES[name]["types"]
     model = _model(case)

@@ -16,7 +16,7 @@ from filefuzz import campaign, documents, seeds, server, targets
 from filefuzz.targets import MIB, Steps, Target
 
 KEPT = sorted(campaign.KEPT.glob("*.json"))
-QUICK = {"qca": 24, "gguf": 48, "folder": 48, "safetensors": 96, "opt": 96, "arrays": 96}
+QUICK = {"qca": 12, "gguf": 24, "folder": 24, "safetensors": 48, "opt": 48, "arrays": 48}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,8 +64,8 @@ def test_random_files_end_in_our_errors(target: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", targets.TARGETS)
 def test_many_random_files_end_in_our_errors(target: str) -> None:
-    counts = campaign.campaign([target], 1800, 1000, 20 * QUICK[target], report=lambda _: None)[target]
-    assert counts.inputs == 20 * QUICK[target]
+    counts = campaign.campaign([target], 1800, 1000, 40 * QUICK[target], report=lambda _: None)[target]
+    assert counts.inputs == 40 * QUICK[target]
     assert not counts.findings, campaign.table({target: counts}) + "".join(o.detail for _, o in counts.first.values())
 
 

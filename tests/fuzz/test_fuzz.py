@@ -11,7 +11,7 @@ from graphfuzz import plan
 
 QUICK = [
     *plan.programs(plan.FIRST_SEED, plan.QUICK * plan.SIZE),
-    *plan.blocks(plan.FIRST_SEED + 10, plan.QUICK_BLOCKS, plan.SIZE // 2),
+    *plan.blocks(plan.FIRST_SEED + 10, plan.QUICK_BLOCKS, plan.SIZE // 4),
 ]
 FULL = plan.programs(plan.FIRST_SEED + 100, plan.FULL)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 from by_path import load
 
 from qcompiler import formats
+from qcompiler.formats import cache_rows
 from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -48,6 +50,10 @@ class Case:
         shape = tuple(int(d) for d in operand.shape)
         dtype = NUMPY_DTYPES[operand.dtype]
         body: Any = self.spec.body
+        if (cached := self.cached(operand)) is not None:
+            cols, kind = cached
+            rows_of_cache: np.ndarray[Any, Any] = cache_rows.quantise(rng.standard_normal((*shape[:-1], cols)), kind)
+            return rows_of_cache
         if operand.name in MOST:
             most = body.experts if self.spec.template == "grouped_linear" else getattr(body, MOST[operand.name])
             count = int(np.prod(shape))
@@ -67,25 +73,70 @@ class Case:
             values *= rng.random(shape) > 0.7
         return values.astype(dtype)
 
+    def cached(self, operand: Operand) -> tuple[int, cache_rows.Kind] | None:
+        """(columns, kind) of an operand that holds rows of a cache: their scales lie among their bytes, and random
+        bytes there are NaNs and numbers near zero, so that no output depends on an input."""
+        body: Any = self.spec.body
+        if self.spec.template == "dequantize_cache" and operand.name == "rows":
+            return body.cols, body.kind
+        if self.spec.template == "attention" and body.cache is not None and operand.name in ("k", "v"):
+            return body.head_dim if operand.name == "k" else body.value_dim, body.cache
+        return None
+
 
 def _named(name: str, spec: KernelSpec) -> Case:
     label = f"{name}_{zlib.crc32(msgspec.json.encode(spec)):08x}"
     return Case(label, msgspec.structs.replace(agree.laid_out(spec, "cuda"), name=label))
 
 
+MANY = 40
+"""Of a template with as many specs `some` are taken."""
+
+STRIDE = 11
+
+
 def templates() -> Iterator[Case]:
-    """A few kernels of each template: what CPU and CUDA take alike, every eleventh, and the first; no packed ones."""
+    """Kernels of each template without packed weights that CPU and CUDA take. Each choice of an option and each element
+    type of an operand is in one of them."""
+    return iter(_templates())
+
+
+@functools.cache
+def _templates() -> list[Case]:
+    found: dict[str, Case] = {}
     for template, specs in sorted(agree.SPECS.items()):
-        plain = [s for s in specs() if all(o.format is None and _dense(o) for o in s.operands)]
-        chosen = {}
-        for number, spec in enumerate(plain):
-            if (number % 11 == 0 or len(plain) < 40) and agree.refusal(spec, "cuda") is None:
-                case = _named(template, spec)
-                chosen[case.name] = case
-        yield from chosen.values()
+        plain = [s for s in specs() if all(o.format is None and dense(o) for o in s.operands)]
+        taken = [s for s in plain if agree.refusal(s, "cuda") is None]
+        cases = [_named(template, spec) for spec in (taken if len(taken) < MANY else some(taken))]
+        found |= {case.name: case for case in cases}
+    return list(found.values())
 
 
-def _dense(operand: Operand) -> bool:
+def some(specs: list[KernelSpec]) -> Iterator[KernelSpec]:
+    """Every eleventh, then each other one with a choice that none before it has."""
+    seen: set[tuple[str, Any]] = set()
+    for spec in specs[::STRIDE]:
+        seen |= choices(spec)
+        yield spec
+    for spec in specs:
+        if not choices(spec) <= seen:
+            seen |= choices(spec)
+            yield spec
+
+
+def choices(spec: KernelSpec) -> set[tuple[str, Any]]:
+    """The options of its body, by their values, and its operands, by their element types."""
+    hints = get_type_hints(type(spec.body))
+    chosen = {(name, getattr(spec.body, name)) for name, hint in hints.items() if _is_option(hint)}
+    return chosen | {(operand.name, operand.dtype) for operand in spec.operands}
+
+
+def _is_option(hint: Any) -> bool:
+    """Whether a field of this type is a choice of few: a bool, a literal, or a literal that may be missing."""
+    return hint is bool or any(get_origin(each) is Literal for each in (hint, *get_args(hint)))
+
+
+def dense(operand: Operand) -> bool:
     """Row after row: what `operands` makes."""
     return operand.strides in ((), agree.plain("", operand.dtype, operand.shape).strides)
 

@@ -312,6 +312,8 @@ class Runner:
     def _judge_eager(self, verdict: Verdict, case: Any, eager: dict[int, list[Any]], chunk: Sequence[Any]) -> None:
         if len({tuple(each.tobytes() for each in outputs) for outputs in eager.values()}) == 1:
             verdict.failures.append({"mode": "eager", "reason": "the outputs depend on no input"})
+        if not any(np.isfinite(each.astype(np.float64)).any() for each in eager[REFERENCE_SEED]):
+            verdict.failures.append({"mode": "eager", "reason": "the outputs are no numbers, which equal any others"})
         reference = self.references.of(case, chunk) if self.references is not None else None
         if reference is None or self.references is None:
             return

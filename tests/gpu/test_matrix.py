@@ -17,6 +17,7 @@ from by_path import ROOT, load
 
 from qcompiler import formats
 from qcompiler.errors import DeviceError
+from qcompiler.formats import cache_rows, int8_rows
 from qcompiler.runtime.backends import registry
 
 PARTS = 4
@@ -60,6 +61,30 @@ def test_kernels_of_a_format_replay_what_they_run(worker: ModuleType, matrix: An
     for name in SHORT:
         cases = [case for case in matrix.of_format(name) if case.spec.template == "grouped_linear"]
         check_all(worker, cases)
+
+
+def test_every_choice_and_type_that_cuda_takes_is_in_the_matrix(matrix: Any) -> None:
+    """Also of the templates of which every eleventh spec is taken."""
+    for template in ("quantize_rows", "norm", "scatter"):
+        taken = [s for s in matrix.agree.SPECS[template]() if matrix.agree.refusal(s, "cuda") is None]
+        wanted = {choice for spec in taken if all(map(matrix.dense, spec.operands)) for choice in matrix.choices(spec)}
+        of_template = (case.spec for case in matrix.templates() if case.spec.template == template)
+        assert {choice for spec in of_template for choice in matrix.choices(spec)} == wanted, template
+    kinds = {(s.body.kind, s.body.cols % 64 > 0) for s in matrix.agree.SPECS["quantize_rows"]()}
+    assert len(kinds) == 2 * len(int8_rows.KINDS), "rows of every kind with whole and with cut blocks of codes"
+
+
+def test_rows_of_a_cache_hold_numbers(matrix: Any) -> None:
+    """Random bytes would have NaNs and numbers near zero as scales, with which no output depends on an input."""
+    found = set()
+    for case in matrix.templates():
+        for operand, rows in zip(case.spec.operands, case.operands(1), strict=True):
+            if (cached := case.cached(operand)) is not None:
+                cols, kind = cached
+                values = cache_rows.dequantise(rows, cols, kind)
+                assert np.abs(values).max() < 10 and 0.8 < values.std() < 1.2, case.name
+                found.add((case.spec.template, kind))
+    assert found == {(t, kind) for t in ("attention", "dequantize_cache") for kind in cache_rows.KINDS}
 
 
 @pytest.mark.slow

@@ -198,6 +198,15 @@ def one_of_each() -> list[Format]:
     return list(seen.values())
 
 
+def one_of_each_code() -> list[Format]:
+    """Formats of which every kind and width of code occurs once, with a table and without, and q4_K."""
+    seen: dict[tuple[Any, ...], Format] = {}
+    for fmt in one_of_each():
+        d = fmt.declaration
+        seen.setdefault((d.codes.kind, d.codes.bits, "table" in d.decode.text, fmt.name == "q4_K"), fmt)
+    return list(seen.values())
+
+
 def build_linears(build: Callable[..., Any], isa: str, made: list[Case], classes: tuple[str, ...]) -> Any:
     return build([linear(case, m_class) for case in made for m_class in classes], isa)
 
@@ -210,8 +219,11 @@ def check_all(build: Callable[..., Any], isa: str, made: list[Case], classes: tu
             check_values(kernels, case, m_class)
 
 
-def test_every_equation_is_decoded_once_for_many_rows(build: Callable[..., Any], harness: Any) -> None:
-    check_all(build, best_isa(harness), list(cases("bf16", PANELS, one_of_each())), ("large",))
+def test_every_code_is_decoded_once_for_many_rows(build: Callable[..., Any], harness: Any) -> None:
+    """The other equations in `test_every_format_on_every_isa`: each costs a second of the compiler."""
+    made = list(cases("bf16", PANELS, one_of_each_code()))
+    assert {case.operand.format.name for case in made if case.operand.format} >= {"nf4", "int4", "q4_K", "q6_K"}
+    check_all(build, best_isa(harness), made, ("large",))
 
 
 def test_every_equation_is_decoded_in_registers_for_few_rows(build: Callable[..., Any], harness: Any) -> None:
@@ -224,11 +236,12 @@ def of_two_layouts() -> list[Format]:
     return [f for f in older if weight_layout("cpu", FormatRef(name=f.name, params=f.params)) != OLDER]
 
 
+@pytest.mark.parametrize("m_class", ["1", pytest.param("large", marks=pytest.mark.slow)])
 def test_kernels_of_saved_programs_read_the_layout_that_their_weights_have(
-    build: Callable[..., Any], harness: Any
+    build: Callable[..., Any], harness: Any, m_class: str
 ) -> None:
     assert {fmt.name for fmt in of_two_layouts()} >= {"q2_K", "q3_K", "q4_K", "q5_K", "iq4_xs"}
-    check_all(build, best_isa(harness), list(cases("f32", OLDER, of_two_layouts())), ("1", "large"))
+    check_all(build, best_isa(harness), list(cases("f32", OLDER, of_two_layouts())), (m_class,))
     check_rows(build, best_isa(harness), list(cases("f32", OLDER, of_two_layouts())))
 
 

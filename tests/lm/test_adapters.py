@@ -221,14 +221,21 @@ def test_an_adapter_of_another_architecture_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bytes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in fp32 whose tokens are bytes, its adapter, the program of both, and a text."""
+    """A model in fp32 whose tokens are bytes, its adapter, and a text."""
     path = tmp_path_factory.mktemp("commands")
     model = build(vocab_size=256, num_hidden_layers=1, eos_token_id=None)
     model.save_pretrained(path / "base")
     shutil.copy(ROOT / "examples/models/tiny_llama/tokenizer.json", path / "base")
-    merged = adapter_of(model, path / "adapter")
-    qc.compile_causal_lm(merged, None, max_seq_len=48, chunk=48).save(path / "merged.qca")
+    adapter_of(model, path / "adapter").save_pretrained(path / "merged")
     (path / "text.txt").write_text("def mean(values):\n    return sum(values)\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def merged(bytes_folder: Path) -> Path:
+    """The program of both."""
+    path = bytes_folder / "merged.qca"
+    qc.compile_causal_lm(bytes_folder / "merged", None, max_seq_len=48, chunk=48).save(path)
     return path
 
 
@@ -240,11 +247,13 @@ def score(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> An
 
 
 @pytest.mark.parametrize("option", ["--adapter", "--adapter-beside"])
+@pytest.mark.usefixtures("merged")
 def test_commands_take_an_adapter(option: str, bytes_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = score(bytes_folder, capsys, option, str(bytes_folder / "adapter"))
     assert found["kl_mean"] < 1e-6 and found["top1_agreement"] == 1.0, "it is peft's merged model"
 
 
+@pytest.mark.usefixtures("merged")
 def test_the_base_is_not_the_adapted_model(bytes_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert score(bytes_folder, capsys)["kl_mean"] > 1e-3
 

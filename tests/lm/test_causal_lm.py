@@ -1,4 +1,7 @@
-"""`compile_causal_lm` on the repository's own model: generation beside transformers', conversations, files, faults."""
+"""`compile_causal_lm` on a Llama of two layers: generation beside transformers', conversations, files, faults.
+
+tests/models/test_tiny_llama.py and test_gguf_models.py compile the trained model of the repository.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_path import ROOT, load
+from by_path import load
 from oracle_logits import oracle_logits
 
 import qcompiler as qc
@@ -34,10 +37,9 @@ PROMPTS = [list(b"import os\n\n\ndef read_lines(path):\n"), list(b"x"), list(b"c
 
 @cache
 def model() -> Any:
-    from transformers import LlamaForCausalLM
-
-    folder = ROOT / "examples" / "models" / "tiny_llama"
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    """Two layers whose tokens are bytes."""
+    sizes = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "eos_token_id": None}
+    return load("tests/models/zoo.py").DECODERS["llama"].build(**sizes)
 
 
 @cache

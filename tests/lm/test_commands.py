@@ -35,7 +35,7 @@ TEMPLATE = (
 
 @cache
 def model() -> Any:
-    return load("tests/models/zoo.py").DECODERS["llama"].build(vocab_size=256, eos_token_id=None)
+    return load("tests/models/zoo.py").DECODERS["llama"].build(num_hidden_layers=1, vocab_size=256, eos_token_id=None)
 
 
 @cache

@@ -21,7 +21,7 @@ PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1]]
 
 @cache
 def compiled(device: str, batch: int) -> qc.CausalLM:
-    model = load("tests/models/zoo.py").DECODERS["llama"].build()
+    model = load("tests/models/zoo.py").DECODERS["llama"].build(num_hidden_layers=1)
     return qc.compile_causal_lm(model, quant="nf4", max_seq_len=48, chunk=16, max_batch=batch, device=device)
 
 

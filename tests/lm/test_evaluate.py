@@ -30,7 +30,7 @@ WINDOW = 32
 @cache
 def model() -> Any:
     """A model whose parameters bf16 holds exactly."""
-    made = load("tests/models/zoo.py").DECODERS["llama"].build(vocab_size=256, eos_token_id=None)
+    made = load("tests/models/zoo.py").DECODERS["llama"].build(num_hidden_layers=1, vocab_size=256, eos_token_id=None)
     for parameter in made.parameters():
         parameter.data = parameter.data.bfloat16().float()
     return made

@@ -121,8 +121,17 @@ SLOW = ("iq3_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "tq:bits=2")
 """Formats that take NumPy long to encode; iq3_xxs stands for them in the short run."""
 
 
-@pytest.mark.parametrize("text", [pytest.param(text, marks=[pytest.mark.slow] * (text in SLOW)) for text in VARIANTS])
-@pytest.mark.parametrize("use_dora", [False, True])
+WITH_DORA = ("nf4", "int8", "q4_K")
+"""The short run scales the rows of these."""
+
+
+@pytest.mark.parametrize(
+    ("text", "use_dora"),
+    [
+        pytest.param(text, dora, marks=[pytest.mark.slow] * (text in SLOW or (dora and text not in WITH_DORA)))
+        for dora in (False, True) for text in VARIANTS
+    ],
+)  # fmt: skip
 def test_codes_are_those_of_the_exact_sum(text: str, use_dora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from qcompiler.config import resolve_format
 

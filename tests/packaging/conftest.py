@@ -51,7 +51,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     libraries = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
     (site / "dependencies.pth").write_text("\n".join(libraries) + "\n")
     command = [sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--no-deps", "--no-index"]
-    _checked([*command, "--disable-pip-version-check", str(wheel)], folder, _clean_environment())
+    _checked([*command, "--no-compile", "--disable-pip-version-check", str(wheel)], folder, _clean_environment())
     return folder
 
 

@@ -92,7 +92,14 @@ class Chain:
         make.finish(make.op(qc.BatchMatmulOp(weights, v, tensor((*lead, QUERIES, DEPTH), "f32"))))
 
 
-@pytest.mark.parametrize(("chain", "batch", "windows", "heads"), CASES)
+SHORT = {(1, 1), (2, 3), ("b", 2)}
+"""Images and heads in the short run: one of each, several, and a number that is not known."""
+
+
+@pytest.mark.parametrize(
+    ("chain", "batch", "windows", "heads"),
+    [pytest.param(*case, marks=[] if (case[1], case[3]) in SHORT else [pytest.mark.slow]) for case in CASES],
+)
 def test_attention_is_raised_however_heads_are_joined(
     make: Any, chain: str, batch: int | str, windows: int, heads: int
 ) -> None:

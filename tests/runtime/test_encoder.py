@@ -124,8 +124,10 @@ SLOW = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq1_m", "iq1_s")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in DEFAULTS])
 def test_compiled_encoders_write_the_bytes_of_numpys(name: str) -> None:
     fmt = formats.get(name)
-    shapes = ((5, 768),) if fmt.declaration.tail == "refuse" else ((5, 768), (7, 103))
-    check(fmt, shapes)
+    if name == "tq":  # NumPy's search of a trellis takes a second for five rows
+        check(fmt, ((2, 512),))
+    else:
+        check(fmt, ((5, 768),) if fmt.declaration.tail == "refuse" else ((5, 768), (7, 103)))
 
 
 @pytest.mark.parametrize(("name", "params"), VARIANTS, ids=str)

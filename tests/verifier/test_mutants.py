@@ -41,9 +41,9 @@ def assert_none_is_accepted_that_does_harm(found: tuple[tally.Verdict, ...]) -> 
 
 
 def test_mutants_of_a_small_split_model_are_refused_or_harmless():
-    found = tuple(tally.judged("block", 2))
+    found = tuple(tally.judged("block", 1))  # of each class
     assert_none_is_accepted_that_does_harm(found)
-    assert len(found) >= 60 and sum(verdict.harm is not None for verdict in found) >= 40
+    assert len(found) >= 40 and sum(verdict.harm is not None for verdict in found) >= 25
 
 
 @pytest.mark.slow

@@ -56,10 +56,10 @@ def test_no_mutant_escapes_the_checks_with_an_error_of_python(kind: str) -> None
 
 def test_accepted_mutants_of_small_kernels_run_clean(tmp_path: Path) -> None:
     accepted = [each for name in SHORT for each in tally.checked(name, "cpu", 6) if each[0].refused is None]
-    tally.run_on_cpu(accepted[:40], tally.Known())
-    verdicts = [verdict for verdict, _ in accepted[:40]]
+    tally.run_on_cpu(accepted[:24], tally.Known())
+    verdicts = [verdict for verdict, _ in accepted[:24]]
     assert_no_harm(verdicts)
-    assert sum(verdict.found == "clean" for verdict in verdicts) >= 15
+    assert sum(verdict.found == "clean" for verdict in verdicts) >= 9
 
 
 def test_the_judge_sees_what_the_checks_refuse(tmp_path: Path) -> None:
