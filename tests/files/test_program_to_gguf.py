@@ -334,6 +334,16 @@ def test_a_saved_language_model_becomes_a_file_and_nothing_is_loaded_to_run(
 
 
 @pytest.mark.slow
+def test_the_layouts_of_a_gpu_are_undone(folder: Folder, tmp_path: Path) -> None:
+    model, path = folder
+    quant = qc.QuantConfig("float", linear="q4_0", embedding="q8_0")
+    program = qc.qcompile(qc.from_checkpoint(path), (), {"input_ids": IDS[:1, :8]}, quant=quant, device="sim:0")
+    assert any(place.entry.layout.startswith("cuda") for place in places_of(program.plan).values())
+    qc.convert(path, tmp_path / "out.gguf", program=program)
+    assert check_file(tmp_path / "out.gguf", model, held_by(program, model)) == 16
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_llama_cpp_computes_what_the_program_computes(tmp_path: Path) -> None:
     """The trained model of the repository, on Python text. llama.cpp rounds the inputs of its products to int8 and its

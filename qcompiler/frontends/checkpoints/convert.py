@@ -107,8 +107,9 @@ def convert(
 
     `program` is a program that was compiled from the folder, or a language model: its linears that are quantised are
     written with the program's codes, such as those that `algorithm="gptq"` chose, in place of the folder's values.  A
-    GGUF file gets the codes of embedding and head, too, if it can hold their format.  WeightsError for one that is not
-    of this folder, and for one whose weights were moved (plan/moved.py).
+    GGUF file gets the codes of embedding and head, too, if it can hold their format; `quant` is then for what has no
+    codes, and `to` is refused.  WeightsError for a program that is not of this folder, and for one whose weights were
+    moved (plan/moved.py); FormatError for a linear in a format that a GGUF file does not hold.
 
     With `to`, all linears that the source has in floating point are encoded, too.  FormatError, saying how much is
     lost, for a tensor that would lose precision unless `lossy` allows it; WeightsError and ArgumentError if something
