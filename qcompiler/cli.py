@@ -240,7 +240,7 @@ def _add_convert(commands: Any) -> None:
     )
     command.add_argument("--layout", help="for a folder: gptq, gptq_v2, awq, compressed-tensors, bitsandbytes")
     command.add_argument(
-        "--program", type=Path, metavar="FILE.qca", help="a program of the folder, whose codes its linears get"
+        "--program", type=Path, metavar="FILE.qca", help="a program of the folder, whose codes the result gets"
     )
     command.add_argument("--lossy", action="store_true", help="allow loss of precision, which is always printed")
     command.add_argument("--force", action="store_true", help="replace an existing target without asking")
@@ -328,16 +328,21 @@ def _convert(options: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from qcompiler.frontends.checkpoints.convert import convert
-    from qcompiler.runtime import load
+    from qcompiler.runtime.loaded import check_image
+    from qcompiler.runtime.program_file import load_image
 
     force = options.force or _may_replace(options.target)
-    program = None if options.program is None else load(options.program)
+    program = None
+    if options.program is not None:  # its weights are read, and nothing runs: no kernel is compiled, no GPU is needed
+        program, _ = load_image(options.program)
+        check_image(program)
     done = convert(
         options.source, options.target, to=options.to, layout=options.layout, lossy=options.lossy, force=force,
         quant=options.quant, program=program,
     )  # fmt: skip
     if options.json:
-        print(json.dumps({"path": str(done.path), "tensors": [asdict(each) for each in done.tensors]}))
+        tensors = [asdict(each) for each in done.tensors]
+        print(json.dumps({"path": str(done.path), "tensors": tensors, "notes": done.notes}))
     print(done, file=sys.stderr)
 
 

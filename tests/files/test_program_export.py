@@ -101,8 +101,6 @@ def test_a_program_of_another_folder_is_refused_and_nothing_is_written(
     LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).save_pretrained(tmp_path / "other")
     with pytest.raises(WeightsError, match="it is no program of this folder"):
         qc.convert(tmp_path / "other", tmp_path / "out", layout="gptq", program=program)
-    with pytest.raises(ArgumentError, match="program= gives the codes for a folder that becomes a folder"):
-        qc.convert(folder, tmp_path / "out.gguf", program=program)
     with pytest.raises(ArgumentError, match="is no program"):
         qc.convert(folder, tmp_path / "out", layout="gptq", program="model.qca")
     moved = qc.QuantConfig("float", linear="int4:group=128,scale=fp16", equalise=True)

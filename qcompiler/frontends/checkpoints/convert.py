@@ -18,7 +18,6 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,13 +38,11 @@ from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.folder_to_gguf import folder_to_gguf, require_folder
 from qcompiler.frontends.checkpoints.gguf_files import GgufFile, GgufTensor, NewTensor, write_gguf
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
-from qcompiler.frontends.quantise.stored_places import Matrix, places_of
+from qcompiler.frontends.checkpoints.program_codes import NO_CODES, ProgramCodes
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.weights.weight_source import InFile
-from qcompiler.plan.moved import why_moved
 from qcompiler.runtime.encoder import encode
 from qcompiler.runtime.files import replacing_folder
-from qcompiler.runtime.image import ProgramImage
 from qcompiler.runtime.progress import Progress
 from qcompiler.units import counted
 
@@ -74,6 +71,8 @@ class Conversion:
 
     path: Path
     tensors: list[Converted] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What `program=` did not bring: tensors of the program that the file holds otherwise, and why."""
 
     @property
     def lossy(self) -> list[Converted]:
@@ -84,10 +83,10 @@ class Conversion:
         kept = len(self.tensors) - moved - len(self.lossy)
         same = counted(kept, "tensor as it was", "tensors as they were")
         text = f"{self.path}: {same}, {moved} in another format without loss"
-        if not self.lossy:
-            return text
-        worst = max(self.lossy, key=lambda each: each.loss.relative)
-        return f"{text}, {len(self.lossy)} with a loss, the most in '{worst.name}': {worst.loss}"
+        if self.lossy:
+            worst = max(self.lossy, key=lambda each: each.loss.relative)
+            text += f", {len(self.lossy)} with a loss, the most in '{worst.name}': {worst.loss}"
+        return "\n".join([text, *self.notes])
 
 
 def convert(
@@ -107,8 +106,10 @@ def convert(
     llama.cpp's quantiser does, or one format for all matrices.  It allows the loss.
 
     `program` is a program that was compiled from the folder, or a language model: its linears that are quantised are
-    written with the program's codes, such as those that `algorithm="gptq"` chose, in place of the folder's values.
-    WeightsError for one that is not of this folder, and for one whose weights were moved (plan/moved.py).
+    written with the program's codes, such as those that `algorithm="gptq"` chose, in place of the folder's values.  A
+    GGUF file gets the codes of embedding and head, too, if it can hold their format; `quant` is then for what has no
+    codes, and `to` is refused.  WeightsError for a program that is not of this folder, and for one whose weights were
+    moved (plan/moved.py); FormatError for a linear in a format that a GGUF file does not hold.
 
     With `to`, all linears that the source has in floating point are encoded, too.  FormatError, saying how much is
     lost, for a tensor that would lose precision unless `lossy` allows it; WeightsError and ArgumentError if something
@@ -130,40 +131,20 @@ def convert(
             "quant= (`--quant`) is for a folder that becomes a GGUF file, without to=; else name the format with to= "
             "(`--to`)"
         )
-    if program is not None and (layout == "gguf" or not source.is_dir()):
-        raise ArgumentError(
-            "program= gives the codes for a folder that becomes a folder: convert that one to GGUF then"
-        )
+    if program is not None and not source.is_dir():
+        raise ArgumentError(f"program= gives the codes of the folder it was compiled from, and {source} is a file")
+    own = NO_CODES if program is None else ProgramCodes.of(program, source)
     if layout == "gguf" and source.is_dir():
-        return _folder_to_gguf(source, target, quant or to, lossy or quant is not None)
+        if program is not None and to is not None:
+            raise ArgumentError(
+                "with program= (`--program`) a GGUF file keeps the program's formats: leave to= (`--to`) out, or name "
+                "one with quant= (`--quant`) for what the program has in floating point"
+            )
+        return _folder_to_gguf(source, target, quant or to, lossy or quant is not None, own)
     if layout == "gguf":
         return _to_gguf(source, target, wanted, lossy)
     checkpoint = from_checkpoint(source) if source.is_dir() else from_gguf(source)
-    return _Folder(checkpoint, target, layout, wanted, lossy, *_matrices_of(program)).write()
-
-
-NO_PROGRAM_OF_IT = "it is no program of this folder"
-WITHOUT_REWRITES = (
-    "; compile the folder without smooth, equalise, rotate, rotate_online, correct_bias and algorithm='awq'"
-)
-
-
-def _matrices_of(program: Any) -> tuple[Codes, Codes]:
-    """The quantised tensors of a program by parameter, and the plain ones; reading one makes its canonical bytes."""
-    if program is None:
-        return {}, {}
-    image = getattr(getattr(program, "program", program), "image", None)
-    if not isinstance(image, ProgramImage):
-        raise ArgumentError(f"program={program!r:.60} is no program: give what qcompile or compile_causal_lm returns")
-    image.require_values()
-    if moved := why_moved(image.plan):  # columns times s belong to a norm whose gain is divided by s
-        way_out = WITHOUT_REWRITES if image.plan.moved else ""
-        raise WeightsError(f"the codes of a program go into a folder with its model's weights: {moved}{way_out}")
-    places = {name: each for name, each in places_of(image.plan).items() if len(each.entry.shape) in (1, 2)}
-    read = {name: partial(each.read, image.weights) for name, each in places.items()}
-    quantised = {name for name, each in places.items() if each.format is not None}
-    return ({name: each for name, each in read.items() if name in quantised},
-            {name: each for name, each in read.items() if name not in quantised})  # fmt: skip
+    return _Folder(checkpoint, target, layout, wanted, lossy, own).write()
 
 
 def _check_target(target: Path, layout: str, force: bool) -> None:
@@ -185,14 +166,15 @@ def _check_target(target: Path, layout: str, force: bool) -> None:
 # --- to a GGUF file --------------------------------------------------------------------------------------------------
 
 
-def _folder_to_gguf(source: Path, target: Path, quant: str | None, lossy: bool) -> Conversion:
+def _folder_to_gguf(source: Path, target: Path, quant: str | None, lossy: bool, own: ProgramCodes) -> Conversion:
     require_folder(source)
     done = Conversion(target)
 
     def told(name: str, before: str, after: str, loss: Loss) -> None:
         done.tensors.append(Converted(name, before, after, loss))
 
-    made = folder_to_gguf(from_checkpoint(source), quant, lossy=lossy, told=told)
+    made = folder_to_gguf(from_checkpoint(source), quant, lossy=lossy, told=told, own=own)
+    done.notes += made.notes
     write_gguf(target, made.tensors, made.metadata)
     return done
 
@@ -255,10 +237,6 @@ def _packed(given: PackedTensor | Array, name: str, to: Format, lossy: bool) -> 
 
 # --- to a folder -----------------------------------------------------------------------------------------------------
 
-FARTHEST = 0.8
-"""The largest relative error of a program's codes: 2 bits have 0.5; of two unrelated matrices it is 1.4."""
-
-Codes = Mapping[str, Callable[[], Matrix]]
 Writer = Callable[[PackedTensor, Order | None], Mapping[str, Array]]
 
 
@@ -271,10 +249,8 @@ class _Folder:
     layout: str
     to: Format | None
     lossy: bool
-    own: Codes = field(default_factory=dict)
+    own: ProgramCodes
     """The codes of a program for the folder's values."""
-    plain: Codes = field(default_factory=dict)
-    """What the program has in floating point: the folder's values, as they are."""
     kinds: dict[Any, list[str]] = field(default_factory=dict)
     """The settings of the written layers, and their paths."""
     dtype: torch.dtype = torch.float32
@@ -304,12 +280,7 @@ class _Folder:
                     f"{name!r} in {self.checkpoint.path} has the shape {list(item.shape)}, and the model of its "
                     f"configuration {list(declared[name])}"
                 )
-        made = [name for name in (*self.plain, *self.own) if not self._is_known(name)]
-        if made:
-            raise WeightsError(
-                f"the program has '{made[0]}', and the model of {self.checkpoint.path} has no such parameter: "
-                f"{NO_PROGRAM_OF_IT}"
-            )
+        self.own = self.own.for_model(self.checkpoint.module)
         linears = {name for name, module in self.checkpoint.module.named_modules() if isinstance(module, nn.Linear)}
         find_head = self.checkpoint.module.get_output_embeddings
         assert callable(find_head)  # a transformers model
@@ -327,20 +298,11 @@ class _Folder:
                 progress.step(size)
         writer.close()
 
-    def _is_known(self, name: str) -> bool:
-        """Whether the model has this tensor, by any name of a tied one. Constants of the graph have no dot."""
-        path, _, attribute = name.rpartition(".")
-        holder: Any = self.checkpoint.module
-        for part in path.split(".") if path else ():
-            holder = getattr(holder, part, None)
-        return not path or getattr(holder, attribute, None) is not None
-
     def _arrays(self, name: str, item: InFile, linears: set[str], done: Conversion) -> Iterator[tuple[str, Array]]:
         layer = name.rpartition(".")[0]
         codes = item.codes
         before = codes.format.name if codes is not None else str(item.dtype).removeprefix("torch.")
-        if name in self.plain and codes is None:
-            self._check_plain(name, item)
+        self.own.check_plain(name, item)
         if not self._becomes(name, item, linears):
             if codes is not None and len(item.shape) != 2:
                 raise WeightsError(f"'{name}' holds the codes of experts, which folders of {self.layout} do not have")
@@ -349,8 +311,8 @@ class _Folder:
             done.tensors.append(Converted(name, before, values.dtype.name, Loss()))
             yield name, values
             return
-        if name in self.own:
-            given: PackedTensor | Array = self._own(name, item)
+        if self.own.format_of(name) is not None:
+            given: PackedTensor | Array = self.own.codes(name, item)
         else:
             given = codes.read() if codes is not None else to_numpy(item.view().float())
         order = codes.permutation if codes is not None else None
@@ -370,43 +332,8 @@ class _Folder:
         return (
             kind == "weight"
             and layer in linears
-            and (item.codes is not None or self.to is not None or name in self.own)
+            and (item.codes is not None or self.to is not None or self.own.format_of(name) is not None)
         )
-
-    def _own(self, name: str, item: InFile) -> PackedTensor:
-        """The program's codes. WeightsError if they are not those of the folder's weight."""
-        if item.codes is not None:
-            raise WeightsError(
-                f"'{name}' has codes in {self.checkpoint.path}, which a program keeps: leave program= out"
-            )
-        packed, values = self.own[name](), to_numpy(item.view().float())
-        assert isinstance(packed, PackedTensor)
-        if (packed.rows, packed.cols) != values.shape:
-            raise WeightsError(
-                f"'{name}' is {packed.rows} x {packed.cols} in the program and {list(values.shape)} in "
-                f"{self.checkpoint.path}: it is no program of this folder"
-            )
-        error = loss_of(values, packed.format.decode(packed)).relative
-        if error > FARTHEST:
-            raise WeightsError(
-                f"'{name}' of the program is {100 * error:.0f} % from the weight in {self.checkpoint.path}: it is no "
-                "program of this folder, or its passes changed the weight"
-            )
-        return packed
-
-    def _check_plain(self, name: str, item: InFile) -> None:
-        """WeightsError for a tensor that is other than in the program: codes beside it would be for other inputs."""
-        made = self.plain[name]()
-        assert isinstance(made, np.ndarray)
-        values = to_numpy(item.view().float()).astype(made.dtype)
-        if values.size != made.size:
-            return  # stored in another shape
-        values = values.reshape(made.shape)
-        same = np.array_equal(values, made, equal_nan=True)
-        if not same and not (made.ndim == 2 and len(made) == len(made.T) and np.array_equal(values.T, made)):
-            raise WeightsError(
-                f"'{name}' has other values in the program than in {self.checkpoint.path}: {NO_PROGRAM_OF_IT}"
-            )
 
     def _copy_others(self, work: Path) -> None:
         """Copies the tokenizer and the generation settings of a folder."""

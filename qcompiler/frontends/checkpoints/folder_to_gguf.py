@@ -14,27 +14,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from qcompiler.config import resolve_format
+from qcompiler.config import format_text, resolve_format
 from qcompiler.errors import FormatError, FormatShapeError, WeightsError
 from qcompiler.format_mixtures import ALTERNATIVE_FORMAT, MIXTURES, choose
-from qcompiler.formats import PackedTensor
+from qcompiler.formats import Format, PackedTensor
 from qcompiler.formats.foreign.arrays import Array
 from qcompiler.formats.foreign.json_text import shown
 from qcompiler.formats.ggml import GgmlFormat
+from qcompiler.formats.integers import IntegerFormat
 from qcompiler.formats.transcode import Loss, loss_of, require, transcode
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 from qcompiler.frontends.checkpoints.gguf_architectures import ARCHITECTURES, ROPE_FACTORS
 from qcompiler.frontends.checkpoints.gguf_files import FLOATS, NewTensor
 from qcompiler.frontends.checkpoints.gguf_tokenizer import tokenizer_keys
+from qcompiler.frontends.checkpoints.program_codes import NO_CODES, ProgramCodes
 from qcompiler.frontends.quantise.mixture_roles import facts_of, matrix_of
 from qcompiler.frontends.torch.common.values import to_numpy
 from qcompiler.frontends.weights.weight_source import InFile
+from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.weights import Bytes
 from qcompiler.runtime.encoder import encode
 
@@ -48,13 +52,21 @@ FILE_TYPES = {
     "float32": 0, "float16": 1, "bfloat16": 32, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_K_M": 10,
     "q3_K_S": 11, "q3_K_M": 12, "q3_K_L": 13, "q4_K_S": 14, "q4_K_M": 15, "q5_K_S": 16, "q5_K_M": 17, "q6_K": 18,
     "iq2_xxs": 19, "iq2_xs": 20, "q2_K_S": 21, "iq3_xxs": 23, "iq1_s": 24, "iq4_nl": 25, "iq3_s": 26, "iq2_s": 29,
-    "iq4_xs": 30, "iq1_m": 31, "tq1_0": 36, "tq2_0": 37,
+    "iq4_xs": 30, "iq1_m": 31, "tq1_0": 36, "tq2_0": 37, "mxfp4_ggml": 38,
+    "q2_K": 10, "q3_K": 12, "q4_K": 15, "q5_K": 17,
 }  # fmt: skip
-"""`general.file_type`: llama.cpp's name of the main format of a file (LlamaFileType of gguf-py)."""
+"""`general.file_type`: llama.cpp's name of the main format of a file (LlamaFileType of gguf-py).
+
+A single format has the number that llama.cpp guesses for a file of which most is that format: its mixture "M"."""
 
 _FLOAT_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 _LOSSLESS = {"int4": "q4_0", "int8": "q8_0"}
 """The GGUF formats of integers in symmetric groups of 32."""
+
+_COMPILE_WITH = (
+    'compile it with one of their formats, such as "q4_K" or "q8_0", or with "int4:group=32,scale=fp16"; a recipe with '
+    'alternatives names them, as "q4_K, else q5_0" does'
+)
 
 Lost = Callable[[str, str, str, Loss], None]
 """Called for each tensor: its name, its old format, its new format, the loss."""
@@ -62,22 +74,28 @@ Lost = Callable[[str, str, str, Loss], None]
 
 @dataclass(frozen=True)
 class GgufFolder:
-    """The tensors and keys of a file to be written."""
+    """The tensors and keys of a file to be written, and a line for each tensor that has not the program's codes."""
 
     tensors: dict[str, NewTensor]
     metadata: dict[str, Any]
+    notes: list[str]
 
 
-def folder_to_gguf(checkpoint: Checkpoint, quant: str | None, *, lossy: bool, told: Lost) -> GgufFolder:
+def folder_to_gguf(
+    checkpoint: Checkpoint, quant: str | None, *, lossy: bool, told: Lost, own: ProgramCodes = NO_CODES
+) -> GgufFolder:
     """A folder's checkpoint as GGUF. `quant` is a mixture or a format of GGUF; without it tensors keep their type, and
-    codes become GGUF's if that loses nothing (or `lossy` allows it).
+    codes become GGUF's if that loses nothing (or `lossy` allows it).  `own` has the codes of a program, which stand in
+    place of the folder's values and lose nothing.
 
     WeightsError for a model or a tokenizer that GGUF files of this reader do not have, FormatError for a format.
     """
     model = type(checkpoint.module).__name__
     if model not in _MODELS:
         raise WeightsError(f"{checkpoint.path} holds a {model}; models that become GGUF files are {', '.join(_MODELS)}")
-    tensors = _Tensors(checkpoint, model, _MODELS[model], quant, lossy, told)
+    own = own.for_model(checkpoint.module)
+    own.require_all([name for name, _ in checkpoint.module.named_parameters()])
+    tensors = _Tensors(checkpoint, model, _MODELS[model], quant, lossy, told, own)
     made = tensors.make()
     keys = _keys(checkpoint, _MODELS[model], tensors.file_type())
     vocabulary = made["token_embd.weight"].shape[0]
@@ -85,7 +103,7 @@ def folder_to_gguf(checkpoint: Checkpoint, quant: str | None, *, lossy: bool, to
     factors = _rope_factors(checkpoint)
     if factors is not None:
         made = {ROPE_FACTORS: NewTensor.of(ROPE_FACTORS, factors), **made}
-    return GgufFolder(made, keys)
+    return GgufFolder(made, keys, tensors.notes)
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -101,8 +119,10 @@ class _Tensors:
     quant: str | None
     lossy: bool
     told: Lost
+    own: ProgramCodes = NO_CODES
     types: dict[str, int] = field(default_factory=dict)
     """Elements of matrices by storage format."""
+    notes: list[str] = field(default_factory=list)
 
     def make(self) -> dict[str, NewTensor]:
         config, items = self.checkpoint.config, self.checkpoint.weights.tensors
@@ -116,8 +136,52 @@ class _Tensors:
         for name in parameters:
             (there,) = architecture.names(name)
             order = architecture.rows(name, items[name].shape[0], config)
-            found[there] = self._tensor(there, items[name], chosen[name], order)
+            found[there] = self._of_program(name, there, items[name], order) or self._tensor(
+                there, items[name], chosen[name], order
+            )
         return found
+
+    def _of_program(self, name: str, there: str, item: InFile, order: Array | None) -> NewTensor | None:
+        """The program's codes as a tensor of the file. None if the folder's values stand there: for what the program
+        has in floating point, and for an embedding or a head in a format that GGUF does not hold.
+
+        FormatError for a linear in such a format; `make` raises it for codes that GGUF's format cannot express.
+        """
+        self.own.check_plain(name, item)
+        own = self.own.format_of(name)
+        if own is None:
+            return None
+        fmt, given = _of_gguf(own), _text(own)
+        if fmt is None and self._is_table(name):
+            self.own.codes(name, item)  # refuses a program of another folder
+            item.release()
+            self.notes.append(
+                f"'{name}' is {given} in the program, which GGUF files do not hold: the folder's values stand there "
+                '(a recipe with embedding="q6_K" or "q8_0" has codes for it; quant= encodes them anew)'
+            )
+            return None
+        if fmt is None:
+            raise FormatError(f"'{name}' is {given} in the program, which GGUF files do not hold: {_COMPILE_WITH}")
+        self._count(fmt.name, item.shape)
+        return NewTensor(item.shape, fmt.ggml_type, partial(self._moved, name, there, item, fmt, order))
+
+    def _moved(self, name: str, there: str, item: InFile, fmt: GgmlFormat, order: Array | None) -> Bytes:
+        codes = self.own.codes(name, item)
+        packed, loss = transcode(codes, fmt, encode=encode)
+        if loss:
+            raise FormatError(
+                f"'{name}' is {_text(codes.format)} in the program, which {fmt.name} holds with a {loss}: "
+                f"{_COMPILE_WITH}"
+            )
+        self.told(there, str(item.dtype).removeprefix("torch."), fmt.name, loss)
+        item.release()
+        return packed.data if order is None else _in_order(packed, order)
+
+    def _is_table(self, name: str) -> bool:
+        """Whether the parameter is the embedding's or the head's."""
+        module: Any = self.checkpoint.module
+        tables = (module.get_input_embeddings(), module.get_output_embeddings())
+        return any(table is not None and module.get_parameter(name) is table.weight for table in tables)
 
     def _chosen(self, parameters: list[str]) -> dict[str, str | None]:
         """The format of each parameter; None if it keeps its type."""
@@ -228,10 +292,27 @@ class _Tensors:
 
     def file_type(self) -> int:
         """The format of most of the file."""
-        if self.quant is not None and self.quant in FILE_TYPES:
+        if self.quant is not None and self.quant in FILE_TYPES and not self.own.places:
             return FILE_TYPES[self.quant]
         most = max(self.types, key=lambda kind: self.types[kind], default="float32")
         return FILE_TYPES.get(most, 0)
+
+
+def _text(fmt: Format) -> str:
+    """A format as a recipe names it."""
+    return format_text(FormatRef(fmt.name, dict(fmt.params)))
+
+
+def _of_gguf(fmt: Format) -> GgmlFormat | None:
+    """The format of GGUF with the same codes, whose scales may be of a narrower type; None if there is none."""
+    if isinstance(fmt, GgmlFormat):
+        return fmt
+    found = "mxfp4_ggml" if fmt.name == "mxfp4" else None
+    if isinstance(fmt, IntegerFormat) and fmt.setting("symmetric") and fmt.setting("group") == 32:
+        found = _LOSSLESS.get(fmt.name)
+    made = None if found is None else resolve_format(found)
+    assert made is None or isinstance(made, GgmlFormat)
+    return made
 
 
 def _in_order(packed: PackedTensor, order: Array) -> Bytes:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qcompiler import formats
 from qcompiler.formats import Format, PackedTensor, stacking
 from qcompiler.kernels import layouts
+from qcompiler.kernels.layouts.base import CANONICAL
 from qcompiler.plan.plan import Plan, WeightEntry
 from qcompiler.plan.weights import NUMPY_DTYPES
 from qcompiler.runtime.memory import Bytes
@@ -55,6 +56,18 @@ class StoredPlace:
         if self.entry.parts:
             canonical = stacking.take(fmt, self.rows, cols, self.number, canonical)
         return PackedTensor(fmt, self.rows[self.number], cols, canonical)
+
+    def read_plain(self, weights: Bytes) -> npt.NDArray[Any] | None:
+        """A weight in floating point, of any rank; None for one of rank 3 or more that a layout has rearranged."""
+        assert self.format is None
+        if len(self.entry.shape) < 3:
+            array = self.read(weights)
+            assert isinstance(array, np.ndarray)
+            return array
+        if self.entry.layout != CANONICAL.name or self.entry.parts:
+            return None
+        stored = weights[self.entry.offset : self.entry.offset + self.entry.nbytes]
+        return stored.view(NUMPY_DTYPES[self.entry.dtype]).reshape(self.entry.shape)
 
     def write(self, matrix: Matrix, weights: Bytes) -> None:
         """Puts the weight where it is stored; other parts of the entry keep their values."""
