@@ -1,24 +1,27 @@
-// Products of 3 to 64 rows in fp32 on AVX-512: rows of x are put in order by columns, [k][row], and an FMA takes its
+// Products of 3 rows and more in fp32 on AVX-512: rows of x are put in order by columns, [k][row], and an FMA takes its
 // factor of x from memory (`vfmadd231ps zmm, zmm, m32{1to16}`). So one panel of w is enough for a broadcast x to cost
 // nothing, walking x is one stream whatever its row stride, and decoding runs in the pipes that FMA leaves idle:
 // shifts, permutations and stores are free behind eight rows or more (docs/performance.md).
 //
 //     3 … 8 rows   straight from codes. Those of up to 5 bits are summed as they are over the columns of a scale, as
 //                  few_rows.h does for one and two rows.
-//     more         blocks of 8, 12 or 16 rows, two of them in a pass. The first block multiplies what it decodes, and
-//                  stores it for the second. An element's additions have gemm.h's order, in blocks of k.
+//     more         blocks of 8, 12 or 16 rows, up to eight of them in a pass. The first block multiplies what it
+//                  decodes, and stores it for the others. An element's additions have gemm.h's order, in blocks of k.
 #pragma once
 #include "few_rows.h"
 
 enum {
-    QG_FIRST_PASS = 6,  // the rows for which passes are faster than decoding panels and then multiplying them (gemm.h)
-    QG_LAST_PASS = 64,
-    QG_HIGH = 16,   // most rows of a block
+    QG_FIRST_PASS = 9,  // from so many rows on, passes are faster than decoding panels and then multiplying them
+    QG_HIGH = 16,       // most rows of a block
+    QG_BLOCKS_OF_PASS = 8,
     QG_SERVED = 16,  // panels that pay for putting rows in order: a task has as many, unless threads would be idle
 };
 
-// Rows of a pass: two blocks, whose columns stay in an L2 cache of 1 MiB.
-constexpr int64_t qg_pass(int64_t k) { return k <= 8192 ? 2 * QG_HIGH : QG_HIGH; }
+// Rows of a pass: up to 8 blocks, for which a thread keeps up to 2 MiB, but one block at least.
+constexpr int64_t qg_pass(int64_t k) {
+    const int64_t blocks = (1 << 19) / QG_HIGH / (k > 0 ? k : 1);
+    return (blocks < 1 ? 1 : blocks < QG_BLOCKS_OF_PASS ? blocks : QG_BLOCKS_OF_PASS) * QG_HIGH;
+}
 
 // Floats of `rows` rows by columns: whole vectors are written.
 constexpr int64_t qg_columns(int64_t k, int64_t rows) { return (k + 15) / 16 * 16 * rows + 16; }
@@ -28,7 +31,7 @@ constexpr int64_t qg_few_columns_scratch(int64_t k, int64_t rows, bool converts)
     return qg_few_scratch(k, rows, converts) + 4 * (qg_columns(k, rows) + qg_columns(k / 32, rows));
 }
 constexpr int64_t qg_pass_scratch(int64_t k) {
-    return 4 * (2 * QG_HIGH * QG_NP * 16 + QG_HIGH * ((qg_block(k) + 15) / 16 * 16) + qg_columns(k, qg_pass(k)));
+    return 4 * (qg_pass(k) * QG_NP * 16 + QG_HIGH * ((qg_block(k) + 15) / 16 * 16) + qg_columns(k, qg_pass(k)));
 }
 
 #if defined(QC_AVX512)
@@ -172,10 +175,11 @@ template <class D, int MAX> static void qg_few_columns_task(void* arg, int64_t t
 
 // --- passes over 9 rows and more -------------------------------------------------------------------------------------
 
-// A pass: one block of rows by columns, or two; `rows` are 8, 12 or 16, for the second block perhaps 0.
+// A pass: blocks of rows by columns, each of 12 or 16 rows, or the last of two of 8.
 struct qg_pass_x {
-    const float* columns[2];
-    int rows[2];
+    int blocks;
+    const float* columns[QG_BLOCKS_OF_PASS];
+    int rows[QG_BLOCKS_OF_PASS];
 };
 
 // The sums of MR rows over a block of k: added to the tile where the block is not the first one.
@@ -195,11 +199,11 @@ template <int MR> QC_INLINE void qg_add_column(const float* panel, const float* 
 template <int MR> static void qg_times_panel(
     const float* panel, const float* x, int64_t columns, float* tile, bool add) {
     vf sum[MR][1] = {};
-    _Pragma("GCC unroll 4") for (int64_t k = 0; k < columns; k++) qg_add_column<MR>(panel + 16 * k, x + k * MR, sum);
+    _Pragma("GCC unroll 2") for (int64_t k = 0; k < columns; k++) qg_add_column<MR>(panel + 16 * k, x + k * MR, sum);
     qg_store_block<MR>(sum, tile, add);
 }
 
-// Columns k + J of one group: MR rows of x times the elements of a panel, which are stored as well for a second block.
+// Columns k + J of one group: MR rows of x times the elements of a panel, which are stored as well for other blocks.
 template <class D, int MR, bool STORES> struct qg_pass_step {
     const D& decoder;
     const float* x;
@@ -212,11 +216,10 @@ template <class D, int MR, bool STORES> struct qg_pass_step {
     }
 };
 
-// One panel times the rows of a pass: MR of them, or with TWO blocks those of another one besides.
-template <class D, int MR, bool TWO> static void qg_pass_panel(
+// One panel times the rows of a pass: MR of them, and with MORE those of the other blocks.
+template <class D, int MR, bool MORE> static void qg_pass_panel(
     const qg_job* job, const qg_pass_x& x, int64_t panel, float* decoded, float* tile) {
     const int64_t block = qg_block(job->k);
-    float* const second = tile + MR * QG_NP * 16;
     D decoder;
     decoder.start(job, panel);
     int64_t k0 = 0;
@@ -227,7 +230,7 @@ template <class D, int MR, bool TWO> static void qg_pass_panel(
         int64_t k = 0;
         for (; k + D::GROUP <= kc; k += D::GROUP) {
             decoder.at(k0 + k);
-            qg_pass_step<D, MR, TWO> body{decoder, columns + k * MR, sum, decoded + 16 * k};
+            qg_pass_step<D, MR, MORE> body{decoder, columns + k * MR, sum, decoded + 16 * k};
             qg_steps<0, D::GROUP>(body, D::GROUP);
         }
         if (k < kc) {
@@ -235,12 +238,14 @@ template <class D, int MR, bool TWO> static void qg_pass_panel(
             for (; k < kc; k++) qg_add_column<MR>(decoded + 16 * k, columns + k * MR, sum);
         }
         qg_store_block<MR>(sum, tile, k0 > 0);
+        float* to = tile + MR * QG_NP * 16;
+        for (int b = 1; MORE && b < x.blocks; to += x.rows[b++] * QG_NP * 16) {
+            const float* const others = x.columns[b] + k0 * x.rows[b];
+            if (x.rows[b] == 16) qg_times_panel<16>(decoded, others, kc, to, k0 > 0);
+            else if (x.rows[b] == 12) qg_times_panel<12>(decoded, others, kc, to, k0 > 0);
+            else qg_times_panel<8>(decoded, others, kc, to, k0 > 0);
+        }
         k0 += kc;
-        if (!TWO) continue;
-        const float* const others = x.columns[1] + (k0 - kc) * x.rows[1];
-        if (x.rows[1] == 16) qg_times_panel<16>(decoded, others, kc, second, k0 > kc);
-        else if (x.rows[1] == 12) qg_times_panel<12>(decoded, others, kc, second, k0 > kc);
-        else qg_times_panel<8>(decoded, others, kc, second, k0 > kc);
     } while (k0 < job->k);
 }
 
@@ -257,8 +262,28 @@ static void qg_load_columns(
     }
 }
 
-// Rows of a block that holds `count`.
-constexpr int qg_height(int64_t count) { return count <= 8 ? 8 : count <= 12 ? 12 : 16; }
+// Rows [m0, m0 + count) in blocks of nearly equal heights, the highest first.
+static qg_pass_x qg_load_pass(const qg_job* job, int64_t m0, int count, float* columns, float* converted) {
+    qg_pass_x x = {(count + QG_HIGH - 1) / QG_HIGH, {}, {}};
+    const int spare = (x.blocks * QG_HIGH - count) / 4;
+    for (int b = 0, row = 0; b < x.blocks; b++) {
+        const int less = spare * (b + 1) / x.blocks - spare * b / x.blocks;
+        x.columns[b] = columns, x.rows[b] = QG_HIGH - 4 * (x.blocks > 1 || less < 1 ? less : 1);
+        const int own = count - row < x.rows[b] ? count - row : x.rows[b];
+        qg_load_columns(job, m0 + row, own, columns, x.rows[b], converted);
+        columns += x.rows[b] * ((job->k + 15) / 16 * 16), row += own;
+    }
+    return x;
+}
+
+template <class D> static void qg_pass_any(
+    const qg_job* job, const qg_pass_x& x, int64_t panel, float* decoded, float* tile) {
+    const int high = x.rows[0];
+    if (x.blocks > 1 && high == 16) return qg_pass_panel<D, 16, true>(job, x, panel, decoded, tile);
+    if (x.blocks > 1) return qg_pass_panel<D, 12, true>(job, x, panel, decoded, tile);
+    if (high == 16) return qg_pass_panel<D, 16, false>(job, x, panel, decoded, tile);
+    qg_pass_panel<D, 12, false>(job, x, panel, decoded, tile);
+}
 
 // Task t takes units of panels as qg_few_task does.
 template <class D> static void qg_pass_task(void* arg, int64_t task, char* scratch) {
@@ -266,28 +291,16 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
     const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
     float* const tile = (float*)scratch;
-    float* const decoded = tile + 2 * QG_HIGH * QG_NP * 16;
+    float* const decoded = tile + qg_pass(job->k) * QG_NP * 16;
     float* const columns = decoded + QG_HIGH * ((qg_block(job->k) + 15) / 16 * 16);
-    for (int64_t m0 = 0; m0 < job->m; m0 += qg_pass(job->k)) {
-        const int count = (int)qc_min(job->m - m0, qg_pass(job->k));
-        const int high = qg_height(count <= QG_HIGH ? count : (count + 1) / 2), low = count > high ? count - high : 0;
-        const qg_pass_x x = {
-            {columns, columns + high * ((job->k + 15) / 16 * 16)}, {high, low ? qg_height(low) : 0}};
-        qg_load_columns(job, m0, count - low, columns, high, decoded);
-        if (low) qg_load_columns(job, m0 + high, low, (float*)x.columns[1], x.rows[1], decoded);
+    const int64_t passes = qg_up(job->m, qg_pass(job->k));
+    for (int64_t pass = 0; pass < passes; pass++) {
+        const int64_t m0 = qc_share(job->m, pass, passes), count = qc_share(job->m, pass + 1, passes) - m0;
+        const qg_pass_x x = qg_load_pass(job, m0, (int)count, columns, decoded);
         for (int64_t u = first; u < last; u++) {
             const int64_t panel = u * QG_NP, n0 = panel * 16;
-            for (int64_t p = panel; p < qc_min(panel + QG_NP, panels); p++) {
-                float* const to = tile + (p - panel) * 16;
-                if (low) {
-                    if (high == 16) qg_pass_panel<D, 16, true>(job, x, p, decoded, to);
-                    else qg_pass_panel<D, 12, true>(job, x, p, decoded, to);
-                } else {
-                    if (high == 16) qg_pass_panel<D, 16, false>(job, x, p, decoded, to);
-                    else if (high == 12) qg_pass_panel<D, 12, false>(job, x, p, decoded, to);
-                    else qg_pass_panel<D, 8, false>(job, x, p, decoded, to);
-                }
-            }
+            for (int64_t p = panel; p < qc_min(panel + QG_NP, panels); p++)
+                qg_pass_any<D>(job, x, p, decoded, tile + (p - panel) * 16);
             job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
         }
     }
@@ -306,11 +319,11 @@ template <class D, int MAX> static void qg_run_rows(qc_ctx* ctx, qg_job* job) {
     qg_run_few<D, MAX>(ctx, job);
 }
 
-// Any number of rows. Few panels and windows of an image are cut by rows as well (gemm.h).
+// Any number of rows. Many rows of few panels, and windows of an image, are cut by rows as well (gemm.h).
 template <class D> static void qg_run_passes(qc_ctx* ctx, qg_job* job) {
 #if defined(QC_AVX512)
-    const bool served = job->n > 16 * (int64_t)ctx->num_threads && !job->window;
-    if (served && job->m >= QG_FIRST_PASS && job->m <= QG_LAST_PASS)
+    const int64_t threads = ctx->num_threads, least = job->m <= 4 * QG_HIGH ? 16 * threads : 16 * QG_SERVED * threads;
+    if (job->n > least && job->m >= QG_FIRST_PASS && !job->window)
         return qg_share_columns(ctx, job, qg_pass_task<D>);
 #endif
     qg_run(ctx, job);

@@ -4,9 +4,9 @@ A linear becomes three pieces of C++: the decoder of a packed weight (weights.py
 one rounding, store), and the kernel itself, which fills a `qg_job` and runs the driver for its M class:
 
     "1", "2-8"  qg_run_rows<decoder, rows>: codes are decoded in registers straight into the accumulators
-    "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x; up to 64 rows
-                of a weight in panels, qg_run_passes decodes while it multiplies; qb_run is for bf16, where the
-                processor can
+    "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x; on AVX-512,
+                qg_run_passes decodes a weight in panels while it multiplies; qb_run is for bf16, where the processor
+                can
 
 Every class gives correct results for any M >= 0; the class only says for which M it is fast.
 """
@@ -152,7 +152,8 @@ def _columns(k: int, rows: int) -> int:
 
 def _pass_scratch(k: int, block: int, panels: int) -> int:
     """columns.h's qg_pass_scratch."""
-    return 4 * (2 * 16 * panels * 16 + 16 * 16 * _up(block, 16) + _columns(k, 32 if k <= 8192 else 16))
+    rows = 16 * max(min((1 << 15) // max(k, 1), 8), 1)
+    return 4 * (rows * panels * 16 + 16 * 16 * _up(block, 16) + _columns(k, rows))
 
 
 def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:

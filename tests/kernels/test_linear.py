@@ -40,7 +40,8 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SHAPES = {  # (N, K); the formats with blocks along K need multiples of them
     "nf4": (83, 192), "nf4_flat": (37, 97), "nf4_flat4096": (50, 131), "int8": (83, 101), "int4": (35, 96),
-    "int4_zeros": (97, 128), "panels": (51, 77), "rows": (67, 61), "rows_kn": (40, 45), "deep": (35, 1219),
+    "int4_zeros": (97, 128), "int4_wide": (533, 544), "panels": (51, 77), "rows": (67, 61), "rows_kn": (40, 45),
+    "deep": (35, 1219),
 }  # fmt: skip
 
 
@@ -65,7 +66,8 @@ def weight_operand(kind: str, dtype: Any) -> tuple[Operand, Array, Array]:
     rng = np.random.default_rng(zlib.crc32(f"{kind} {dtype}".encode()))
     w = rng.standard_normal((n, k)).astype(np.float32) / np.float32(math.sqrt(k))
     plain = {"panels": "layout", "deep": "layout", "rows": "wide", "rows_kn": "columns"}
-    operand, data, values = stored_weight(w, plain.get(kind) or FormatRef(*FORMATS[kind]), dtype, "cpu_p16_v2")
+    stored = plain.get(kind) or FormatRef(*FORMATS[kind.removesuffix("_wide")])
+    operand, data, values = stored_weight(w, stored, dtype, "cpu_p16_v2")
     return operand, data, values.astype(np.float64)
 
 
@@ -178,7 +180,8 @@ def test_k_in_several_blocks_keeps_partial_sums_with_epilogue(build: Callable[..
 
 
 def test_a_row_has_the_same_bits_in_passes_and_in_panels(build: Callable[..., Any], isa: str) -> None:
-    """Up to 64 rows are multiplied while panels are decoded, more of them afterwards: in the same order of k."""
+    """On AVX-512, up to 64 rows of these few panels are multiplied while panels are decoded, more of them afterwards:
+    in the same order of k."""
     made = small_set()
     kernels = build([case.spec for case in made], isa)
     for case in (made[0], made[-1]):  # K in three blocks, and codes
@@ -194,6 +197,15 @@ def test_a_row_has_the_same_bits_in_passes_and_in_panels(build: Callable[..., An
             found[m] = operands[-1]
             np.testing.assert_array_equal(found[m], found[65][:m], err_msg=f"{case.spec.name} at M = {m}")
         assert found[65][:, :n].any()
+
+
+@pytest.mark.slow
+def test_many_rows_take_several_passes(build: Callable[..., Any], isa: str) -> None:
+    """Threads have more than 16 panels each, so that passes of up to 128 rows serve any number of them."""
+    case = make_case("wide", "int4_wide", "large", "f32", "gelu", has_bias=True)
+    kernels = build([case.spec], isa)
+    for m in (65, 127, 128, 130, 257):
+        check(kernels, case, m)
 
 
 def test_no_rows_write_nothing(build: Callable[..., Any], isa: str) -> None:
