@@ -182,10 +182,12 @@ constexpr int64_t qg_few_scratch(int64_t k, int64_t rows, bool converts) {
     return 4 * (rows * (QG_NP * 16 + (converts ? (k + 15) / 16 * 16 : 0)) + qg_most_totals(k));
 }
 
-QC_COLD void qg_share_few(qc_ctx* ctx, qg_job* job, void (*run)(void* job, int64_t task, char* scratch)) {
+// `most` tasks, or fewer.
+QC_COLD void qg_share_few(
+    qc_ctx* ctx, qg_job* job, void (*run)(void* job, int64_t task, char* scratch), int64_t most = INT64_MAX) {
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 2 / QG_TASK;
-    job->tasks = ctx->num_threads > 1 ? qc_min(qc_min(worth, units), 4 * (int64_t)ctx->num_threads) : 1;
+    job->tasks = ctx->num_threads > 1 ? qc_min(qc_min(worth, units), qc_min(most, 4 * (int64_t)ctx->num_threads)) : 1;
     if (job->tasks > 1) return ctx->parallel(ctx, job->tasks, run, job);
     job->tasks = 1;
     run(job, 0, ctx->scratch);

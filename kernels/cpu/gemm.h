@@ -39,6 +39,7 @@ enum {
     QG_KC = 512,  // most columns of a decoded panel: QG_GROUP panels take 256 KiB, a quarter of a 1 MiB L2
     QG_GROUP = 8,  // most panels of a task
     QG_BLOCKS = 16,  // most blocks of QG_MR rows of a task: bounds its partial sums
+    QG_LONGEST = 32,  // columns of a step of any decoder divide it: those of a trellis have so many
 };
 
 // 16 lanes, or the first few of them at the end of a row.
@@ -324,6 +325,7 @@ template <class D> struct qg_store_step {
 
 // A `qg_decode` for decoder D. k0 is a multiple of D::GROUP.
 template <class D> QC_COLD void qg_decode_panel(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, float* dst) {
+    static_assert(QG_LONGEST % D::GROUP == 0, "blocks are whole groups");
     D decoder;
     decoder.start(job, panel);
     int64_t done = 0;
@@ -432,9 +434,10 @@ template <class E> static void qg_micro_any(
     qg_micro_rows<E, QG_MR>(rows, x, stride, panel, kc, tile, tile_stride, add);
 }
 
-// Columns in a block of k: equal blocks of at most QG_KC, whole groups of every decoder.
+// Columns in a block of k: equal blocks of at most QG_KC, whole steps of every decoder.
 constexpr int64_t qg_block(int64_t k) {
-    return k <= QG_KC ? k : ((k + (k + QG_KC - 1) / QG_KC - 1) / ((k + QG_KC - 1) / QG_KC) + 15) / 16 * 16;
+    const int64_t blocks = qg_up(k, QG_KC);
+    return k <= QG_KC ? k : qg_up(qg_up(k, blocks), QG_LONGEST) * QG_LONGEST;
 }
 
 // Bytes of scratch of qg_product: decoded panels, converted or copied rows of x, tiles of sums.

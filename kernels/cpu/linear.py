@@ -3,9 +3,10 @@
 A linear becomes three pieces of C++: the decoder of a packed weight (weights.py), a `finish` function (bias, epilogue,
 one rounding, store), and the kernel itself, which fills a `qg_job` and runs the driver for its M class:
 
-    "1", "2-8"  qg_run_few<decoder, rows>: codes are decoded in registers straight into the accumulators
-    "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x; qb_run does the
-                same in bf16 where the processor can
+    "1", "2-8"  qg_run_rows<decoder, rows>: codes are decoded in registers straight into the accumulators
+    "large"     qg_run: panels are decoded once per task, then the microkernel runs over the rows of x; on AVX-512,
+                qg_run_passes decodes a weight in panels while it multiplies; qb_run is for bf16, where the processor
+                can
 
 Every class gives correct results for any M >= 0; the class only says for which M it is fast.
 """
@@ -74,7 +75,7 @@ def _up(a: int, b: int) -> int:
 
 def block_of(k: int) -> int:
     """Columns per block of k, as gemm.h's qg_block."""
-    return k if k <= KC else _up(_up(k, _up(k, KC)), 16) * 16
+    return k if k <= KC else _up(_up(k, _up(k, KC)), 32) * 32
 
 
 def most_totals(k: int) -> int:
@@ -106,7 +107,8 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     body = spec.body
     assert isinstance(body, LinearKernel)
-    common, windows = ("decode.h", "bf16.h", "gemm.h", "few_rows.h", "gemm_bf16.h"), body.window is not None
+    common = ("decode.h", "bf16.h", "gemm.h", "few_rows.h", "columns.h", "gemm_bf16.h")
+    windows = body.window is not None
     if not body.codes:
         return (*common, *["im2col.h"] * windows)
     return (*common, *["im2col.h"] * windows, *_int8().HEADERS, *["im2col_int8.h"] * windows)
@@ -138,12 +140,34 @@ def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     tile, block, rows = tile_of(isa), block_of(body.k), few_rows(spec, body, isa)
     row = 16 * tile.panels + (_up(body.k, 16) * 16 if _converts(spec, body) else 0)
     few = 4 * ((rows or tile.few) * row + most_totals(body.k))
+    if by_columns(spec, isa) and rows > 2:
+        few += 4 * (_columns(body.k, rows) + _columns(body.k // 32, rows))
     if multiplies_bf16(spec, isa):
         few = max(few, _few_bf16(body.k, rows or tile.few, tile.panels, rounds=_rounds(spec)))
     if rows:
         return few
     panels = product_scratch(isa, block, whole=block >= body.k)
+    if by_columns(spec, isa):
+        panels = max(panels, _pass_scratch(body.k, block, tile.panels))
     return max(few, panels) if multiplies_bf16(spec, isa) else panels
+
+
+def by_columns(spec: KernelSpec, isa: str) -> bool:
+    """Whether rows of x are put in order by columns (columns.h): on AVX-512, for a weight in panels, in fp32."""
+    weight = spec.operands[1]
+    panels = weight.format is not None or weight.layout in PANEL_LAYOUTS
+    return isa == "x86-64-v4" and panels and not multiplies_bf16(spec, isa)
+
+
+def _columns(k: int, rows: int) -> int:
+    """columns.h's qg_columns: floats of rows by columns."""
+    return _up(k, 16) * 16 * rows + 16
+
+
+def _pass_scratch(k: int, block: int, panels: int) -> int:
+    """columns.h's qg_pass_scratch."""
+    rows = 16 * max(min((1 << 15) // max(k, 1), 8), 1)
+    return 4 * (rows * panels * 16 + 16 * 16 * _up(block, 16) + _columns(k, rows))
 
 
 def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
@@ -415,14 +439,19 @@ def emit(spec: KernelSpec, isa: str) -> str:
     kind = STORAGE_TYPES[x.dtype]
     straight = 0 if body.window is not None or weight.decoder.startswith("qg_strided") else tile_of(isa).few
     if rows:
-        chosen = f"qb_run_few<{weight.decoder}, {kind}" if dots and straight else f"qg_run_few<{weight.decoder}"
+        columns = by_columns(spec, isa) and rows > 2
+        driver = "qg_run_rows" if columns else "qg_run_few"
+        chosen = f"qb_run_few<{weight.decoder}, {kind}" if dots and straight else f"{driver}<{weight.decoder}"
         lines.append(f"{chosen}, {rows}>(ctx, &job);")
-        size = f"qg_few_scratch({body.k}, {rows}, {converts})"
+        size = f"qg_few{'_columns' * columns}_scratch({body.k}, {rows}, {converts})"
     else:
         if not weight.in_place:
             lines.append(f"job.decode = qg_decode_panel<{weight.decoder}>;")
-        lines.append(f"qb_run<{weight.decoder}, {kind}, {straight}>(ctx, &job);" if dots else "qg_run(ctx, &job);")
+        driver = f"qg_run_passes<{weight.decoder}>" if by_columns(spec, isa) else "qg_run"
+        lines.append(f"qb_run<{weight.decoder}, {kind}, {straight}>(ctx, &job);" if dots else f"{driver}(ctx, &job);")
         size = f"qg_scratch({body.k})"
+        if by_columns(spec, isa):
+            size = f"{size} <= {scratch} && qg_pass_scratch({body.k})"
     lines = [*used_symbols(spec, lines, "sym"), *lines]
     if dots and straight:
         size = f"{size} <= {scratch} && qb_few_scratch({body.k}, {rows or straight}, {str(_rounds(spec)).lower()})"

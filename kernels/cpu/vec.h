@@ -464,12 +464,14 @@ QC_INLINE float vmaxlane(vf x) {  // as vmax: a NaN may be passed over
 #endif
 }
 
-// out[j * out_stride + i] = in[i * stride + j] for a 16 x 16 block, values widened to float.
+// out[j * out_stride + i] = in[i * stride + j] for a 16 x 16 block, values widened to float. On AVX-512 columns are
+// written in ascending order, and of `in` only `rows` rows are read: the others count as zeros.
 #if defined(QC_AVX512)
-template <class T> QC_INLINE void vtranspose(const T* in, int64_t stride, float* out, int64_t out_stride) {
+template <class T>
+QC_INLINE void vtranspose(const T* in, int64_t stride, float* out, int64_t out_stride, int rows = 16) {
     __m512 a[16], b[16];
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) a[i] = vload(in + i * stride).r[0];
+    for (int i = 0; i < 16; i++) a[i] = i < rows ? vload(in + i * stride).r[0] : _mm512_setzero_ps();
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {  // pairs of rows: 32-bit interleave
         b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
@@ -488,11 +490,11 @@ template <class T> QC_INLINE void vtranspose(const T* in, int64_t stride, float*
         const __m512 p = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), q = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
         const __m512 r = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
         const __m512 s = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
-        _mm512_storeu_ps(out + c * out_stride, _mm512_shuffle_f32x4(p, r, 0x88));
-        _mm512_storeu_ps(out + (c + 4) * out_stride, _mm512_shuffle_f32x4(q, s, 0x88));
-        _mm512_storeu_ps(out + (c + 8) * out_stride, _mm512_shuffle_f32x4(p, r, 0xdd));
-        _mm512_storeu_ps(out + (c + 12) * out_stride, _mm512_shuffle_f32x4(q, s, 0xdd));
+        b[c] = _mm512_shuffle_f32x4(p, r, 0x88), b[c + 4] = _mm512_shuffle_f32x4(q, s, 0x88);
+        b[c + 8] = _mm512_shuffle_f32x4(p, r, 0xdd), b[c + 12] = _mm512_shuffle_f32x4(q, s, 0xdd);
     }
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; j++) _mm512_storeu_ps(out + j * out_stride, b[j]);
 }
 #else
 // Four lanes of a and b end to end, by number.

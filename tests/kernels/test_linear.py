@@ -29,7 +29,7 @@ V3 = "x86-64-v3"
 BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
 """Relative L2 error: fp32 sums, and half an ulp of the result's type."""
 
-MS = (1, 2, 3, 7, 8, 9, 15, 33, 130)
+MS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 21, 33, 64, 130)
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "nf4": ("nf4", {"block": 64}),
     "nf4_flat": ("nf4", {"block": 64}),
@@ -40,7 +40,8 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SHAPES = {  # (N, K); the formats with blocks along K need multiples of them
     "nf4": (83, 192), "nf4_flat": (37, 97), "nf4_flat4096": (50, 131), "int8": (83, 101), "int4": (35, 96),
-    "int4_zeros": (97, 128), "panels": (51, 77), "rows": (67, 61), "rows_kn": (40, 45), "deep": (35, 1219),
+    "int4_zeros": (97, 128), "int4_wide": (533, 544), "panels": (51, 77), "rows": (67, 61), "rows_kn": (40, 45),
+    "deep": (35, 1219),
 }  # fmt: skip
 
 
@@ -65,7 +66,8 @@ def weight_operand(kind: str, dtype: Any) -> tuple[Operand, Array, Array]:
     rng = np.random.default_rng(zlib.crc32(f"{kind} {dtype}".encode()))
     w = rng.standard_normal((n, k)).astype(np.float32) / np.float32(math.sqrt(k))
     plain = {"panels": "layout", "deep": "layout", "rows": "wide", "rows_kn": "columns"}
-    operand, data, values = stored_weight(w, plain.get(kind) or FormatRef(*FORMATS[kind]), dtype, "cpu_p16_v2")
+    stored = plain.get(kind) or FormatRef(*FORMATS[kind.removesuffix("_wide")])
+    operand, data, values = stored_weight(w, stored, dtype, "cpu_p16_v2")
     return operand, data, values.astype(np.float64)
 
 
@@ -177,6 +179,35 @@ def test_k_in_several_blocks_keeps_partial_sums_with_epilogue(build: Callable[..
         check(kernels, made[0], m)
 
 
+def test_a_row_has_the_same_bits_in_passes_and_in_panels(build: Callable[..., Any], isa: str) -> None:
+    """On AVX-512, up to 64 rows of these few panels are multiplied while panels are decoded, more of them afterwards:
+    in the same order of k."""
+    made = small_set()
+    kernels = build([case.spec for case in made], isa)
+    for case in (made[0], made[-1]):  # K in three blocks, and codes
+        n, k = case.values.shape
+        rng = np.random.default_rng(5)
+        x, bias = rng.standard_normal((65, k + 5)).astype(np.float32), rng.standard_normal(n).astype(np.float32)
+        r, scale = rng.standard_normal((65, n)).astype(np.float32), rng.standard_normal(3 * n).astype(np.float32)
+        extras = [*([bias] if case.has_bias else []), *([r, scale] if case.epilogue == "residual" else [])]
+        found = {}
+        for m in (65, 64, 47, 33, 28, 22, 17, 16, 12, 9, 6):
+            operands = [x[:m].copy(), aligned(case.weight), *extras, np.zeros((m, n + 1), np.float32)]
+            kernels.run(case.spec.name, operands, symbols=(m, 1))
+            found[m] = operands[-1]
+            np.testing.assert_array_equal(found[m], found[65][:m], err_msg=f"{case.spec.name} at M = {m}")
+        assert found[65][:, :n].any()
+
+
+@pytest.mark.slow
+def test_many_rows_take_several_passes(build: Callable[..., Any], isa: str) -> None:
+    """Threads have more than 16 panels each, so that passes of up to 128 rows serve any number of them."""
+    case = make_case("wide", "int4_wide", "large", "f32", "gelu", has_bias=True)
+    kernels = build([case.spec], isa)
+    for m in (65, 127, 128, 130, 257):
+        check(kernels, case, m)
+
+
 def test_no_rows_write_nothing(build: Callable[..., Any], isa: str) -> None:
     made = small_set()
     kernels = build([case.spec for case in made], isa)
@@ -239,7 +270,7 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
 def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Callable[..., Any], isa: str) -> None:
     """Codes with an offset are summed before it: an infinity times a code of 0 would be no number."""
     found = {}
-    for number, (fmt, m) in enumerate((("q4_K", 1), ("q4_K", 2), ("q4_1", 1), ("q5_K", 2))):
+    for number, (fmt, m) in enumerate((("q4_K", 1), ("q4_K", 2), ("q4_1", 1), ("q5_K", 2), ("q4_K", 5))):
         w = np.random.default_rng(number).standard_normal((37, 256)).astype(np.float32)
         stored, data, values = stored_weight(w, FormatRef(fmt, {}), "f32", "cpu_p16_v2")
         x = Operand(name="x", dtype="f32", access="r", shape=(m, 256), strides=(256, 1))

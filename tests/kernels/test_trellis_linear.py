@@ -19,34 +19,34 @@ N, K = 35, 768  # a last panel of three rows; three blocks
 CLASSES = {"1": 1, "2-8": 7, "large": 20}
 
 
-def packed_weight(bits: int) -> formats.PackedTensor:
+def packed_weight(bits: int, k: int) -> formats.PackedTensor:
     """Random codes, in which every window of 12 bits is nearly sure to occur; scales are powers of two."""
     fmt, rng = formats.get("tq", bits=bits), np.random.default_rng(bits)
-    packed = fmt.allocate(N, K)
-    codes = rng.integers(0, 1 << bits, (N * K // 256, 256)).astype(np.uint8)
-    scales = np.exp2(rng.integers(-2, 3, (N * K // 256, 1))).astype(np.float16)
+    packed = fmt.allocate(N, k)
+    codes = rng.integers(0, 1 << bits, (N * k // 256, 256)).astype(np.uint8)
+    scales = np.exp2(rng.integers(-2, 3, (N * k // 256, 1))).astype(np.float16)
     fmt.store(packed, 0, {"codes": codes, "scales": scales})
     return packed
 
 
-def spec_of(bits: int, m_class: Any) -> KernelSpec:
+def spec_of(bits: int, m_class: Any, k: int = K) -> KernelSpec:
     operands = (
-        Operand(name="x", dtype="f32", access="r", shape=("m", K), strides=(K, 1)),
-        Operand(name="w", dtype="f32", access="r", shape=(N, K), format=FormatRef(name="tq", params={"bits": bits}),
+        Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1)),
+        Operand(name="w", dtype="f32", access="r", shape=(N, k), format=FormatRef(name="tq", params={"bits": bits}),
                 layout="cpu_p16_v2"),
         Operand(name="out", dtype="f32", access="w", shape=("m", N), strides=(N, 1)),
     )  # fmt: skip
-    body = LinearKernel(m="m", n=N, k=K, m_class=m_class, has_bias=False)
-    return KernelSpec(name=f"tq{bits}_{m_class.replace('-', '_')}", symbols=("m",), operands=operands, body=body)
+    body = LinearKernel(m="m", n=N, k=k, m_class=m_class, has_bias=False)
+    return KernelSpec(name=f"tq{bits}_{k}_{m_class.replace('-', '_')}", symbols=("m",), operands=operands, body=body)
 
 
-def check(kernels: Any, bits: int, m_class: str) -> None:
-    """Rows of -1, 0 and 1: partial sums are below 2^24 units of 2^-9 (768 values of at most 2^13), exact in fp32."""
-    packed, m = packed_weight(bits), CLASSES[m_class]
-    data = layouts.get("cpu_p16_v2").pack(packed.format, "f32", N, K, packed.data)
-    x = np.random.default_rng(7).integers(-1, 2, (m, K)).astype(np.float32)
+def check(kernels: Any, bits: int, m_class: str, k: int = K) -> None:
+    """Rows of -1, 0 and 1: partial sums are below 2^24 units of 2^-9 (1280 values of at most 2^13), exact in fp32."""
+    packed, m = packed_weight(bits, k), CLASSES[m_class]
+    data = layouts.get("cpu_p16_v2").pack(packed.format, "f32", N, k, packed.data)
+    x = np.random.default_rng(7).integers(-1, 2, (m, k)).astype(np.float32)
     expected = x.astype(np.float64) @ packed.format.decode(packed).astype(np.float64).T
-    found = kernels.run_both(spec_of(bits, m_class).name, lambda: [x, data, np.zeros((m, N), np.float32)], [m])[-1]
+    found = kernels.run_both(spec_of(bits, m_class, k).name, lambda: [x, data, np.zeros((m, N), np.float32)], [m])[-1]
     np.testing.assert_array_equal(found, expected)
 
 
@@ -61,6 +61,14 @@ def test_sums_are_exact(build: Callable[[Sequence[KernelSpec], str], Any], isa: 
     for bits in BITS:
         for m_class in CLASSES:
             check(kernels, bits, m_class)
+
+
+@pytest.mark.slow
+def test_blocks_of_k_begin_where_a_step_of_the_decoder_does(build: Any, isa: str) -> None:
+    """1280 columns are three blocks, which were of 432: a step takes 32 columns in 2 and 3 bits."""
+    kernels = build([spec_of(bits, "large", 1280) for bits in (2, 3)], isa)
+    for bits in (2, 3):
+        check(kernels, bits, "large", 1280)
 
 
 @pytest.mark.slow
