@@ -65,7 +65,7 @@ MANY = 128
 """From so many rows on reading a weight takes a few percent of the time, and fewer copies will do."""
 
 PAUSE = 0.02
-"""Seconds before a turn: threads of the turn before still look for work for a while."""
+"""Seconds before a turn: threads of the turn before, or of NumPy's product, still look for work for a while."""
 
 ARITHMETIC: tuple[Arithmetic, ...] = ("exact", "bf16", "int8")
 
@@ -272,7 +272,8 @@ def measure_growth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
                 def measure(i: int, product: Product = product, places: Any = places) -> float:
                     runner = ours.runner(bench, product, *places[i], total, most=10_000)
-                    return statistics.median(runner.turn(options.least) for _ in range(options.growth_rounds))
+                    times, _ = turns([runner], options.growth_rounds, options.least)
+                    return statistics.median(times[product.name])
 
                 done = {"product": product.name, "threads": threads, **line(measure, sizes, options.tries)}
                 made["lines"].append(done)
