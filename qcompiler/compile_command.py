@@ -139,6 +139,7 @@ def _compile(options: argparse.Namespace, actions: Iterable[argparse.Action]) ->
     from qcompiler.runtime.progress import Stages, stage
 
     check_read(options, actions)
+    kind = _kind(options.model)
     if (options.output is None) != (options.weights == "none"):
         raise ArgumentError("-o names the file to write; only a compile with --weights none writes none, and prints")
     if options.mlir is not None and options.weights == "none":
@@ -150,19 +151,19 @@ def _compile(options: argparse.Namespace, actions: Iterable[argparse.Action]) ->
     recipe = recipe_of(options.quant, options.compute)
     if options.device is not None:
         registry.parse(options.device)  # a name that means nothing is refused before the model is made
-    if _kind(options.model) == LANGUAGE_MODEL:
+    if kind == LANGUAGE_MODEL:
         from qcompiler.lm.commands import compile_to_file
 
         _say_written(*compile_to_file(options, recipe), options)
         return
-    if _kind(options.model) == FUNCTION:
+    if kind == FUNCTION:
         check_factory(options.model)
     with Stages(1):
         stage(f"load {options.model}")
         from qcompiler.api import qcompile  # torch, which takes seconds to import
 
         weights = options.weights
-        if _kind(options.model) == MLIR:
+        if kind == MLIR:
             model, args, kwargs, dynamic_shapes = _mlir(options)
             weights = "none" if weights == "none" else None
         else:

@@ -112,10 +112,10 @@ template <class D, int MR> static void qg_few_columns(
     QG_UNROLL for (int i = 0; i < MR; i++) vstore(tile + i * QG_NP * 16, qg_sum<SUMS>(sum[i]));
 }
 
-// One unit of QG_NP panels or the last one. `x`: the rows as they were.
+// Panels [panel, end) of one unit times MR rows by columns. `x`: the rows as they were.
 template <class D, int MR> static void qg_few_columns_unit(
-    const qg_job* job, const qg_few_x& x, const float* columns, int64_t panel, int64_t last, float* tile) {
-    for (int64_t p = panel; p <= last; p++) {
+    const qg_job* job, const qg_few_x& x, const float* columns, int64_t panel, int64_t end, float* tile) {
+    for (int64_t p = panel; p < end; p++) {
         float* const to = tile + (p - panel) * 16;
         qg_few_columns<D, MR>(job, columns, x.totals, p, to);
         if constexpr (D::SUMMED)
@@ -130,46 +130,33 @@ template <class D, int MR> static void qg_few_columns_unit(
 
 // All units of a task for MR rows or, if `count` says so, fewer.
 template <class D, int MR> static void qg_few_columns_units(
-    const qg_job* job, int64_t m0, int64_t count, const float* x, int64_t stride, int64_t first, int64_t last,
-    float* tile, float* totals, float* columns) {
-    if constexpr (MR > 2)
-        if (count != MR)
-            return qg_few_columns_units<D, MR - 1>(job, m0, count, x, stride, first, last, tile, totals, columns);
-    const int64_t panels = (job->n + 15) / 16;
-    qg_few_x rows = {x, stride, totals, 0};
+    const qg_job* job, int64_t task, int64_t m0, int64_t count, qg_few_x x, float* tile, float* totals,
+    float* columns) {
     if constexpr (MR > 2) {
-        qg_by_columns(x, stride, MR, job->k, columns, MR);
+        if (count != MR) return qg_few_columns_units<D, MR - 1>(job, task, m0, count, x, tile, totals, columns);
+        qg_by_columns(x.rows, x.stride, MR, job->k, columns, MR);
         if constexpr (qg_needs_totals<D>()) qg_add_columns<MR>(columns, D::SHARED, job->k / D::SHARED, totals);
+        x.totals = totals;
     } else {
-        rows = qg_add_up<D>(x, stride, count, job->k, totals);
+        x = qg_add_up<D>(x.rows, x.stride, count, job->k, totals);
     }
-    for (int64_t u = first; u < last; u++) {
-        const int64_t panel = u * QG_NP, end = qc_min(panel + QG_NP, panels) - 1, n0 = panel * 16;
-        if constexpr (MR > 2) qg_few_columns_unit<D, MR>(job, rows, columns, panel, end, tile);
-        else qg_few_rows<D, 2>(job, count, rows, panel, end, tile);
-        job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
-    }
+    qg_each_unit(job, task, m0, count, tile, [&](int64_t panel, int64_t end) {
+        if constexpr (MR > 2) qg_few_columns_unit<D, MR>(job, x, columns, panel, end, tile);
+        else qg_few_rows<D, 2>(job, count, x, panel, end - 1, tile);
+    });
 }
 
 // As qg_few_task.
 template <class D, int MAX> static void qg_few_columns_task(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
-    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
     float* const tile = (float*)scratch;
     float* const totals = tile + MAX * QG_NP * 16;
     float* const columns = totals + qc_max(qg_most_totals(job->k), qg_columns(job->k / 32, MAX));
     float* const converted = columns + qg_columns(job->k, MAX);
     for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
         const int64_t count = qc_min(job->m - m0, MAX);
-        const float* x = (const float*)job->x + m0 * job->x_row;
-        int64_t stride = job->x_row;
-        if (job->load_x) {
-            stride = (job->k + 15) / 16 * 16;
-            job->load_x(job, m0, count, 0, job->k, converted, stride);
-            x = converted;
-        }
-        qg_few_columns_units<D, MAX>(job, m0, count, x, stride, first, last, tile, totals, columns);
+        const qg_few_x x = qg_load_few(job, m0, count, converted);
+        qg_few_columns_units<D, MAX>(job, task, m0, count, x, tile, totals, columns);
     }
 }
 
@@ -285,11 +272,9 @@ template <class D> static void qg_pass_any(
     qg_pass_panel<D, 12, false>(job, x, panel, decoded, tile);
 }
 
-// Task t takes units of panels as qg_few_task does.
+// The units of a task for all rows, pass by pass.
 template <class D> static void qg_pass_task(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
-    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
     float* const tile = (float*)scratch;
     float* const decoded = tile + qg_pass(job->k) * QG_NP * 16;
     float* const columns = decoded + QG_HIGH * ((qg_block(job->k) + 15) / 16 * 16);
@@ -297,12 +282,9 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
     for (int64_t pass = 0; pass < passes; pass++) {
         const int64_t m0 = qc_share(job->m, pass, passes), count = qc_share(job->m, pass + 1, passes) - m0;
         const qg_pass_x x = qg_load_pass(job, m0, (int)count, columns, decoded);
-        for (int64_t u = first; u < last; u++) {
-            const int64_t panel = u * QG_NP, n0 = panel * 16;
-            for (int64_t p = panel; p < qc_min(panel + QG_NP, panels); p++)
-                qg_pass_any<D>(job, x, p, decoded, tile + (p - panel) * 16);
-            job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
-        }
+        qg_each_unit(job, task, m0, count, tile, [&](int64_t panel, int64_t end) {
+            for (int64_t p = panel; p < end; p++) qg_pass_any<D>(job, x, p, decoded, tile + (p - panel) * 16);
+        });
     }
 }
 

@@ -152,29 +152,40 @@ template <class D, int MR> QC_INLINE void qg_few_rows(
     }
 }
 
-// Task t takes the units [U * t / T, U * (t + 1) / T) of QG_NP panels, at most MAX rows at a time.
+// Rows [m0, m0 + count) as fp32: where they lie, or converted.
+QC_INLINE qg_few_x qg_load_few(const qg_job* job, int64_t m0, int64_t count, float* converted) {
+    if (!job->load_x) return {(const float*)job->x + m0 * job->x_row, job->x_row, nullptr, 0};
+    const int64_t stride = (job->k + 15) / 16 * 16;
+    job->load_x(job, m0, count, 0, job->k, converted, stride);
+    return {converted, stride, nullptr, 0};
+}
+
+// Task t takes the units [U * t / T, U * (t + 1) / T) of QG_NP panels. `multiply(panel, end)` puts the sums of `count`
+// rows times panels [panel, end) of a unit into `tile`; they are rows [m0, m0 + count) of the result, finished here.
+template <class F> QC_INLINE void qg_each_unit(
+    const qg_job* job, int64_t task, int64_t m0, int64_t count, const float* tile, const F& multiply) {
+    const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP);
+    const int64_t last = qc_share(units, task + 1, job->tasks);
+    for (int64_t u = qc_share(units, task, job->tasks); u < last; u++) {
+        const int64_t panel = u * QG_NP, n0 = panel * 16;
+        multiply(panel, qc_min(panel + QG_NP, panels));
+        job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
+    }
+}
+
+// At most MAX rows at a time.
 template <class D, int MAX> static void qg_few_task(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
-    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
     float* const tile = (float*)scratch;
     float* const totals = tile + MAX * QG_NP * 16;
     float* const converted = totals + qg_most_totals(job->k);
     for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
         const int64_t count = qc_min(job->m - m0, MAX);
-        const float* x = (const float*)job->x + m0 * job->x_row;
-        int64_t stride = job->x_row;
-        if (job->load_x) {
-            stride = (job->k + 15) / 16 * 16;
-            job->load_x(job, m0, count, 0, job->k, converted, stride);
-            x = converted;
-        }
-        const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, totals);
-        for (int64_t u = first; u < last; u++) {
-            const int64_t panel = u * QG_NP, n0 = panel * 16;
-            qg_few_rows<D, MAX>(job, count, rows, panel, qc_min(panel + QG_NP, panels) - 1, tile);
-            job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
-        }
+        const qg_few_x x = qg_load_few(job, m0, count, converted);
+        const qg_few_x rows = qg_add_up<D>(x.rows, x.stride, count, job->k, totals);
+        qg_each_unit(job, task, m0, count, tile, [&](int64_t panel, int64_t end) {
+            qg_few_rows<D, MAX>(job, count, rows, panel, end - 1, tile);
+        });
     }
 }
 

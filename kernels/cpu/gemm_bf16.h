@@ -307,8 +307,6 @@ template <class T> static void qb_load_x(
 // As qg_few_task; rows of T other than bf16 are rounded first.
 template <class D, class T, int MAX> static void qb_few_task(void* arg, int64_t task, char* scratch) {
     const qg_job* const job = (const qg_job*)arg;
-    const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
-    const int64_t first = qc_share(units, task, job->tasks), last = qc_share(units, task + 1, job->tasks);
     float* const tile = (float*)scratch;
     uint16_t* const ordered = (uint16_t*)(tile + MAX * QG_NP * 16);
     const int64_t width = (job->k + 31) / 32 * 32;
@@ -333,12 +331,9 @@ template <class D, class T, int MAX> static void qb_few_task(void* arg, int64_t 
                     qg_add_groups((const qc_bf16*)x, span, rows.groups, total + i * rows.groups);
             }
         }
-        for (int64_t u = first; u < last; u++) {
-            const int64_t panel = u * QG_NP, end = qc_min(panel + QG_NP, panels), n0 = panel * 16;
-            for (int64_t p = panel; p < end; p++)
-                qb_few_rows<D, MAX>(job, count, rows, p, tile + (p - panel) * 16);
-            job->finish(job, tile, QG_NP * 16, m0, count, n0, qc_min(job->n - n0, QG_NP * 16));
-        }
+        qg_each_unit(job, task, m0, count, tile, [&](int64_t panel, int64_t end) {
+            for (int64_t p = panel; p < end; p++) qb_few_rows<D, MAX>(job, count, rows, p, tile + (p - panel) * 16);
+        });
     }
 }
 #endif
