@@ -302,6 +302,6 @@ def test_words_of_codes_do_not_go_through_memory_on_avx2(compile_text: Callable[
     library = compile_text(text, V3, "-O3")._name
     found = subprocess.run(["objdump", "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
     functions = re.split(r"\n(?=[0-9a-f]+ <)", found.stdout)
-    products = [each for each in functions if "qg_few_panels" in each.partition("\n")[0]]
+    products = [each for each in functions if "qg_few_" in each.partition("\n")[0]]  # some are part of their task
     assert products and "vfmadd" in "".join(products)
     assert not re.search(r"vmovdq[au]\s+%xmm\d+,", "".join(products))
