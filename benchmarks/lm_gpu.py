@@ -1,7 +1,7 @@
 """Tokens per second of a language model on a GPU: ours, and transformers in bf16 with its step in a CUDA graph.
 
     python benchmarks/lm_gpu.py --json FILE                       # the 0.84 B Llama of lm_cpu.py, two minutes
-    python benchmarks/lm_gpu.py --small --device sim:0            # a tiny one on the simulated GPU: that everything runs
+    python benchmarks/lm_gpu.py --small --device sim:0            # a tiny one on the simulated GPU, to try it
     python benchmarks/lm_gpu.py --compile sm_90a                  # fills the cache of cubins; needs no GPU
 
 The weights are lm_cpu.py's: random, in a .gguf file of each format, which `compile_causal_lm` reads.  Keys and values
