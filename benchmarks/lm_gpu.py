@@ -225,7 +225,7 @@ def main() -> int:
         if chosen.compile:
             shape, length = (SMALL, 160) if chosen.small else (Shape(), 4096 + 512)
             for kind in chosen.formats:
-                compiled(chosen, kind, shape, length, Path(folder))
+                compiled(chosen, kind, shape, length, Path(folder)).save(Path(folder) / "model.qca")
             return 0
         facts = measure(chosen, Path(folder))
     print("| | prompt | batch | decode, tokens/s | step, us | of copy | prompt, tokens/s |")

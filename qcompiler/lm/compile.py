@@ -27,6 +27,7 @@ from qcompiler.lm.record import LanguageModel
 from qcompiler.lm.state_reads import check_read
 from qcompiler.lm.text import Text
 from qcompiler.plan.kinds.sample import WORDS
+from qcompiler.runtime.backends.registry import is_available
 from qcompiler.runtime.progress import OnStep, note
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def compile_causal_lm(
         start_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None, samples=True,
         counts=step.has_states, **rings,
     )  # fmt: skip
-    return CausalLM(program.run, record, program, text)
+    run = program.run if all(map(is_available, program.devices)) else None
+    return CausalLM(run, record, program, text)
 
 
 def _cache_choices(step: DecoderStep, length: int, chunk: int) -> list[Choice]:

@@ -44,9 +44,22 @@ class CausalLM:
     """
 
     def __init__(
-        self, run: LoadedProgram, record: LanguageModel, program: Program | None = None, text: Text | None = None
+        self, run: LoadedProgram | None, record: LanguageModel, program: Program | None = None, text: Text | None = None
     ) -> None:
-        self.run, self.record, self.program, self.text = run, record, program, text
+        """Without `run` the program is loaded when something runs: a model may be compiled for a GPU elsewhere."""
+        self._run, self.record, self.program, self.text = run, record, program, text
+
+    @property
+    def run(self) -> LoadedProgram:
+        """The loaded program. DeviceUnavailableError if it was compiled for a GPU that is not present."""
+        if self._run is None:
+            assert self.program is not None
+            self._run = self.program.run
+        return self._run
+
+    def _made(self) -> Program | LoadedProgram:
+        """The compiled program, or the loaded one of a model that was not compiled here."""
+        return self.program if self.program is not None else self.run
 
     def require_text(self) -> Text:
         """The tokenizer. ArgumentError without one."""
@@ -59,7 +72,7 @@ class CausalLM:
 
     @property
     def device(self) -> str:
-        return self.run.device
+        return self._made().device
 
     @property
     def max_seq_len(self) -> int:
@@ -73,7 +86,7 @@ class CausalLM:
 
     def cache_report(self) -> str:
         """The rows and bytes of the cache, by kind of layer."""
-        return "\n".join(cache_lines(self.record, self.run.plan))
+        return "\n".join(cache_lines(self.record, self._made().plan))
 
     def conversation(self, sequences: int = 1) -> Conversation:
         """A new conversation with a cache of its own, for that many sequences."""
@@ -238,11 +251,10 @@ class CausalLM:
 
     def save(self, path: str | Path, *, stages: bool = False) -> dict[str, str]:
         """Writes the model to a .qca file, which `qc.load_causal_lm` reads; see `Program.save`."""
-        program = self.program if self.program is not None else self.run
         attachments = {MEMBER: self.record.encode()}
         if self.text is not None:
             attachments[TEXT] = self.text.to_record()
-        return program.save(path, stages=stages, attachments=attachments)
+        return self._made().save(path, stages=stages, attachments=attachments)
 
     def __repr__(self) -> str:
         record = self.record

@@ -11,8 +11,9 @@ import pytest
 from by_path import load
 
 import qcompiler as qc
-from qcompiler.errors import ArgumentError
+from qcompiler.errors import ArgumentError, DeviceUnavailableError
 from qcompiler.lm import conversation
+from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.sim import SimBackend
 from qcompiler.runtime.graph import CapturedGraph
 
@@ -200,3 +201,19 @@ def test_sequences_that_end_earlier_leave_the_replays(
     expected = compiled("cpu", 3).generate(PROMPTS, max_new_tokens=6, eos_token_id=ends)
     assert compiled("sim:0", 3).generate(PROMPTS, max_new_tokens=6, eos_token_id=ends) == expected
     assert len(replays) == 5 and (3, 3) in replays and len(set(replays)) > 1
+
+
+def test_a_model_is_compiled_for_a_gpu_that_is_not_here(tmp_path: Any) -> None:
+    model = load("tests/models/zoo.py").DECODERS["llama"].build(num_hidden_layers=1)
+    lm = qc.compile_causal_lm(
+        model, quant="nf4", max_seq_len=48, chunk=16, device="cuda:0", targets=["sm_90a"], kv_cache="fp16"
+    )
+    assert lm.device == "cuda:0"
+    assert "48 rows" in lm.cache_report()
+    lm.save(tmp_path / "model.qca")
+    if not registry.is_available("cuda:0"):
+        with pytest.raises(DeviceUnavailableError, match="cuda:0"):
+            lm.generate(PROMPTS[0])
+    moved = qc.load_causal_lm(tmp_path / "model.qca", device="sim:0")
+    wanted = qc.compile_causal_lm(model, quant="nf4", max_seq_len=48, chunk=16, kv_cache="fp16")
+    assert moved.generate(PROMPTS[0], max_new_tokens=2) == wanted.generate(PROMPTS[0], max_new_tokens=2)
