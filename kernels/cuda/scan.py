@@ -58,7 +58,7 @@ def _value(spec: KernelSpec, row: str, column: str) -> str:
     x = spec.operands[0]
     read = f"qc_load({identifier(x.name)} + {offset(x, ['o', row, column])})"
     kind = _kind(spec)
-    return f"({kind})(int64_t){read}" if kind == "uint64_t" else f"({kind}){read}"
+    return f"({kind}){scan.converted(read, x.dtype, 'i64')}" if kind == "uint64_t" else f"({kind}){read}"
 
 
 def _store(spec: KernelSpec, row: str, column: str, value: str) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from qcompiler.kernels.items import Axis, Items
 from qcompiler.kernels.scalar import fold_text
 from qcompiler.kernels.text import VALUE_TYPES, offset
-from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kernel import DType, KernelSpec
 from qcompiler.plan.kinds.scan import ScanKernel
+
+FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 def form(spec: KernelSpec) -> Items:
@@ -28,12 +30,21 @@ def form(spec: KernelSpec) -> Items:
         walk=Axis("i", body.length),
         state=((kind, "sum"),),
         step=(
-            f"const {kind} value = ({kind})qc_load(x + {offset(x, at)});",
+            f"const {kind} value = {converted(f'qc_load(x + {offset(x, at)})', x.dtype, out.dtype)};",
             f"sum = i == 0 ? value : ({kind})({fold});",
             f"qc_store(out + {offset(out, at)}, sum);",
         ),
         cost=2,
     )
+
+
+def converted(value: str, source: DType, target: DType) -> str:
+    """A value in the result's type. C++ leaves open what an integer is of a float that it cannot hold, and compilers for
+    the two backends differ: `qc_ftoi` takes the nearest one."""
+    kind = VALUE_TYPES[target]
+    if source in FLOATS and target not in FLOATS and target != "i1":
+        return f"qc_ftoi<{kind}>({value})"
+    return f"({kind}){value}"
 
 
 def _logaddexp(kind: str) -> str:

@@ -121,15 +121,11 @@ QS_INLINE unsigned __brev(unsigned v) {
     v = (v >> 4 & 0x0f0f0f0fu) | (v & 0x0f0f0f0fu) << 4;
     return __builtin_bswap32(v);
 }
+// Three bits of each digit of the selector count; in PTX' `prmt` the fourth replicates the sign.
 QS_INLINE unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const uint64_t bytes = (uint64_t)high << 32 | low;
     unsigned result = 0;
-    for (int i = 0; i < 4; ++i) {
-        const unsigned s = selector >> (4 * i) & 15;
-        unsigned byte = (unsigned)(bytes >> (8 * (s & 7))) & 0xff;
-        if (s & 8) byte = byte & 0x80 ? 0xff : 0;  // the sign, replicated
-        result |= byte << (8 * i);
-    }
+    for (int i = 0; i < 4; ++i) result |= ((unsigned)(bytes >> (8 * (selector >> (4 * i) & 7))) & 0xff) << (8 * i);
     return result;
 }
 QS_INLINE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {

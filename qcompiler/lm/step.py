@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
+from transformers import cache_utils
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -171,7 +172,8 @@ class DecoderStep(nn.Module):
         """The layers of transformers' cache for this call."""
         with_states = {shape.layer for shape in self.states}
         layers: list[Any] = []
-        nothing: Any = DummyLayer()  # type: ignore[no-untyped-call]
+        # transformers has a class for layers without a cache since 5.23; before it, such a layer's cache stays empty.
+        nothing: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)()
         for number in range(max((*self.shapes, *with_states)) + 1):
             if number in self.shapes:
                 kind = StatesAndCacheOfSlots if number in with_states else CacheOfSlots

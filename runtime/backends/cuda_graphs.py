@@ -67,6 +67,8 @@ def end(found: Api, stream: Any) -> tuple[Any, base.GraphShape]:
     handle = int(stream.handle)
     held = _captures.get(handle)
     if held is None:
+        if _is_fork(found, stream.handle):
+            found.check(found.driver.cuStreamEndCapture(stream.handle), "ending a capture where it did not begin")  # 903
         raise DeviceError("the stream does not capture, or not for this backend", 401, RUNTIME_NAMES[401])
     try:
         shape = _end(found, held.builder, stream.handle)
@@ -79,7 +81,7 @@ def end(found: Api, stream: Any) -> tuple[Any, base.GraphShape]:
     try:
         if not shape.count:
             raise CaptureRuleError("the capture recorded nothing; capture a step that does work")
-        with found.translated("instantiating a graph"):
+        with found.relaxed(), found.translated("instantiating a graph"):  # this thread may capture on another stream
             return held.builder.complete(), shape
     finally:
         held.builder.close()
@@ -99,8 +101,24 @@ def _end(found: Api, builder: Any, handle: Any) -> base.GraphShape:
 
 def _status(found: Api, handle: Any) -> tuple[int, Any]:
     """The capture status of a stream, and the graph it captures into."""
-    status, _, graph, *_ = found.check(found.driver.cuStreamGetCaptureInfo(handle), "asking for a stream's capture")
-    return int(status), graph
+    status, graph, _ = _capture_of(found, handle)
+    return status, graph
+
+
+def _capture_of(found: Api, handle: Any) -> tuple[int, Any, int]:
+    """The capture status of a stream, the graph it captures into, and the capture's number."""
+    status, number, graph, *_ = found.check(
+        found.driver.cuStreamGetCaptureInfo(handle), "asking for a stream's capture"
+    )
+    return int(status), graph, int(number)
+
+
+def _is_fork(found: Api, handle: Any) -> bool:
+    """Whether a stream takes part in a capture that this backend began on another one."""
+    status, _, number = _capture_of(found, handle)
+    if not status:
+        return False
+    return any(_capture_of(found, found.driver.CUstream(other))[2] == number for other in tuple(_captures))
 
 
 def _shape(found: Api, graph: Any) -> base.GraphShape:

@@ -45,7 +45,8 @@ from qcompiler.runtime import nvrtc
 from qcompiler.runtime.emitter import emitter_version
 version = nvrtc.compiler_version("sm_90a")
 library = next((line.split()[-1] for line in open("/proc/self/maps") if "libnvrtc.so" in line), "?")
-print(f"{version}, emitter {emitter_version("cuda")}, {library}")
+emitter = emitter_version("cuda")
+print(f"{version}, emitter {emitter}, {library}")
 """
 
 

@@ -340,8 +340,7 @@ def _bits() -> Case:
     any_bit = bits.any(axis=1)
     selected = np.concatenate([a.view(np.uint8).reshape(-1, 4), b.view(np.uint8).reshape(-1, 4)], axis=1)
     nibbles = np.stack([b >> np.uint32(4 * i) & np.uint32(15) for i in range(4)], axis=1)
-    taken = np.take_along_axis(selected, (nibbles & 7).astype(np.int64), axis=1)
-    taken = np.where(nibbles & 8, np.where(taken & 0x80, 0xFF, 0), taken).astype(np.uint8)
+    taken = np.take_along_axis(selected, (nibbles & 7).astype(np.int64), axis=1)  # no sign is replicated
     signed = (x.view(np.int8).reshape(-1, 4).astype(np.int64) for x in (a, b))
     columns = [
         bits.sum(axis=1),

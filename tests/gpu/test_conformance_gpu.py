@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -47,7 +48,9 @@ def test_twins_and_instructions_agree(gpu: Any, checks: list[Any], devices: Modu
 
 def without_nans(check: Any, array: Any) -> Any:
     """Zeros for NaNs, where the output holds floats."""
-    kind = {"f32_of_f16": np.float32, "f16_of_f32": np.float16, "pack_f16": np.float16}.get(check.name)
+    kinds = {"f32_of_f16": np.float32, "f16_of_f32": np.float16, "pack_f16": np.float16,
+             "pack_bf16": ml_dtypes.bfloat16}  # fmt: skip
+    kind = kinds.get(check.name)
     if kind is None:
         return array
     values = array.view(kind)

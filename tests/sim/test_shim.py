@@ -131,8 +131,8 @@ def test_bit_functions(cuda: Any) -> None:
     np.testing.assert_array_equal(y[:, 3], [0, 0x80000000, 1, 0x1E6A2C48])
     # selector 0x7531, lowest nibble first: bytes 1, 3 of x, then 5, 7, which are bytes 1, 3 of the other word
     np.testing.assert_array_equal(y[3, 4], 0x89CD1256)
-    # 4: byte 0 of the other word; 0: byte 0 of x; c: the sign of byte 4, replicated; 4 again
-    np.testing.assert_array_equal(y[3, 5], 0xEFFF78EF)
+    # 4: byte 0 of the other word; 0: byte 0 of x; c: as 4, the fourth bit does not count; 4 again
+    np.testing.assert_array_equal(y[3, 5], 0xEFEF78EF)
     np.testing.assert_array_equal(y[3, 6], 0x23456788)
     np.testing.assert_array_equal(y[:, 7], [(int(v) * 0x10001) >> 32 for v in x])
 
