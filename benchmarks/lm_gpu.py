@@ -4,8 +4,9 @@
     python benchmarks/lm_gpu.py --small --device sim:0            # a tiny one on the simulated GPU, to try it
     python benchmarks/lm_gpu.py --compile sm_90a                  # fills the cache of cubins; needs no GPU
 
-The weights are lm_cpu.py's: random, in a .gguf file of each format, which `compile_causal_lm` reads.  Keys and values
-are fp16 (transformers: bf16, a static cache of `max_seq_len` rows).
+The weights are lm_cpu.py's: random, in a .gguf file of each format, which `from_gguf` reads as a model in bf16 (with
+`--exact` as one in fp32, whose products run on the CUDA cores).  Keys and values are bf16; transformers has a static
+cache of `max_seq_len` rows.
 
     decode    tokens per second of all sequences together behind a prompt of so many tokens, each token drawn on the
               device and read by the host before the next step begins
@@ -20,6 +21,7 @@ which adds the launch's own cost: it ranks kernels, and does not add up to the s
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -30,18 +32,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from lm_cpu import FORMATS, SMALL, Shape, Transformers, write_model
 
 import qcompiler as qc
 from qcompiler.lm import bench
+from qcompiler.plan.kinds.sample import WORDS
 
 COPY_BYTES = 2 << 30
 
 
 def copy_bandwidth() -> float:
     """Bytes per second that a copy on the device reads and writes."""
-    import torch
-
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     times = []
@@ -62,10 +64,10 @@ def compiled(chosen: argparse.Namespace, kind: str, shape: Shape, length: int, f
     file = folder / f"{kind}.gguf"
     if not file.exists():
         write_model(file, kind, shape, length)
-    targets = [chosen.compile] if chosen.compile else None
+    model = qc.from_gguf(file, dtype=torch.float32 if chosen.exact else torch.bfloat16)
     return qc.compile_causal_lm(
-        file, kind, max_seq_len=length, max_batch=max(chosen.batches), kv_cache="fp16", device=chosen.device,
-        targets=targets,
+        model, max_seq_len=length, max_batch=max(chosen.batches), kv_cache="bf16", device=chosen.device,
+        targets=[chosen.compile] if chosen.compile else None,
     )  # fmt: skip
 
 
@@ -74,18 +76,9 @@ def launches(lm: qc.CausalLM, context: int, batch: int) -> list[dict[str, Any]]:
     at = np.full((batch, 1), context, np.int64)
     rows = at + np.arange(batch)[:, None] * lm.record.rows
     given = {"ids": np.full((batch, 1), 5), "positions": at, "rows": rows, "wanted": np.arange(batch)}
-    profile = lm.run.profile(**given, how=np.full((batch, bench_words()), -1, np.int64), rounds=15)
-    found = [
-        {"kind": each.kind, "kernel": each.kernel, "us": round(each.us, 2), "calls": getattr(each, "calls", 1)}
-        for each in profile.steps
-    ]
+    profile = lm.run.profile(**given, how=np.full((batch, WORDS), -1, np.int64), rounds=15)
+    found = [{"kind": each.kind, "kernel": each.kernel, "us": round(each.us, 2)} for each in profile.steps]
     return sorted(found, key=lambda each: -float(each["us"]))
-
-
-def bench_words() -> int:
-    from qcompiler.plan.kinds.sample import WORDS
-
-    return WORDS
 
 
 # --- transformers ----------------------------------------------------------------------------------------------------
@@ -102,7 +95,6 @@ class Graphed(Transformers):
         self.length = length
 
     def measure(self, prompt: int, generate: int, batch: int, rounds: int) -> dict[str, float]:
-        import torch
         from transformers import StaticCache
 
         cache = StaticCache(self.model.config, max_cache_len=self.length)
@@ -186,8 +178,8 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
             return {"prompt_seconds": speed.seconds_to_first, "step_seconds": speed.step_seconds}
 
         cells(f"ours {kind}", shape.weight_bytes(kind), ours)
-        for batch in chosen.batches:
-            facts["launches"][f"{kind} at {prompts[-1]}, batch {batch}"] = launches(lm, prompts[-1], batch)
+        for batch, prompt in itertools.product(chosen.batches, prompts):
+            facts["launches"][f"{kind} at {prompt}, batch {batch}"] = launches(lm, prompt, batch)
         save()
     if is_gpu and not chosen.no_transformers:
         matrices = sum(rows * cols for name, rows, cols in shape.matrices() if name != "token_embd.weight")
@@ -198,6 +190,15 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
             facts["missing"]["transformers bf16"] = f"{type(error).__name__}: {error}"[:500]
     save()
     return facts
+
+
+def slowest(found: list[dict[str, Any]]) -> str:
+    """The kernels that take most of a step, together with their number."""
+    groups: dict[str, list[float]] = {}
+    for each in found:
+        groups.setdefault(each["kernel"] or each["kind"], []).append(each["us"])
+    ranked = sorted(groups.items(), key=lambda item: -sum(item[1]))
+    return ", ".join(f"{name} {len(times)} x {statistics.mean(times):.1f}" for name, times in ranked[:8])
 
 
 def row(cell: dict[str, Any]) -> str:
@@ -217,6 +218,7 @@ def main() -> int:
     parser.add_argument("--generate", type=int, default=65)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--compile", metavar="ARCH", help="compile the programs for an architecture and exit")
+    parser.add_argument("--exact", action="store_true", help="activations and arithmetic in fp32")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--small", action="store_true", help="a tiny model and one round")
     parser.add_argument("--json", type=Path)
@@ -234,7 +236,7 @@ def main() -> int:
     for name, reason in facts["missing"].items():
         print(f"missing: {name}: {reason}")
     for name, found in facts["launches"].items():
-        print(name, [(each["kernel"], each["us"]) for each in found[:12]])
+        print(f"{name}: {len(found)} launches, the slowest kernels (all their launches, us): {slowest(found)}")
     return 0
 
 

@@ -112,6 +112,26 @@ QC_DEVICE void qc_store_global_16(void* global, uint4 v) {
                  :: "l"(global), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// Kernels that follow one another in a stream may overlap on sm_90 and later, where they are launched so: the next one
+// starts when all blocks of this one have called the first function or ended, and whatever it does before the second one
+// may run beside this kernel. The second returns when all kernels before have ended and what they wrote is visible.
+// A kernel calls it before it reads what another kernel may have written, and before it writes anything.
+#if __CUDA_ARCH__ >= 900
+#define QC_KERNELS_OVERLAP true
+#else
+#define QC_KERNELS_OVERLAP false
+#endif
+QC_DEVICE void qc_let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+QC_DEVICE void qc_wait_for_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // 16 bytes from global to shared memory, complete at the wait that covers its commit. Both addresses 16-byte aligned.
 // Before sm_80 it is an ordinary copy.
 QC_DEVICE void qc_cp_async_16(qc_place shared, const void* global) {

@@ -337,9 +337,14 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
         const int index = s * S::warps + warp;
         if (even || index < tiles) ring[s].load(mine, rows, index, lane);
     }
+    // No kernel writes weights, so that the first tiles and the table need not wait for the kernels before.
+    constexpr bool early = QC_KERNELS_OVERLAP;
+    if constexpr (early)
+        if (first) qc_fill<W, 32 * S::warps>(table);
+    qc_wait_for_kernels();
     if constexpr (P::norms) prologue.prepare(x, x_row, live);
     // Whatever was in `x_tile` before, all threads have passed a barrier since they read it.
-    qc_stage_x<W, S, true>(x, x_row, live, 0, table, first, thread, x_tile, prologue);
+    qc_stage_x<W, S, true>(x, x_row, live, 0, table, first && !early, thread, x_tile, prologue);
     __syncthreads();
     qc_few_sums<S::rows, S::mma> sums;
     sums.clear();

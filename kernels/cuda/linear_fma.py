@@ -152,7 +152,8 @@ def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None)
     blocks = resident(geometry, weight, one_row=shape.mma and body.m_class == "1", one_pass=body.m == 1)
     if finish.pairs and weight.lookup and body.m != 1 and arch_number(arch) >= CROWDED_ARCH:
         blocks = 1
-    return PanelText(definitions, tuple(lines), geometry, (f"M class {body.m_class}", *notes), engine, blocks)
+    heads = (f"M class {body.m_class}", *notes)
+    return PanelText(definitions, tuple(lines), geometry, heads, engine, blocks, waits=True)
 
 
 def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:

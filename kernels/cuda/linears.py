@@ -42,7 +42,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
             lines += [f"if ({PANEL} < {count}) {{", *indent([call, "return;"]), "}", f"{PANEL} -= {count};"]
     note = f"{len(specs)} linears, each with blocks of its own"
     head = header_comment(spec, note, f"{threads} threads a block, {sum(panels)} blocks")
-    opened = signature(spec, threads, min(text.resident for text in texts))
+    waits = not all(text.waits for text in texts)
+    opened = signature(spec, threads, min(text.resident for text in texts), waits=waits)
     parts = [text.part(each) for text, each in zip(texts, specs, strict=True)]
     geometry = Geometry((sum(panels), 1, 1), (threads, 1, 1), max(text.geometry.shared for text in texts))
     engine = "mma" if any(text.engine == "mma" for text in texts) else "fma"

@@ -29,7 +29,8 @@ class Launch:
 @dataclass(frozen=True)
 class PanelText:
     """What a kernel needs before it (`definitions`), its statements, and how it is launched. `resident` is the minimum
-    of blocks per multiprocessor, which limits registers; `least_warps` are the fewest that a block may have."""
+    of blocks per multiprocessor, which limits registers; `least_warps` are the fewest that a block may have.  Where
+    `waits`, the statements wait for the kernels before, behind their loads of the weight."""
 
     definitions: str
     lines: tuple[str, ...]
@@ -38,11 +39,12 @@ class PanelText:
     engine: str
     resident: int
     least_warps: int = 1
+    waits: bool = False
 
     def kernel(self, spec: KernelSpec) -> CudaKernel:
         """A launch of its own."""
         head = [header_comment(spec, *self.notes), self.definitions]
-        opened = signature(spec, self.geometry.threads, self.resident)
+        opened = signature(spec, self.geometry.threads, self.resident, waits=not self.waits)
         lines = [f"const int64_t {PANEL} = blockIdx.x;", *self.lines]
         text = "\n".join([*head, opened, *indent(lines), "}\n"])
         return CudaKernel(text, self.geometry, self.engine, self.notes)

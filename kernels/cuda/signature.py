@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.text import STORAGE_TYPES, identifier, symbol
+from qcompiler.kernels.text import STORAGE_TYPES, identifier, indent, symbol
 from qcompiler.plan.kernel import KernelSpec, Operand
 
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -31,11 +31,24 @@ def parameters(spec: KernelSpec) -> list[tuple[str, str]]:
     return [*pointers, *(("int64_t", symbol(name)) for name in spec.symbols)]
 
 
-def signature(spec: KernelSpec, threads: int, min_blocks: int | None = None, names: Sequence[str] | None = None) -> str:
-    """The head of a kernel's definition, up to and including the opening brace. `names` are the operands' C++ names."""
+def signature(
+    spec: KernelSpec,
+    threads: int,
+    min_blocks: int | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    waits: bool = True,
+) -> str:
+    """The head of a kernel's definition: up to the statements by which it follows other kernels (device.cuh).
+
+    `names` are the operands' C++ names.  Without `waits` the kernel itself calls `qc_wait_for_kernels`, behind loads of
+    what no kernel writes.
+    """
     bounds = f"{threads}" if min_blocks is None else f"{threads}, {min_blocks}"
     listed = ",\n        ".join(_declared(spec, names))
-    return f'extern "C" __global__ void __launch_bounds__({bounds}) qk_{spec.name}(\n        {listed}) {{'
+    calls = ["qc_let_next_start();", *(["qc_wait_for_kernels();"] if waits else [])]
+    head = f'extern "C" __global__ void __launch_bounds__({bounds}) qk_{spec.name}(\n        {listed}) {{'
+    return "\n".join([head, *indent(calls)])
 
 
 def part_signature(spec: KernelSpec, names: Sequence[str], block: str) -> str:

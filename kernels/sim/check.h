@@ -354,6 +354,8 @@ __attribute__((noinline)) inline Range* find_range(uintptr_t at, uint64_t size, 
 }
 
 template <Kind kind> __attribute__((noinline)) void access_global(Range* r, const Access& a) {
+    if (!r->constant && !S.thread->waited)
+        report(a, "before-wait", "the kernels before may still run: qc_wait_for_kernels() was not called");
     if (is_read(kind)) {
         if (!r->readable) {
             for (uint64_t i = a.at - r->bits_base, end = i + a.size; i < end; ++i)
@@ -410,7 +412,8 @@ __attribute__((always_inline)) inline void access(uintptr_t at, uint64_t size, u
         if ((kind == READ || kind == WRITE) && plainly_right<kind>(at, size)) return;
     } else if (is_read(kind)) {
         Range* r = S.read_cache[at >> 12 & 63];
-        if (r && r->plain && at - r->low < r->size && size <= r->size - (at - r->low))
+        if (r && r->plain && at - r->low < r->size && size <= r->size - (at - r->low)
+            && (r->constant || S.thread->waited))
             return mark(r->read_bits, r->bits_base, at, size);
     }
     access_slowly<kind>(at, size, pc, line, aligned);

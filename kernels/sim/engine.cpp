@@ -19,6 +19,7 @@ QS_API void* qs_shared(int line, const char* name, int64_t offset, int64_t count
     return shared_range(line, name, offset, count, size, alignment);
 }
 QS_API int qs_barrier(int line, int reduction, int value) { return barrier(line, reduction, value); }
+QS_API void qs_wait_for_kernels() { S.thread->waited = true; }
 QS_API void qs_syncwarp(int line, uint32_t mask) { arrive(SYNCWARP, line, mask, nullptr, 0); }
 QS_API uint32_t qs_activemask() { return S.thread->warp->alive; }
 

@@ -55,6 +55,7 @@ inline bool prepare_ranges() {
         Range& r = S.ranges[i];
         r.low = q.low, r.size = q.high - q.low, r.label = q.label;
         r.readable = q.access & QS_RANGE_READ, r.writable = q.access & QS_RANGE_WRITE;
+        r.constant = q.access & QS_RANGE_CONSTANT;
         r.allocation = S.memory.allocation_of(r.low);
         const int device = S.memory.device_of(r.low);
         if (q.high < q.low || !r.allocation || r.low + r.size > r.allocation->base + r.allocation->nbytes) {

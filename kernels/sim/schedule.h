@@ -153,7 +153,7 @@ inline void start_block(Block& b, uint64_t number) {
         Thread& t = b.thread[i];
         t.block = &b, t.warp = &b.warp[i / WARP], t.id = i, t.lane = i % WARP;
         t.index = (uint64_t)i % bx | ((uint64_t)i / bx % by) << 16 | ((uint64_t)i / bx / by) << 32;
-        t.polled = 0, t.group = 0;
+        t.polled = 0, t.group = 0, t.waited = !S.launch.overlaps;
         t.copies.clear();
         if (t.acquired || t.seen_relaxed || t.fenced) t.acquired.reset(), t.seen_relaxed.reset(), t.fenced.reset();
         t.stack = stack_of(b.stacks, (size_t)i);

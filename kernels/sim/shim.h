@@ -26,6 +26,7 @@ uint64_t qs_grid_dim() __attribute__((const));
 void* qs_shared(int line, const char* name, int64_t offset, int64_t count, int64_t size, int64_t alignment);
 int qs_barrier(int line, int reduction, int value);  // 0: plain, 1: or, 2: and, 3: count
 void qs_syncwarp(int line, uint32_t mask);
+void qs_wait_for_kernels();
 uint64_t qs_shuffle(int line, uint32_t mask, uint64_t value, int kind, int operand, int width);
 uint32_t qs_vote(int line, uint32_t mask, int predicate);
 uint32_t qs_activemask();
@@ -329,6 +330,9 @@ QS_INLINE T qs_atomic_cas(int line, T* p, typename qs_same<T>::type compare, typ
 #define QC_SHARED(type, name, offset, count) \
     type* const name = (type*)qs_shared(__LINE__, #name, offset, count, sizeof(type), alignof(type))
 
+#define QC_KERNELS_OVERLAP (__CUDA_ARCH__ >= 900)
+QS_INLINE void qc_let_next_start() {}
+QS_INLINE void qc_wait_for_kernels() { qs_wait_for_kernels(); }
 QS_INLINE uint4 qc_load_stream_16(const void* global) { return *(const uint4*)global; }
 struct qc_place {
     char* address;

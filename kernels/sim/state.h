@@ -13,11 +13,11 @@
 
 // --- the interface to Python (runtime/sim/engine.py mirrors these structures) ----------------------------------------
 
-enum { QS_RANGE_READ = 1, QS_RANGE_WRITE = 2 };
+enum { QS_RANGE_READ = 1, QS_RANGE_WRITE = 2, QS_RANGE_CONSTANT = 4 };
 
 struct QsRange {
     uint64_t low, high;
-    uint64_t access;  // QS_RANGE_READ | QS_RANGE_WRITE
+    uint64_t access;  // QS_RANGE_READ | QS_RANGE_WRITE | QS_RANGE_CONSTANT
     const char* label;
 };
 struct QsLaunch {
@@ -28,6 +28,7 @@ struct QsLaunch {
     uint64_t arg_count, range_count, shared_bytes, seed;
     uint32_t grid[3], block[3];
     int32_t device, checked, early_copies, resident_blocks;
+    int32_t overlaps;  // the kernels before may still run when this one starts
     double time_limit, spin_limit;  // seconds
 };
 struct QsSite {  // a place that a finding speaks of
@@ -101,6 +102,7 @@ struct Thread {
     uint64_t waiting_pc;
     int barrier_result;
     uint32_t group;    // cp.async groups committed
+    bool waited;       // for the kernels before this one
     std::vector<AsyncCopy> copies;
     std::unique_ptr<Knowledge> acquired, seen_relaxed, fenced;
 };
@@ -149,6 +151,7 @@ struct Range {  // of a launch
     uintptr_t low;
     uint64_t size;
     bool readable, writable;
+    bool constant;  // no kernel writes it
     bool plain;  // only read by this launch and wholly initialised: no access can be wrong
     const char* label;
     Allocation* allocation;

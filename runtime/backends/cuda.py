@@ -30,6 +30,7 @@ from qcompiler.errors import (
 )
 from qcompiler.kernels.cuda import emit
 from qcompiler.kernels.cuda.geometry import Geometry
+from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime import nvrtc
@@ -47,6 +48,7 @@ from qcompiler.runtime.backends.cuda_driver import (
     runs_on,
 )
 from qcompiler.runtime.backends.cuda_memory import CudaMemory, memory_resource
+from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.image import NativeLibrary
 
 __all__ = [
@@ -65,6 +67,10 @@ LEGACY = 1
 
 SHARED_WITHOUT_ASKING = 48 << 10
 """Bytes of dynamic shared memory that a kernel may use before its limit is raised (CUDA C++ Programming Guide)."""
+
+OVERLAP_SINCE = 90
+"""The first architecture whose kernels may start before those before them have ended (CUDA C++ Programming Guide,
+"Programmatic Dependent Launch")."""
 
 GRIDS_KEPT = 256
 """The number of grids that a kernel caches: evaluating dimension expressions costs more than a launch."""
@@ -127,13 +133,15 @@ class LoadedCudaKernel(base.Kernel):
     """A loaded kernel: its function, its geometry, and one block of parameters that each launch fills.
 
     Parameters are eight bytes each (pointers, then int64 symbols).  The driver copies them during the launch, so one
-    block serves all launches, one at a time (`lock`).
+    block serves all launches, one at a time (`lock`).  `overlapping` is the launch configuration of a kernel that may
+    start before the kernels before it have ended; None for one that may not.
     """
 
-    def __init__(self, spec: KernelSpec, function: Any, geometry: Geometry) -> None:
+    def __init__(self, spec: KernelSpec, function: Any, geometry: Geometry, overlapping: Any = None) -> None:
         self.spec = spec
         self.function = function
         self.geometry = geometry
+        self.overlapping = overlapping
         self.lock = threading.Lock()
         count = len(spec.operands) + len(spec.symbols)
         self.values = (ctypes.c_int64 * count)()
@@ -445,7 +453,22 @@ class CudaBackend(base.Backend):
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             done = driver.cuFuncSetAttribute(function, attribute, geometry.shared)
             self.api.check(done, f"giving the kernel '{spec.name}' {geometry.shared} bytes of shared memory")
-        return LoadedCudaKernel(spec, function, geometry)
+        # A build of another version may have kernels that do not wait for those before them.
+        waits = arch_number(native.isa) >= OVERLAP_SINCE and native.emitter_version == emitter_version("cuda")
+        return LoadedCudaKernel(spec, function, geometry, self._overlapping(geometry) if waits else None)
+
+    def _overlapping(self, geometry: Geometry) -> Any:
+        """The launch configuration of a kernel that may start before the kernels before it have ended ("programmatic
+        dependent launch"); grid and stream are filled in at each launch."""
+        driver = self._driver
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        found = driver.CUlaunchConfig()
+        found.blockDimX, found.blockDimY, found.blockDimZ = geometry.block
+        found.sharedMemBytes = geometry.shared
+        found.attrs, found.numAttrs = [attribute], 1
+        return found
 
     def launch(
         self,
@@ -463,9 +486,14 @@ class CudaBackend(base.Backend):
             return
         with self.api.current(self.context), kernel.lock:
             kernel.values[:] = [*operands, *symbols]
-            done = self._driver.cuLaunchKernel(
-                kernel.function, *grid, *geometry.block, geometry.shared, on.driver_handle, kernel.parameters, 0
-            )
+            if (how := kernel.overlapping) is not None:
+                how.gridDimX, how.gridDimY, how.gridDimZ = grid
+                how.hStream = on.driver_handle
+                done = self._driver.cuLaunchKernelEx(how, kernel.function, kernel.parameters, 0)
+            else:
+                done = self._driver.cuLaunchKernel(
+                    kernel.function, *grid, *geometry.block, geometry.shared, on.driver_handle, kernel.parameters, 0
+                )
         if int(done[0]):
             self.api.check(done, f"launching the kernel '{kernel.spec.name}' on a grid of {grid}")
 

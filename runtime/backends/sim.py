@@ -187,7 +187,10 @@ class SimBackend(Backend):
             low, high = extent.hull
             what = f"operand '{operand.name}' of {name}"
             memory.append(self._resolve(address + low, high - low, what))
-            ranges += [Range(address + lo, address + hi, operand.access, operand.name) for lo, hi in extent.pieces]
+            constant = operand.access == "r" and (operand.format is not None or operand.layout is not None)
+            ranges += [
+                Range(address + lo, address + hi, operand.access, operand.name, constant) for lo, hi in extent.pieces
+            ]
             if extent.is_exact or not kernel.checked:
                 declared += [
                     Access(address + lo, address + hi, operand.access, operand.name) for lo, hi in extent.pieces
@@ -201,6 +204,7 @@ class SimBackend(Backend):
             shared_bytes=kernel.geometry.shared,
             args=(*operands, *symbols),
             ranges=tuple(ranges),
+            overlaps=True,  # as from sm_90 on: the text of a kernel is the same for all
         )
         must_write = all(extent.is_exact for extent in extents)
 

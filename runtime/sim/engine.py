@@ -33,6 +33,7 @@ _SOURCES = (
     "float_state.h", "fiber.h", "memory.h", "state.h", "schedule.h", "warp.h", "check.h", "launch.h", "engine.cpp",
 )  # fmt: skip
 _ACCESS_BITS: dict[str, int] = {"r": 1, "w": 2, "rw": 3}
+_CONSTANT_BIT = 4
 _WRAPPED = ("memcpy", "memmove", "memset")
 
 
@@ -43,12 +44,14 @@ def checks_wanted() -> bool:
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes [lo, hi) that a launch may read ("r"), must write before it reads them ("w"), or both."""
+    """Bytes [lo, hi) that a launch may read ("r"), must write before it reads them ("w"), or both. No kernel writes what
+    is `constant`."""
 
     lo: int
     hi: int
     access: Access
     label: str
+    constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,10 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """One launch: `args` are pointers and int64 values in the kernel's order, `ranges` all memory it may touch."""
+    """One launch: `args` are pointers and int64 values in the kernel's order, `ranges` all memory it may touch.
+
+    Where it `overlaps`, the kernels before it may still run when it starts.
+    """
 
     device: int
     function: int
@@ -80,6 +86,7 @@ class LaunchRequest:
     ranges: Sequence[Range]
     shared_bytes: int = 0
     seed: int = 0
+    overlaps: bool = False
     options: LaunchOptions = field(default_factory=LaunchOptions)
 
 
@@ -94,6 +101,10 @@ class LaunchReport:
     seconds: float
 
 
+def _bits_of(given: Range) -> int:
+    return _ACCESS_BITS[given.access] | (_CONSTANT_BIT if given.constant else 0)
+
+
 class _CRange(ctypes.Structure):
     _fields_ = (
         ("low", ctypes.c_uint64), ("high", ctypes.c_uint64), ("access", ctypes.c_uint64), ("label", ctypes.c_char_p),
@@ -106,7 +117,7 @@ class _CLaunch(ctypes.Structure):
         ("ranges", ctypes.POINTER(_CRange)), ("arg_count", ctypes.c_uint64), ("range_count", ctypes.c_uint64),
         ("shared_bytes", ctypes.c_uint64), ("seed", ctypes.c_uint64), ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3), ("device", ctypes.c_int32), ("checked", ctypes.c_int32),
-        ("early_copies", ctypes.c_int32), ("resident_blocks", ctypes.c_int32), ("time_limit", ctypes.c_double),
+        ("early_copies", ctypes.c_int32), ("resident_blocks", ctypes.c_int32), ("overlaps", ctypes.c_int32), ("time_limit", ctypes.c_double),
         ("spin_limit", ctypes.c_double),
     )  # fmt: skip
 
@@ -311,14 +322,14 @@ class SimEngine:
     def _c_launch(self, request: LaunchRequest) -> _CLaunch:
         arguments = (ctypes.c_uint64 * max(1, len(request.args)))(*(value & (2**64 - 1) for value in request.args))
         ranges = (_CRange * max(1, len(request.ranges)))(
-            *(_CRange(each.lo, each.hi, _ACCESS_BITS[each.access], each.label.encode()) for each in request.ranges)
+            *(_CRange(each.lo, each.hi, _bits_of(each), each.label.encode()) for each in request.ranges)
         )
         options = request.options
         return _CLaunch(
             request.function, request.name.encode(), arguments, ranges, len(request.args), len(request.ranges),
             request.shared_bytes, request.seed & (2**64 - 1), (ctypes.c_uint32 * 3)(*request.grid),
             (ctypes.c_uint32 * 3)(*request.block), request.device, self._is_checked(request.function),
-            options.early_copies, options.resident_blocks, options.time_limit, options.spin_limit,
+            options.early_copies, options.resident_blocks, request.overlaps, options.time_limit, options.spin_limit,
         )  # fmt: skip
 
     def _is_checked(self, function: int) -> bool:

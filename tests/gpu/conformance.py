@@ -117,6 +117,12 @@ def _cp_async_zero() -> Case:
     return Case([data], [np.zeros_like(want)], equal(want), block=128, shared=2048)
 
 
+def _follow() -> Case:
+    """Launched alone: neither call does anything that a result would show."""
+    data = random("follow").integers(0, 2**32 - 1, 128, np.uint32)
+    return Case([data], [np.zeros_like(data)], equal(data + np.uint32(1)), block=128)
+
+
 def _last_block() -> Case:
     """Each block stores its part and releases its flag; the block that counts last acquires all flags and adds up."""
     blocks, threads = 24, 64
@@ -511,6 +517,14 @@ CHECKS: tuple[Check, ...] = (
     for (int j = 0; j < 4; ++j) out[4 * i + j] = tile[4 * i + j];
 """,
         _cp_async_zero,
+    ),
+    Check(
+        "follow", ("qc_let_next_start", "qc_wait_for_kernels"), "const uint32_t* const x, uint32_t* const out",
+        """    qc_let_next_start();
+    qc_wait_for_kernels();
+    out[threadIdx.x] = x[threadIdx.x] + 1;
+""",
+        _follow,
     ),
     Check(
         "last_block", ("qc_load_acquire", "qc_store_release", "qc_atomic_add_acq_rel"),

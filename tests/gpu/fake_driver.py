@@ -55,6 +55,8 @@ class FakeDriver:
     CUresult = Results()
     CUdevice_attribute = CUpointer_attribute = CUfunction_attribute = Attributes()
     CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_DEVICE=2)
+    CUlaunchConfig = SimpleNamespace
+    CUlaunchAttributeID = Attributes()
     PRIMARY = 0x1000
 
     def __init__(self) -> None:
@@ -140,6 +142,16 @@ class FakeDriver:
         pointers = (ctypes.c_void_p * 3).from_address(arguments[9])
         self.parameters.append([ctypes.c_int64.from_address(pointer).value for pointer in pointers])
         return ()
+
+
+    @staticmethod
+    def CUlaunchAttribute() -> SimpleNamespace:
+        return SimpleNamespace(value=SimpleNamespace())
+
+    def _cuLaunchKernelEx(self, how: Any, function: int, parameters: int, extra: int) -> tuple[()]:
+        assert [each.value.programmaticStreamSerializationAllowed for each in how.attrs] == [1] * how.numAttrs == [1]
+        where = (how.gridDimX, how.gridDimY, how.gridDimZ, how.blockDimX, how.blockDimY, how.blockDimZ)
+        return self._cuLaunchKernel(function, *where, how.sharedMemBytes, how.hStream, parameters, extra)
 
 
 class FakeCore:

@@ -296,6 +296,19 @@ Status cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, un
     return on(stream, KERNEL, [=] { run_kernel(name, sizes, shared, values, replay); });
 }
 
+struct LaunchConfig {  // CUlaunchConfig
+    unsigned grid[3], block[3], shared;
+    Handle stream;
+    void* attributes;
+    unsigned count;
+};
+Status cuLaunchKernelEx(const LaunchConfig* how, Handle function, void** parameters, void** extra) {
+    const int attribute = how->count == 1 ? *(int*)how->attributes : 0;
+    if (attribute != 6) return 1;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    return cuLaunchKernel(function, how->grid[0], how->grid[1], how->grid[2], how->block[0], how->block[1],
+                          how->block[2], how->shared, how->stream, parameters, extra);
+}
+
 // --- graphs ---
 static int status_of(Handle stream) {
     const Capture* capture = streams[stream].capture;

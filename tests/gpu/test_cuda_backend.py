@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 import weakref
@@ -32,6 +33,7 @@ from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.plan import Plan
 from qcompiler.runtime.backends import cuda_driver, cuda_graphs
 from qcompiler.runtime.backends.cuda import CudaBackend, LoadedCudaKernel
+from qcompiler.runtime.emitter import emitter_version
 from qcompiler.runtime.image import NativeLibrary
 
 fake = load("tests/gpu/fake_driver.py")
@@ -271,6 +273,20 @@ def test_kernels_are_loaded_at_once_and_a_cubin_once(backend: CudaBackend, drive
     backend.load(plan(), native(tmp_path))
     assert driver.names().count("cuFuncLoad") == 2
     assert driver.names().count("from_cubin") == 1
+
+
+def test_kernels_of_this_version_overlap_from_sm_90_on(backend: CudaBackend, driver: Any, tmp_path: Path) -> None:
+    """Kernels of another version need not wait for those before them."""
+    of_file = native(tmp_path)
+    own = dataclasses.replace(of_file, emitter_version=emitter_version("cuda"))
+    for build, call in (
+        (of_file, "cuLaunchKernel"), (dataclasses.replace(own, isa="sm_80"), "cuLaunchKernel"), (own, "cuLaunchKernelEx"),
+    ):  # fmt: skip
+        one = backend.load(plan(), build)["soft"]
+        assert (one.overlapping is not None) == (call == "cuLaunchKernelEx")
+        backend.launch(backend.stream(), one, [0x10, 0x20], [9])
+        assert [name for name in driver.names() if name.startswith("cuLaunchKernel")][-1] == call
+        assert driver.parameters[-1] == [0x10, 0x20, 9]
 
 
 def test_a_kernel_with_much_shared_memory_gets_its_limit_raised(
