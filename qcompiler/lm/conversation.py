@@ -226,10 +226,10 @@ class Conversation:
         """Logits and drawn tokens of one call. On a device a call with one token of each sequence is a replay of its
         graph, and logits are copied to the host only if they are read."""
         drawn, self._drawn = self._drawn, {}
-        run: Callable[..., Any] = self._session
-        is_new = False
+        graph, is_new = None, False
         if call.given["ids"].shape[1] == 1 and self.program.device != "cpu":
-            run, is_new = self._graph(call)
+            graph, is_new = self._graph(call)
+        run: Callable[..., Any] = self._session if graph is None else graph.replay
         if not self.record.samples:
             return run(**call.given), None
         given = {**call.given, "how": how}
@@ -239,11 +239,14 @@ class Conversation:
             logits, tokens = run(**given)
             return logits, tokens
         tokens = np.empty(len(how), np.int64)
-        run(**given, out=(None, tokens))
+        if graph is not None:
+            graph.replay_on_host(given, {1: tokens})
+        else:
+            run(**given, out=(None, tokens))
         return None, tokens
 
-    def _graph(self, call: _Call) -> tuple[Callable[..., Any], bool]:
-        """What replays the graph for calls of this shape, and whether it was recorded for this one.
+    def _graph(self, call: _Call) -> tuple[CapturedGraph, bool]:
+        """The graph for calls of this shape, and whether it was recorded for this one.
 
         Before it is recorded, the call runs once for the same tokens and draws nothing.  It writes the rows of the
         cache that the replay writes again, and no sequence reads a token in the sense of `counts`, so the states need
@@ -252,14 +255,14 @@ class Conversation:
         shape = (len(call.given["ids"]), len(call.given["wanted"]))
         graph = self._graphs.get(shape)
         if graph is not None:
-            return graph.replay, False
+            return graph, False
         if len(self._graphs) >= GRAPHS:  # the oldest makes room
             self._graphs.pop(next(iter(self._graphs))).close()
         more = {"how": call.nothing_drawn()} if self.record.samples else {}
         if self.record.counts:
             more["counts"] = np.zeros_like(call.given["counts"])
         graph = self._graphs[shape] = self._session.capture(**{**call.given, **more}, keep_states=False)
-        return graph.replay, True
+        return graph, True
 
     # --- changing what was said ---
 

@@ -40,6 +40,7 @@ from qcompiler.runtime.backends.cuda_driver import (
     NOT_READY,
     RUNTIME_NAMES,
     Api,
+    Current,
     api,
     arch_for,
     capability,
@@ -216,6 +217,9 @@ class CudaBackend(base.Backend):
     def _attribute(self, name: str) -> bool:
         attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return bool(self.api.check(self._driver.cuDeviceGetAttribute(attribute, self._number), "reading an attribute"))
+
+    def current(self) -> Current:
+        return self.api.current(self.context)
 
     # --- memory ---
 

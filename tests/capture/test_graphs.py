@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.errors import ArgumentShapeError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
+from qcompiler.errors import ArgumentDtypeError, ArgumentShapeError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
 from qcompiler.runtime import DeviceArray, LoadedProgram, ProgramImage
 from qcompiler.runtime.executor import PlanExecutor
 
@@ -73,6 +73,27 @@ def test_replay_fills_out(small: Any, run: LoadedProgram) -> None:
         x, out = small.x(3, seed), small.outputs(3, place)
         assert graph.replay(x, out=out) is out
         assert np.array_equal(np.asarray(out["y"]), run(x)["y"])
+
+
+def test_replay_on_host_gives_the_same_and_takes_exactly_what_was_captured(
+    small: Any, run: LoadedProgram, same: Same
+) -> None:
+    graph, eager = run.capture(small.x(3)), run.session()
+    names = [sig.name for sig in run.plan.entries[0].outputs]
+    for seed in range(3):
+        x, out = small.x(3, seed), small.outputs(3, None)
+        graph.replay_on_host({"x": x}, {number: out[name] for number, name in enumerate(names)})
+        x[:] = 0  # the caller's again
+        assert same(out, eager(small.x(3, seed)))
+    x, y = small.x(3), small.outputs(3, None)["y"]
+    graph.replay_on_host({"x": x}, {names.index("y"): y})
+    assert np.array_equal(y, eager(x)["y"]), "an output that is not asked for stays where it is"
+    for wrong, error in (
+        (small.x(2), ArgumentShapeError), (x.astype(np.float64), ArgumentDtypeError),
+        (np.asfortranarray(x), ArgumentDtypeError),
+    ):  # fmt: skip
+        with pytest.raises(error, match="argument 'x'"):
+            graph.replay_on_host({"x": wrong}, {})
 
 
 def test_other_shapes_are_refused_with_the_captured_ones(small: Any, run: LoadedProgram) -> None:
