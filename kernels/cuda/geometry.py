@@ -35,9 +35,6 @@ SHARED_LIMIT: dict[int, int] = {
 """Maximum bytes of shared memory per block (CUDA C++ Programming Guide, compute capabilities), by arch number."""
 
 
-MULTIPROCESSORS: dict[int, int] = {90: 132}
-"""Of an H100 SXM, an H200 and a GH200, by arch number: for kernels whose blocks stay. Fewer take them in turns."""
-
 PAIR_TABLE = 256 * 16 * 8
 """Bytes of a table of pairs of codes in shared memory: linear.cuh's `qc_table256`."""
 

@@ -367,11 +367,6 @@ template <class W> struct qc_row_place {
             this->w = qc_fixed_global(W::moved(w, panel, r)), this->panel = 0, row = 0;
         }
     }
-    // To the panel PANELS further on.
-    template <int PANELS> QC_DEVICE void advance() {
-        if constexpr (W::movable) w += W::moved(w, PANELS, 0) - W::moved(w, 0, 0);
-        else panel += PANELS;
-    }
     // `down` rows below, column UNIT * unit + offset; or in the panel `more` panels below.
     template <int UNIT> QC_DEVICE typename W::entry load(int down, int unit, int offset) const {
         return W::template load_unit<UNIT>(w, panel, row + down, unit, offset);
@@ -392,11 +387,6 @@ template <class W> struct qc_share_place {
         if constexpr (one_plane) {
             this->w = qc_fixed_global(w + share * 16), share = 0;
         }
-    }
-    // To the panel PANELS further on.
-    template <int PANELS> QC_DEVICE void advance() {
-        if constexpr (one_plane) w += (int64_t)PANELS * W::tiles * 32 * 16;
-        else share += (int64_t)PANELS * W::tiles * 32;
     }
 };
 

@@ -60,8 +60,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     spec = in_panels(spec)
     few = few_rows(spec, arch)
     if few is not None:
-        staying = None if linear_body(spec).codes else linear_fma.staying(spec, arch, few)
-        return staying or few.kernel(spec)
+        return few.kernel(spec)
     if linear_body(spec).codes:
         return linear_int8.emit_many(spec, arch)
     engine = decision_of(spec, arch).key

@@ -377,67 +377,6 @@ QC_DEVICE void qc_linear_few(const uint8_t* w, const typename S::x_type* x, int6
     sums.store(partial + warp * S::rows * 16, lane);
 }
 
-// The sums of one row of x with panel blockIdx.x, and with every BLOCKS-th one after it: for weights of more panels
-// than a GPU has room for blocks. x is staged once, and the first tiles of a panel are asked for while the last ones of
-// the panel before are multiplied, so that only the first panel waits for memory with nothing else to do. `finish(parts,
-// panel)` makes the results of a panel of parts[warp][row of the panel]; there is room for two panels' parts. All of x
-// lies in shared memory, and every warp has as many whole rings of tiles.
-template <class W, class S, int BLOCKS, class Shared, class Table, class Finish, class P = qc_as_it_is>
-QC_DEVICE void qc_linear_panels(const uint8_t* w, const typename S::x_type* x, Shared* x_tile, Table table,
-                                float* partial, const Finish& finish, const P& prologue = P()) {
-    constexpr int panels = (int)((W::rows + 15) / 16);
-    constexpr int tiles = (int)W::tiles, steps = tiles / S::warps, parts = 16 * S::warps;
-    static_assert(S::mma && S::rows == 1 && tiles % (S::depth * S::warps) == 0, "whole rings of one row");
-    static_assert(S::chunk >= tiles * S::columns, "all of x");
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int panel = blockIdx.x;
-    qc_share_place<W> mine(w, panel, lane);
-    qc_row_place<W> rows(w, panel, lane / 4);
-    qc_lane_tile<W> ring[S::depth];
-    qc_entries<W> row_entries;
-    if constexpr (qc_entries<W>::whole_rows) row_entries.load(rows, 0, lane);
-#pragma unroll
-    for (int s = 0; s < S::depth; s++) ring[s].load(mine, rows, s * S::warps + warp, lane);
-    constexpr bool early = QC_KERNELS_OVERLAP;  // as above
-    if constexpr (early) qc_fill<W, 32 * S::warps>(table);
-    qc_wait_for_kernels();
-    if constexpr (P::norms) prologue.prepare(x, 0, 1);
-    qc_stage_x<W, S, true>(x, 0, 1, 0, table, !early, threadIdx.x, x_tile, prologue);
-    __syncthreads();
-#pragma unroll 1
-    for (; panel < panels; panel += BLOCKS) {
-        const bool is_last = panel >= panels - BLOCKS;
-        qc_few_sums<1, true> sums;
-        sums.clear();
-#pragma unroll 1
-        for (int step = 0; step < steps; step += S::depth) {
-            int from = step + S::depth;  // what the ring holds next: a later step of this panel, or the next panel's first
-            const bool loads = from < steps || !is_last;
-            if (from == steps) {
-                from = 0;
-                mine.template advance<BLOCKS>();
-                rows.template advance<BLOCKS>();
-            }
-#pragma unroll
-            for (int s = 0; s < S::depth; s++) {
-                const int index = (step + s) * S::warps + warp;
-                const qc_entries<W>& entries = qc_entries<W>::whole_rows ? row_entries : ring[s].entries;
-                qc_multiply_tile<W, S>(ring[s], entries, w, panel, (int64_t)index * S::columns, lane, 1,
-                                       x_tile + index * S::columns, table, sums);
-                QC_KEEP_ORDER();
-                if constexpr (qc_decodes_early<W>::value) __syncwarp();
-                if (loads) ring[s].load(mine, rows, (from + s) * S::warps + warp, lane);
-            }
-        }
-        if constexpr (qc_entries<W>::whole_rows)
-            if (!is_last) row_entries.load(rows, 0, lane);
-        float* const now = partial + panel / BLOCKS % 2 * parts;
-        sums.store(now + warp * 16, lane);
-        __syncthreads();  // and what the turn before has written is read
-        finish(now, panel);
-    }
-}
-
 // --- any number of rows of x -----------------------------------------------------------------------------------------
 
 // A block of 256 threads makes TN columns by TM rows of the result, in steps of 32 columns of x and w. Shared memory

@@ -14,14 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qcompiler.kernels.cuda import linear_norm, linear_statistics
-from qcompiler.kernels.cuda.geometry import (
-    MULTIPROCESSORS,
-    PAIR_TABLE,
-    SHARED_LIMIT,
-    CudaKernel,
-    Geometry,
-    SharedMemory,
-)
+from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.im2col import PLACE_BYTES, declaration
 from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body, row_offset
 from qcompiler.kernels.cuda.panel_text import Launch, PanelText
@@ -105,10 +98,7 @@ loop over rows of x: it gets the registers of one block per multiprocessor, and 
 
 
 def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None) -> PanelText:
-    """A linear of few rows, on tensor cores if `mma`, with a block for each panel.
-
-    KernelSelectionError for weights that no kernel decodes.
-    """
+    """A linear of few rows, on tensor cores if `mma`. KernelSelectionError for weights that no kernel decodes."""
     weight = weight_of(spec.name, spec.operands[1])
     body, finish, shape = linear_body(spec), finish_of(spec), few_shape(spec, weight, mma=mma, launch=launch)
     x, threads = spec.operands[0], 32 * shape.warps
@@ -164,52 +154,6 @@ def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None)
         blocks = 1
     heads = (f"M class {body.m_class}", *notes)
     return PanelText(definitions, tuple(lines), geometry, heads, engine, blocks, waits=True)
-
-
-def staying(spec: KernelSpec, arch: str, few_blocks: PanelText) -> CudaKernel | None:
-    """The kernel of one row of x whose blocks stay for several panels (`qc_linear_panels`), instead of `few_blocks`.
-
-    None where each block would get one panel, and where tiles of a panel do not fill whole rings of all warps.
-    """
-    weight = weight_of(spec.name, spec.operands[1])
-    body, finish = linear_body(spec), finish_of(spec)
-    shape = few_shape(spec, weight, mma=few_blocks.engine == "mma")
-    room = few_blocks.resident * MULTIPROCESSORS.get(arch_number(arch), weight.panels)
-    whole = weight.tiles % (shape.depth * shape.warps) == 0 and shape.chunk * shape.warps >= weight.tiles
-    if not (shape.mma and body.m == 1 and whole and weight.panels > room):
-        return None
-    x, threads = spec.operands[0], 32 * shape.warps
-    x_type = STORAGE_TYPES[x.dtype]
-    shared = SharedMemory()
-    shared.add("x_tile", x_type, shape.chunk * shape.warps * weight.tile, 2)
-    shared.add("partial", "float", 2 * shape.warps * 16, 4)
-    if body.norms:
-        linear_norm.room(shared, spec, 1)
-    table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
-    kind = f"qc_few<{weight.struct}, {x_type}, 1, {shape.warps}, {shape.depth}, {shape.chunk}, true>"
-    lines = [
-        *shared.declarations(),
-        _bytes(spec),
-        *(["const int64_t panel = blockIdx.x;", linear_norm.declaration(spec, "0")] if body.norms else []),
-        "const auto finish = [&](const float* partial, int64_t panel) QC_INLINED {",
-        *indent((_paired_stores if finish.pairs else _stores)(finish, shape, "0")),
-        "};",
-        f"qc_linear_panels<{weight.struct}, {kind}, {room}>(",
-        f"    {identifier(spec.operands[1].name)}_bytes, {identifier(x.name)}, x_tile, {table}, partial, "
-        f"finish{', norm' if body.norms else ''});",
-    ]
-    geometry = Geometry((room, 1, 1), (threads, 1, 1), shared.nbytes)
-    note = (
-        f"mma: {shape.warps} warps share K ({weight.tiles} tiles of {weight.tile} columns) of a panel; {room} blocks "
-        f"for {weight.panels} panels; {shared.nbytes} bytes of shared memory"
-    )
-    definitions, notes = _definitions(weight, finish), (f"M class {body.m_class}", note)
-    if body.norms:
-        definitions = weight.definitions + linear_norm.definition(spec, shape.warps, 1, room) + finish.definition
-        notes = (notes[0], f"after a norm of the rows of x: {note_of(spec)}", note)
-    head = [header_comment(spec, *notes), definitions]
-    opened = signature(spec, threads, few_blocks.resident, waits=False)
-    return CudaKernel("\n".join([*head, opened, *indent(lines), "}\n"]), geometry, "mma", notes)
 
 
 def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:
