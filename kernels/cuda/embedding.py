@@ -1,6 +1,6 @@
 """Picks rows of a table by id and decodes them, as CUDA C++.
 
-A block copies one row. The table may be plain (any strides, or cuda_t16_v1) or packed (canonical or cuda_t16_v1, any
+A block copies a piece of one row, so that a single id keeps several blocks busy. The table may be plain (any strides, or cuda_t16_v1) or packed (canonical or cuda_t16_v1, any
 format): see element.py. A kernel on the device cannot report an id outside [0, rows); such an id gives a row of NaN.
 """
 
@@ -15,6 +15,7 @@ from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.layouts.cuda import tile_columns
 from qcompiler.kernels.packed_table import PackedTable
 from qcompiler.kernels.text import STORAGE_TYPES, header_comment, identifier, indent, offset
+from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import ITEMSIZE, KernelSpec, Operand
 from qcompiler.plan.kinds.embedding import EmbeddingKernel
 
@@ -22,6 +23,8 @@ ENGINES = CUDA_CORES
 
 _LAYOUT = "cuda_t16_v1"
 _THREADS = 128
+_COLUMNS = 2 * _THREADS
+"""Of a block."""
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -34,17 +37,20 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     element = _plain(spec, table) if table.format is None else _packed(spec, table)
     value = f"qk_{spec.name}_element({identifier(table.name)}, id, j)"
     place = offset(out, ["i", "(int64_t)j"])
+    parts = -(-body.cols // _COLUMNS)
     lines = [
-        "const int64_t i = blockIdx.x;",
+        f"const int64_t i = blockIdx.x / {parts};",
+        f"const int begin = (int)(blockIdx.x % {parts}) * {_COLUMNS};",
         f"const int64_t id = (int64_t){identifier(ids.name)}[{offset(ids, ['i'])}];",
         f"const bool there = id >= 0 && id < {body.rows};",
-        f"for (int j = (int)threadIdx.x; j < {body.cols}; j += {_THREADS}) {{",
+        f"for (int j = begin + (int)threadIdx.x; j < qc_min({body.cols}, begin + {_COLUMNS}); j += {_THREADS}) {{",
         f"    qc_store({identifier(out.name)} + {place}, there ? {value} : NAN);",
         "}",
     ]
-    head = header_comment(spec, f"a block of {_THREADS} threads per id; an id out of range gives NaN")
+    note = f"a block of {_THREADS} threads per id and {_COLUMNS} columns; an id out of range gives NaN"
+    head = header_comment(spec, note)
     text = "\n".join([element, head, signature(spec, _THREADS), *indent(lines), "}\n"])
-    return CudaKernel(text, Geometry((body.count, 1, 1), (_THREADS, 1, 1)))
+    return CudaKernel(text, Geometry(((dim(body.count) * parts).to_dim(), 1, 1), (_THREADS, 1, 1)))
 
 
 def _check(spec: KernelSpec) -> None:
