@@ -376,6 +376,8 @@ def identity(program: LoadedProgram, record: LanguageModel) -> npt.NDArray[np.ui
 
 def tokens_of(ids: Any, vocabulary: int) -> Ids:
     """Token ids as an array. ArgumentError unless they are integers, in one row, and in the vocabulary."""
+    if type(ids) is list and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < vocabulary:
+        return np.array(ids, np.int64)  # a step's
     found = np.asarray(ids)
     if found.size == 0:
         return np.zeros(0, np.int64)

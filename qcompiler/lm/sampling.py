@@ -11,6 +11,7 @@ Keskar et al. 2019 (arXiv 1909.05858); presence and frequency penalties are thos
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,16 +122,25 @@ class Sampling:
 
     def words(self, sequence: int, step: int) -> Words:
         """What the program is told for one token (plan/kinds/sample.py), apart from the row of its logits."""
-        words = np.zeros(WORDS, np.int64)
+        words = self._constant_words.copy()
         if self.temperature:
             words[DRAW] = np.uint64(draw(self.seed, sequence, step)).view(np.int64)
+        if self.masks_ends(step):
+            words[FLAGS] |= READS_BIAS
+        return words
+
+    @functools.cached_property
+    def _constant_words(self) -> Words:
+        """What is the same for all tokens, if no end token is masked."""
+        words = np.zeros(WORDS, np.int64)
+        if self.temperature:
             words[SCALE] = bits_of(max(math.log2(math.e) / self.temperature, _LEAST_SCALE))
         words[TOP_K] = min(self.top_k, MOST_COLUMNS)
         words[TOP_P] = max(int(self.top_p * 2**SHARE_BITS), 1)
         words[MIN_P] = int(self.min_p * 2**SHARE_BITS)
         words[REPETITION] = bits_of(self.repetition_penalty)
         words[PRESENCE], words[FREQUENCY] = bits_of(self.presence_penalty), bits_of(self.frequency_penalty)
-        words[FLAGS] = READS_BIAS * (self.has_bias or self.masks_ends(step)) + READS_TALLIES * self.has_penalties
+        words[FLAGS] = READS_BIAS * self.has_bias + READS_TALLIES * self.has_penalties
         return words
 
     @property
