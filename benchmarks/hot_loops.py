@@ -20,6 +20,7 @@ from typing import Any
 
 from qcompiler.kernels.cuda import emit, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
+from qcompiler.kernels.cuda.weights import weight_of
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.runtime import nvrtc, sass
@@ -103,6 +104,8 @@ def figure(
         signature.arch_number(arch),
     )
     products = Fraction(tokens(m), 64) if emitted.engine == "mma" else Fraction(m)
+    if emitted.engine == "mma" and m <= 8 and weight_of(kernel.name, kernel.operands[1]).late == "adds":
+        products *= 2  # of x with ones, for the offsets
     loop = sass.hot_loop(functions[symbol], 8 if weight == "int8" else 4, products)
     found, threads = cubin.resources[symbol], emitted.geometry.threads
     shared = found.shared_static + emitted.geometry.shared

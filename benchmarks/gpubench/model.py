@@ -300,7 +300,8 @@ def _products(spec: KernelSpec, launch: Launch) -> Fraction:
     if emit.emit_kernel(spec, ARCH).engine != "mma":
         return Fraction(launch.tokens)
     codes = isinstance(spec.body, LinearKernel) and spec.body.codes
-    return Fraction(launch.tokens, 128 if codes else 64)
+    sums = launch.tokens <= 8 and not codes and weight_of(spec.name, spec.operands[1]).late == "adds"
+    return Fraction(launch.tokens * (2 if sums else 1), 128 if codes else 64)
 
 
 def _spread(blocks: int, gpu: Gpu) -> tuple[float, int]:

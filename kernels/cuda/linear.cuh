@@ -463,6 +463,40 @@ template <class W> struct qc_row_parts {
     }
 };
 
+// Whether products of a weight's integers are scaled when the columns of a group are added up.
+template <class W, bool CODED = W::packed> struct qc_scales_late { static constexpr bool value = false; };
+template <class W> struct qc_scales_late<W, true> {
+    static constexpr bool value = W::late && qc_tile_of<W>::groups > 0;
+};
+
+// What scales the sums of rows g and g + 8 of a group: as qc_row_parts.
+template <class W> struct qc_late_parts {
+    typedef qc_entries<W> entries;
+    static constexpr int groups = entries::groups, words = (int)(sizeof(typename W::late_parts) / 4);
+    typename W::late_parts mine[entries::own ? 1 : entries::count], rows[2];
+
+    QC_DEVICE void begin(const entries& e) {
+        if constexpr (!entries::own) {
+#pragma unroll
+            for (int i = 0; i < entries::count; i++) mine[i] = W::late_of(W::make(e.of[i]));
+        }
+    }
+    // All lanes of the warp take part.
+    QC_DEVICE void turn_to(const entries& e, int group, int lane) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if constexpr (entries::own) {
+                rows[half] = W::late_of(W::make(e.of[2 * group + half]));
+            } else {
+                const int from = lane / 4 * 4 + (groups == 4 ? group : 2 * group + half);
+#pragma unroll
+                for (int i = 0; i < words; i++)
+                    rows[half].of[i] = __shfl_sync(QC_ALL_LANES, mine[groups == 4 ? half : 0].of[i], from);
+            }
+        }
+    }
+};
+
 // --- elements --------------------------------------------------------------------------------------------------------
 
 template <class W> QC_DEVICE typename W::mma_parts qc_parts_of(const typename W::entry& entry) {

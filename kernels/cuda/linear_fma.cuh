@@ -8,8 +8,9 @@
 // for entries of their own, as in rows that end inside a block: sixteen pieces of them would spill.)
 //
 // Instructions per weight of the whole loop on tensor cores, counted in SASS (docs/hot-loops.md; a test compares):
-// nf4, M = 1, sm_90a: 3.48; int4_g32, M = 1, sm_90a: 3.29; int4_g128, M = 1, sm_90a: 3.29; q4_K, M = 1, sm_90a: 5.11.
-// On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5.
+// nf4, M = 1, sm_90a: 3.50; int4_g32, M = 1, sm_90a: 2.17; int4_g128, M = 1, sm_90a: 2.11; q4_K, M = 1, sm_90a: 3.27.
+// On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5; the instructions before
+// integers were scaled late (3.29 and 5.11 of int4 and q4_K) set the time there all the same, at 40 % of that rate.
 //
 // A thread stores one result: a block has 16 of each row of x, which is one sector of memory, and for each a sum of as
 // many parts as there are warps.
@@ -262,12 +263,56 @@ template <class W> struct qc_decodes_early<W, true> {
     static constexpr bool value = W::lookup || W::codes == QC_E4M3 || W::codes == QC_E5M2;
 };
 
+QC_DEVICE constexpr uint32_t qc_pair_of_ones(qc_bf16) { return 0x3f803f80u; }
+QC_DEVICE constexpr uint32_t qc_pair_of_ones(qc_f16) { return 0x3c003c00u; }
+
+// One tile of integers times rows of x: exact products, whose sums over the columns of a group are scaled. `mine` is the
+// lane's part of x. Sums of x alone, which an offset multiplies, are a product with ones.
+template <class W, class S, class Shared>
+QC_DEVICE void qc_multiply_late(const qc_lane_tile<W>& tile, const qc_entries<W>& entries, int lane,
+                                const Shared* mine, float (&sums)[4]) {
+    constexpr int groups = qc_tile_of<W>::groups, per_group = qc_tile_of<W>::pieces / groups;
+    constexpr uint32_t one = qc_pair_of_ones(typename W::type());
+    const uint32_t ones[4] = {one, one, one, one};
+    qc_late_parts<W> late;
+    late.begin(entries);
+#pragma unroll
+    for (int group = 0; group < groups; group++) {
+        late.turn_to(entries, group, lane);
+        const uint32_t shift[2] = {W::late_shift(late.rows[0]), W::late_shift(late.rows[1])};
+        float product[4] = {0.0f, 0.0f, 0.0f, 0.0f}, total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int j = 0; j < per_group; j++) {
+            const int piece = group * per_group + j;
+            const uint2 two = *(const uint2*)(mine + 16 * piece);
+            const uint32_t b[2] = {two.x, two.y};
+            uint32_t of[qc_piece_of<W>::words], a[4];
+            tile.codes.piece(piece, of);
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                a[p] = qc_fma2(qc_piece_pair<W>(of, p, qc_pair_bias(typename W::type())), one, shift[p % 2],
+                               typename W::type());
+            qc_mma_16816(product, a, b, typename W::type());
+            if constexpr (W::late_adds) qc_mma_16816(total, ones, b, typename W::type());
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[i] = fmaf(product[i], late.rows[i / 2].of[0], sums[i]);
+            if constexpr (W::late_adds) sums[i] = fmaf(total[i], late.rows[i / 2].of[1], sums[i]);
+        }
+    }
+}
+
 // One tile times the rows of x that lie at `x` (the tile's first column).
 template <class W, class S, class Shared, class Table>
 QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const qc_entries<W>& entries, const uint8_t* w,
                                 int64_t panel, int64_t k0, int lane, int live, const Shared* x, Table table,
                                 qc_few_sums<S::rows, S::mma>& sums) {
     const int g = lane / 4, t = lane % 4;
+    if constexpr (S::mma && qc_scales_late<W>::value) {
+        qc_multiply_late<W, S>(tile, entries, lane, x + (g < live ? g : live - 1) * S::pitch + 4 * t, sums.of[0]);
+        return;
+    }
     qc_row_parts<W> parts;
     parts.begin(entries);
     if constexpr (S::mma) {

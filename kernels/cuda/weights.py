@@ -67,6 +67,8 @@ class Weight:
     16 rows by `tile` columns, and a panel has `tiles` of them. `codes` says what the codes of a packed weight stand
     for. Entries change every `covers` columns: of the row, or of the flat tensor if blocks straddle rows. If `covers`
     >= `cols`, each row has its own entries. A lane that prefetches a tile keeps its entries in `entry_registers`.
+    `late`: whether products of few rows on tensor cores multiply its integers and scale the sums of a group, and add
+    what an offset makes of x.
     """
 
     storage: Literal["codes", "values", "strided"]
@@ -80,6 +82,7 @@ class Weight:
     covers: int = 0
     straddles: bool = False
     fields: int = 0
+    late: Literal["no", "scales", "adds"] = "no"
 
     @property
     def tile(self) -> int:
@@ -176,10 +179,15 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
         *indent(_entries(fmt, entries, sections, rows, cols, straddles=straddles)),
         *indent(_arithmetic(d, entries, looked_up)),
         *indent(_decoding(d, kind, operand.dtype, whole_pieces=whole_pieces)),
+        *indent(_scaled_late(d, kind, operand.dtype)),
         "};",
     ]
     definitions = "".join([*code_table, *tables]) + block(lines)
-    return Weight("codes", operand.dtype, rows, cols, bits, struct, definitions, kind, covers, straddles, len(entries))
+    form = _late_form(d, kind, operand.dtype) if whole_pieces else None
+    late: Literal["no", "scales", "adds"] = "no" if form is None else "adds" if form.adds else "scales"
+    return Weight(
+        "codes", operand.dtype, rows, cols, bits, struct, definitions, kind, covers, straddles, len(entries), late
+    )
 
 
 # --- what codes stand for --------------------------------------------------------------------------------------------
@@ -451,6 +459,60 @@ def _in_pairs(declaration: Declaration, kind: Codes, dtype: DType) -> list[str] 
     ]
 
 
+_SIGNS = {"g0 * code + g1": "", "g0 * code - g1": "-"}
+
+
+@dataclass(frozen=True)
+class _LateForm:
+    """The names of the parts in scale * (code - zero), or in scale * code and an offset that `adds`; `bias` is what a
+    biased code has too much."""
+
+    scale: str
+    zero: str | None
+    adds: bool
+    bias: int
+
+
+def _late_form(declaration: Declaration, kind: Codes, dtype: DType) -> _LateForm | None:
+    """None if an element has no such form, or if its integers have more digits than the weight's type."""
+    first, text = first_of_integers(declaration), declaration.split.per_element.text
+    if kind != "counts" or first is None or dtype == "f32" or declaration.codes.bits > 7:
+        return None
+    digits, bias = (11, 1024 - first) if dtype == "f16" else (8, 128 - first)
+    adds = text in _SIGNS
+    if not adds and text not in _FORMS:
+        return None
+    scale, zero = ("g0", None) if adds else _FORMS[text]
+    zeros = _zeros(declaration, zero)
+    if zeros is None or max(map(_widest, _spans(declaration, zeros, bias))) > digits:
+        return None
+    return _LateForm(scale, zero, adds, bias)
+
+
+def _scaled_late(declaration: Declaration, kind: Codes, dtype: DType) -> list[str]:
+    """Members for products of integers whose sums are scaled afterwards: one rounding less of each element, and half of
+    the instructions. `late_shift` makes the integer that the scale multiplies of 128 (f16: 1024) + code, exactly; with
+    `late_adds` an element is scale * integer + offset.
+    """
+    form = _late_form(declaration, kind, dtype)
+    if form is None:
+        return ["static constexpr bool late = false;"]
+    names, bias = list(declaration.split.per_entry), form.bias
+    words, shift = [f"p.of[{names.index(form.scale)}]"], f"0x{2 * f'{_half_bits(-bias, dtype):04x}'}u"
+    if form.adds:
+        words.append(f"{_SIGNS[declaration.split.per_element.text]}p.of[{names.index('g1')}]")
+    elif form.zero is not None:
+        minus = f"-({bias}.0f + p.of[{names.index(form.zero)}])"
+        words.append(f"__uint_as_float(qc_pack({minus}, {minus}, type()))")
+        shift = "__float_as_uint(p.of[1])"
+    return [
+        f"static constexpr bool late = true, late_adds = {_bool(form.adds)};",
+        f"struct late_parts {{ float of[{len(words)}]; }};  // scale, then offset or shift",
+        f"static QC_DEVICE late_parts late_of(const parts& p) {{ return {{{{{', '.join(words)}}}}}; }}",
+        f"static QC_DEVICE uint32_t late_shift(const late_parts& p) {{ return {shift}; }}",
+    ]
+
+
 def _half_bits(value: int, dtype: DType) -> int:
     """The bits of an integer in f16 or bf16, both of which hold it exactly."""
     if dtype == "f16":
@@ -488,8 +550,7 @@ def _folds(declaration: Declaration, bias: int) -> tuple[str, str | None] | None
 
 def _exact_product(declaration: Declaration) -> str | None:
     """The sign of the second term, if an element is a product of at most 24 bits plus or minus another part."""
-    signs = {"g0 * code + g1": "", "g0 * code - g1": "-"}
-    sign, digits = signs.get(declaration.split.per_element.text), None
+    sign, digits = _SIGNS.get(declaration.split.per_element.text), None
     if sign is not None:
         digits = _digits_of(declaration, "g0")
     (codes, _) = _spans(declaration, range(1), 0)
