@@ -128,8 +128,10 @@ class Part:
 
 
 class SmallInputs:
-    """The small inputs of a graph on the first device, in one piece of memory: the host's arguments go there in one copy
-    (a copy costs the host as much as the launch of a graph).  `places` has where each begins, by its number."""
+    """The small inputs of a graph on the first device, in one piece of memory: one copy brings the host's arguments.
+
+    A copy costs the host as much as the launch of a graph.  `places` has where each input begins, by its number.
+    """
 
     def __init__(self, session: DeviceSession, places: dict[int, tuple[int, int]], total: int) -> None:
         self.places = places

@@ -113,8 +113,9 @@ QC_DEVICE void qc_store_global_16(void* global, uint4 v) {
 }
 
 // Kernels that follow one another in a stream may overlap on sm_90 and later, where they are launched so: the next one
-// starts when all blocks of this one have called the first function or ended, and whatever it does before the second one
-// may run beside this kernel. The second returns when all kernels before have ended and what they wrote is visible.
+// starts when all blocks of this one have called the first function or ended, and whatever it does before the second
+// function may run beside this kernel. The second returns when all kernels before have ended and what they wrote is
+// visible.
 // A kernel calls it before it reads what another kernel may have written, and before it writes anything.
 #if __CUDA_ARCH__ >= 900
 #define QC_KERNELS_OVERLAP true

@@ -1,7 +1,8 @@
 """Picks rows of a table by id and decodes them, as CUDA C++.
 
-A block copies a piece of one row, so that a single id keeps several blocks busy. The table may be plain (any strides, or cuda_t16_v1) or packed (canonical or cuda_t16_v1, any
-format): see element.py. A kernel on the device cannot report an id outside [0, rows); such an id gives a row of NaN.
+A block copies a piece of one row, so that a single id keeps several blocks busy. The table may be plain (any strides,
+or cuda_t16_v1) or packed (canonical or cuda_t16_v1, any format): see element.py. A kernel on the device cannot report
+an id outside [0, rows); such an id gives a row of NaN.
 """
 
 from __future__ import annotations

@@ -266,8 +266,8 @@ template <class W> struct qc_decodes_early<W, true> {
 QC_DEVICE constexpr uint32_t qc_pair_of_ones(qc_bf16) { return 0x3f803f80u; }
 QC_DEVICE constexpr uint32_t qc_pair_of_ones(qc_f16) { return 0x3c003c00u; }
 
-// One tile of integers times rows of x: exact products, whose sums over the columns of a group are scaled. `mine` is the
-// lane's part of x. Sums of x alone, which an offset multiplies, are a product with ones.
+// One tile of integers times rows of x: exact products, whose sums over the columns of a group are scaled. `mine` is
+// the lane's part of x. Sums of x alone, which an offset multiplies, are a product with ones.
 template <class W, class S, class Shared>
 QC_DEVICE void qc_multiply_late(const qc_lane_tile<W>& tile, const qc_entries<W>& entries, int lane,
                                 const Shared* mine, float (&sums)[4]) {

@@ -68,7 +68,9 @@ def end(found: Api, stream: Any) -> tuple[Any, base.GraphShape]:
     held = _captures.get(handle)
     if held is None:
         if _is_fork(found, stream.handle):
-            found.check(found.driver.cuStreamEndCapture(stream.handle), "ending a capture where it did not begin")  # 903
+            found.check(
+                found.driver.cuStreamEndCapture(stream.handle), "ending a capture where it did not begin"
+            )  # 903
         raise DeviceError("the stream does not capture, or not for this backend", 401, RUNTIME_NAMES[401])
     try:
         shape = _end(found, held.builder, stream.handle)

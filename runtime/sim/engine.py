@@ -44,8 +44,10 @@ def checks_wanted() -> bool:
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes [lo, hi) that a launch may read ("r"), must write before it reads them ("w"), or both. No kernel writes what
-    is `constant`."""
+    """Bytes [lo, hi) that a launch may read ("r"), must write before it reads them ("w"), or both.
+
+    No kernel writes what is `constant`.
+    """
 
     lo: int
     hi: int
@@ -117,7 +119,8 @@ class _CLaunch(ctypes.Structure):
         ("ranges", ctypes.POINTER(_CRange)), ("arg_count", ctypes.c_uint64), ("range_count", ctypes.c_uint64),
         ("shared_bytes", ctypes.c_uint64), ("seed", ctypes.c_uint64), ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3), ("device", ctypes.c_int32), ("checked", ctypes.c_int32),
-        ("early_copies", ctypes.c_int32), ("resident_blocks", ctypes.c_int32), ("overlaps", ctypes.c_int32), ("time_limit", ctypes.c_double),
+        ("early_copies", ctypes.c_int32), ("resident_blocks", ctypes.c_int32),
+        ("overlaps", ctypes.c_int32), ("time_limit", ctypes.c_double),
         ("spin_limit", ctypes.c_double),
     )  # fmt: skip
 

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qcompiler.errors import ArgumentDtypeError, ArgumentShapeError, CaptureRuleError, DeviceUnavailableError, SessionBusyError
+from qcompiler.errors import (
+    ArgumentDtypeError,
+    ArgumentShapeError,
+    CaptureRuleError,
+    DeviceUnavailableError,
+    SessionBusyError,
+)
 from qcompiler.runtime import DeviceArray, LoadedProgram, ProgramImage
 from qcompiler.runtime.executor import PlanExecutor
 

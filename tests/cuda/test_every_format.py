@@ -116,8 +116,10 @@ def in_range(w: Array) -> Array:
 
 
 def check_products(module: Any, case: Any, m_class: str, m: int) -> None:
-    """x @ w.T against float64: each product and each addition rounds once, in whatever order. Where sums of integers are
-    scaled, the kernel leaves out that a weight is rounded."""
+    """x @ w.T against float64: each product and each addition rounds once, in whatever order.
+
+    Where sums of integers are scaled, the kernel leaves out that a weight is rounded.
+    """
     n, k = case.values.shape
     x = np.random.default_rng(m).standard_normal((m, k)).astype(every.DTYPES[case.operand.dtype])
     out = np.zeros((m, n), np.float32)
@@ -145,7 +147,9 @@ def check_values(module: Any, case: Any, m_class: str) -> None:
     weight = weights.weight_of("w", case.operand)
     if is_late(weight, m_class):
         out = out.astype(case.values.dtype).astype(np.float32)
-        if weight.late == "adds":  # scale * integer is rounded before the offset is added: a unit in the last place, seldom
+        if (
+            weight.late == "adds"
+        ):  # scale * integer is rounded before the offset is added: a unit in the last place, seldom
             apart = out != wanted
             assert apart.mean() < 0.01, case.operand.format
             np.testing.assert_allclose(out[apart], wanted[apart], 2.0**-7, 2.0**-20 * float(np.abs(wanted).max()))

@@ -143,7 +143,6 @@ class FakeDriver:
         self.parameters.append([ctypes.c_int64.from_address(pointer).value for pointer in pointers])
         return ()
 
-
     @staticmethod
     def CUlaunchAttribute() -> SimpleNamespace:
         return SimpleNamespace(value=SimpleNamespace())

@@ -280,7 +280,8 @@ def test_kernels_of_this_version_overlap_from_sm_90_on(backend: CudaBackend, dri
     of_file = native(tmp_path)
     own = dataclasses.replace(of_file, emitter_version=emitter_version("cuda"))
     for build, call in (
-        (of_file, "cuLaunchKernel"), (dataclasses.replace(own, isa="sm_80"), "cuLaunchKernel"), (own, "cuLaunchKernelEx"),
+        (of_file, "cuLaunchKernel"), (dataclasses.replace(own, isa="sm_80"), "cuLaunchKernel"),
+        (own, "cuLaunchKernelEx"),
     ):  # fmt: skip
         one = backend.load(plan(), build)["soft"]
         assert (one.overlapping is not None) == (call == "cuLaunchKernelEx")
