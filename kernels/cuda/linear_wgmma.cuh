@@ -4,19 +4,25 @@
 //     block      GROUPS_N x GROUPS_K warpgroups; TOKENS rows of x by 64 * GROUPS_N rows of w
 //     chunk      QM_CHUNK columns; warpgroup (n, k) has chunks k + i * GROUPS_K
 //     x ring     STAGES tiles of TOKENS rows by QM_CHUNK * GROUPS_K columns, swizzled as products read them
-//     weights    a warp has one panel of 16 rows, DEPTH chunks ahead in registers
+//     weights    a warp has one panel of 16 rows, DEPTH - 1 chunks ahead in registers
 //
 // The weight is operand A of the product, from registers: a lane's 16 bytes of cuda_t16_v1 are its fragments, as they
 // are for `mma`. While a product of 16 columns runs, the warps decode the fragment of the next 16 into other registers.
 // Of x, which is operand B in shared memory, no thread reads anything.
 //
-// At the barrier between two chunks each warpgroup has a product under way, which reads the tile of the chunk before.
-// So the tile that is filled behind that barrier is the one before: a ring of STAGES tiles has STAGES - 2 on their way.
+// At the barrier between two chunks each warpgroup has up to QW_LAG products under way, which read the tile of the chunk
+// before. So the tile that is filled behind that barrier is the one before that: a ring of STAGES tiles has STAGES - 2
+// on their way.
 //
 // The GROUPS_K partial sums are added in the order of k through shared memory: results do not depend on scheduling.
 #pragma once
 #include "linear_mma.cuh"
 #include "linear_statistics.cuh"
+
+enum {
+    QW_LAG = 3,        // products that may run on while the next fragment is decoded
+    QW_FRAGMENTS = 4,  // in registers: at least QW_LAG + 1, and a divisor of the four of a chunk
+};
 
 // Where the pieces of a tile of x stand, in elements: for each 64 columns, rows of 128 bytes one after another. Piece p
 // of row r has the place of piece p ^ r % 8.
@@ -36,7 +42,7 @@ struct alignas(1024) qw_aligned {
 // Bytes of shared memory: the ring of x, and afterwards the tile of sums, PASS tokens at a time.
 template <int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES> struct qw_shared {
     static constexpr int RING = STAGES * TOKENS * QM_CHUNK * GROUPS_K * 2;
-    static constexpr int PASS = TOKENS < 64 ? TOKENS : 64;
+    static constexpr int PASS = TOKENS < 128 ? TOKENS : 128;
     static constexpr int SUMS = GROUPS_K * PASS * (64 * GROUPS_N + QM_SUM_PAD) * 4;
     static constexpr int BYTES = RING > SUMS ? RING : SUMS;
 };
@@ -66,10 +72,16 @@ QC_DEVICE void qw_product(
 #pragma unroll
         for (int e = 0; e < 4; e++) sums[0][j][e] = 0.0f;
 
+    // The chunk of step `step`; of the last one where there is none. A load neither depends on a condition nor comes while
+    // something still reads what was there: else the compiler would move what arrives from register to register, and wait
+    // for it.
+    const auto load = [&](typename Weight::chunk& chunk, int step) QC_INLINED {
+        const int index = step * GROUPS_K + group_k;
+        weight.load(chunk, index < CHUNKS ? index : CHUNKS - 1);
+    };
     typename Weight::chunk ahead[DEPTH];
 #pragma unroll
-    for (int d = 0; d < DEPTH; d++)
-        if (d * GROUPS_K + group_k < CHUNKS) weight.load(ahead[d], d * GROUPS_K + group_k);
+    for (int d = 0; d < DEPTH - 1; d++) load(ahead[d], d);
 #pragma unroll
     for (int s = 0; s < STAGES - 2; s++) {
         if (s < STEPS) tile.copy(ring + s * TILE, place + s * TILE * 2, s * COLUMNS);
@@ -77,13 +89,32 @@ QC_DEVICE void qw_product(
     }
     if constexpr (Tile::PREPARES) tile.begin();
 
-    qc_fill<W, 128 * GROUPS_N * GROUPS_K>(table);  // the loop begins with a barrier
-
-    uint32_t a[2][4];
+    qc_fill<W, 128 * GROUPS_N * GROUPS_K>(table);
     // Words that are not decoded have to be copied all the same: else the next chunk's are loaded into registers that a
     // product still reads, and the compiler waits for each product (ptxas: C7513). It drops copies, but does not know
     // that this is zero.
     const uint32_t zero = blockIdx.z;
+    typename Weight::made made;
+    typename Weight::state state;
+    uint32_t words[4 * Weight::WORDS], a[QW_FRAGMENTS][4];
+    const auto turn_to = [&](const typename Weight::chunk& chunk) QC_INLINED {
+        if constexpr (Weight::CODED) weight.make(chunk, made);
+        weight.flatten(chunk, 0, words);
+        if constexpr (Weight::CODED && !Weight::MANY) weight.turn_to_chunk(made, 0, state);
+    };
+    const auto decode = [&](int index, int j, uint32_t (&fragment)[4]) QC_INLINED {
+        if constexpr (Weight::MANY) weight.turn_to_piece(made, 0, j, index, state);
+        weight.fragment(table, words, 0, j, index, state, fragment);
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            if constexpr (!Weight::CODED) fragment[p] ^= zero;
+            if (RAGGED && index * QM_CHUNK + 16 * j >= W::cols) fragment[p] = 0;
+        }
+    };
+    __syncthreads();  // the table is filled
+    turn_to(ahead[0]);
+    decode(group_k, 0, a[0]);
+
     int slot = 0;  // step % STAGES
 #pragma unroll 1
     for (int base = 0; base < STEPS; base += DEPTH) {
@@ -95,36 +126,22 @@ QC_DEVICE void qw_product(
                 if constexpr (Tile::PREPARES) tile.prepare(ring + slot * TILE, step * COLUMNS);
                 qc_fence_async();
                 __syncthreads();  // tile `step` is there, and no product reads tile `step - 2` any more
-                const int refill = slot < 2 ? slot + STAGES - 2 : slot - 2, coming = step + STAGES - 2;
-                if (coming < STEPS) tile.copy(ring + refill * TILE, place + refill * TILE * 2, coming * COLUMNS);
-                qc_cp_async_commit();
-
-                typename Weight::made made;
-                typename Weight::state state;
-                uint32_t words[4 * Weight::WORDS];
-                if constexpr (Weight::CODED) weight.make(ahead[d], made);
-                weight.flatten(ahead[d], 0, words);
-                if constexpr (Weight::CODED && !Weight::MANY) weight.turn_to_chunk(made, 0, state);
-                if (index + DEPTH * GROUPS_K < CHUNKS) weight.load(ahead[d], index + DEPTH * GROUPS_K);
-
                 const qc_place b = place + (slot * TILE + group_k * (TOKENS * QM_CHUNK)) * 2;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    if constexpr (Weight::MANY) weight.turn_to_piece(made, 0, j, index, state);
-                    weight.fragment(table, words, 0, j, index, state, a[j % 2]);
-                    if constexpr (!Weight::CODED) {
-#pragma unroll
-                        for (int p = 0; p < 4; p++) a[j % 2][p] ^= zero;
-                    }
-                    if constexpr (RAGGED) {
-#pragma unroll
-                        for (int p = 0; p < 4; p++)
-                            if (index * QM_CHUNK + 16 * j >= W::cols) a[j % 2][p] = 0;
-                    }
                     qc_wgmma_fence();
-                    qc_wgmma_16(sums[0], a[j % 2], b + 32 * j, T());
+                    qc_wgmma_16(sums[0], a[j % QW_FRAGMENTS], b + 32 * j, T());
                     qc_wgmma_commit();
-                    qc_wgmma_wait<1>();
+                    if (j == 0) {
+                        const int refill = slot < 2 ? slot + STAGES - 2 : slot - 2, coming = step + STAGES - 2;
+                        if (coming < STEPS)
+                            tile.copy(ring + refill * TILE, place + refill * TILE * 2, coming * COLUMNS);
+                        qc_cp_async_commit();
+                        load(ahead[(d + DEPTH - 1) % DEPTH], step + DEPTH - 1);
+                    }
+                    qc_wgmma_wait<QW_LAG>();
+                    if (j == 3) turn_to(ahead[(d + 1) % DEPTH]);
+                    decode(index + j / 3 * GROUPS_K, (j + 1) % 4, a[(j + 1) % QW_FRAGMENTS]);
                 }
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }
@@ -145,6 +162,7 @@ QC_DEVICE void qw_linear(
     uint32_t token_block, row_block;
     qm_block(token_block, row_block);
     const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (64 * GROUPS_N);
+    if (m0 >= m || n0 >= W::rows) return;  // a grid for any number of rows has too many blocks for some
     const qm_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qw_swizzled<TOKENS>> tile(x, x_row, m0, m);
     qw_product<W, TOKENS, GROUPS_N, GROUPS_K, STAGES, DEPTH, GROUP, PAIRS>(
         table, bytes, tile, m0, n0, m, shared, finish);
@@ -160,6 +178,7 @@ QC_DEVICE void qw_normed(
     uint32_t token_block, row_block;
     qm_block(token_block, row_block);
     const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (64 * GROUPS_N);
+    if (m0 >= m || n0 >= W::rows) return;  // a grid for any number of rows has too many blocks for some
     const qm_normed_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, Norm, qw_swizzled<TOKENS>> tile(
         x, x_row, m0, m, norm);
     qw_product<W, TOKENS, GROUPS_N, GROUPS_K, STAGES, DEPTH, GROUP, PAIRS>(

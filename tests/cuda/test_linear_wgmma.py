@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ mma = load("tests/cuda/test_linear_mma.py")
 ARCH = "sm_90a"
 TAILS = (65, 127, 128, 129, 300)
 TILES = {f"{tile.tokens}x{tile.rows}": tile for tile in linear_wgmma.TILES}
+"""By rows of x and of w."""
 
 
 def run_all(sim_module: Callable[..., Any], cases: Sequence[Any], ms: tuple[int, ...], tile: str) -> None:
@@ -28,18 +29,22 @@ def run_all(sim_module: Callable[..., Any], cases: Sequence[Any], ms: tuple[int,
 
 
 @pytest.fixture(params=list(TILES))
-def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every linear has blocks of one size."""
-    monkeypatch.setattr(linear_wgmma, "TILES", (TILES[request.param],))
+    monkeypatch.setattr(linear_wgmma, "tiles_of", lambda spec, arch: (TILES[request.param],))
     emit._emitted.cache_clear()
-    return str(request.param)
+    yield str(request.param)
+    emit._emitted.cache_clear()
 
 
 def test_blocks_of_each_size(sim_module: Callable[..., Any], tile: str) -> None:
-    """Tails in all three directions: 9 of 64 rows of w, 70 of 64 to 256 rows of x, K that ends inside a chunk."""
-    size = {"256x128": (72, 416), "128x128": (200, 224), "128x64": (72, 224), "64x64": (72, 320)}[tile]
-    case = mma.make_case("nf4" if tile in ("256x128", "64x64") else "int4_32", size, "bf16", "large", m=70)
-    run_all(sim_module, [case], (), tile)
+    """Tails in all three directions: 8 of 64 or 128 rows of w, 70 of 64 to 256 rows of x, K that ends inside a
+    chunk."""
+    kind, n, k = {
+        "256x128": ("nf4", 136, 416), "256x64": ("int4_32", 72, 224), "128x64": ("int4_32", 72, 224),
+        "64x64": ("nf4", 72, 320),
+    }[tile]  # fmt: skip
+    run_all(sim_module, [mma.make_case(kind, (n, k), "bf16", "large", m=70)], (), tile)
 
 
 @pytest.mark.slow
