@@ -72,8 +72,7 @@ A product of 64 x 256 x 16 takes 128 cycles and reads 8 KiB of x from shared mem
 """
 
 SHORT = Tile(64, 1, 2, 4, 4, 5.4)
-SHORT_ROWS = 128
-"""The tile of up to so many rows of x where their number is not known, beside `TALL` with as many threads."""
+"""The tile of few rows of x (`short_rows`) where their number is not known, beside `TALL` with as many threads."""
 
 MULTIPROCESSORS = 132
 """Of an H100 and an H200 (SXM)."""
@@ -84,7 +83,7 @@ NORM_ROWS = 1024
 
 def tiles_of(spec: KernelSpec, arch: str) -> tuple[Tile, ...]:
     """The tiles of a kernel. For a known number of rows of x one, that of the shortest time. Else one for many rows, and
-    before it one for up to `SHORT_ROWS`, unless there are so many rows of w that this one is no faster."""
+    before it one for up to `short_rows` of them, if that is more than the class begins with."""
     body, weight = linear_body(spec), weight_of(spec.name, spec.operands[1])
     room = SHARED_LIMIT[arch_number(arch)] - linear_statistics.reserved_by(spec) - PAIR_TABLE * weight.lookup
     fitting = tuple(tile for tile in TILES if tile.shared + NORM_ROWS <= room) or TILES[-1:]
@@ -98,8 +97,13 @@ def tiles_of(spec: KernelSpec, arch: str) -> tuple[Tile, ...]:
         return (ahead(min(fitting, key=lambda tile: time(tile, rows)), weight),)
     if TALL not in fitting:
         return (ahead(fitting[0], weight),)
-    few = (SHORT,) if time(SHORT, SHORT_ROWS) < time(TALL, SHORT_ROWS) else ()
+    few = (SHORT,) if short_rows(body.n) > 64 else ()
     return tuple(ahead(tile, weight) for tile in (*few, TALL))
+
+
+def short_rows(n: int) -> int:
+    """The most rows of x for which blocks of `SHORT` all run at the same time."""
+    return MULTIPROCESSORS // -(-n // SHORT.rows) * SHORT.tokens
 
 
 def ahead(tile: Tile, weight: Weight) -> Tile:
@@ -143,7 +147,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         lines += _product(spec, weight, last, finish)
     else:
         few, many = (indent(_product(spec, weight, tile, finish)) for tile in tiles)
-        lines += [f"if ({c_dim(body.m)} <= {SHORT_ROWS}) {{", *few, "} else {", *many, "}"]
+        lines += [f"if ({c_dim(body.m)} <= {short_rows(body.n)}) {{", *few, "} else {", *many, "}"]
     head = weight.definitions + before + finish.definition + signature(spec, last.threads, 1)
     text = "\n".join([header_comment(spec, *notes), head, *indent(lines), "}\n"])
     return CudaKernel(text, Geometry(_grid(body, tiles), (last.threads, 1, 1), memory.nbytes), "mma", notes)
@@ -180,9 +184,11 @@ def _note(tile: Tile) -> str:
 
 
 def _grid(body: LinearKernel, tiles: tuple[Tile, ...]) -> tuple[Dim, Dim, Dim]:
-    """(blocks along m, along n, 1). A kernel with a tile for few rows of x has as many blocks as that one needs, too."""
+    """(blocks along m, along n, 1). With two tiles there are as many along m as either needs; some then return at
+    once."""
     along_m = (dim(body.m) + (tiles[-1].tokens - 1)) // tiles[-1].tokens
     if len(tiles) > 1:
-        along_m = along_m.maximum(SHORT_ROWS // tiles[0].tokens)
+        short, most = tiles[0].tokens, short_rows(body.n)
+        along_m = along_m.maximum(((dim(body.m) + (short - 1)) // short).minimum(most // short))
     return along_m.to_dim(), -(-body.n // tiles[-1].rows), 1
 
