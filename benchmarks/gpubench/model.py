@@ -304,10 +304,10 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
         tokens = 8 if shape.mma else shape.rows
         return Launch(blocks, threads, shared, tokens, 16 * shape.depth, y, True)
     if isinstance(body, LinearKernel) and linear.decision_of(spec, ARCH).key == "wgmma":
-        tiles = linear_wgmma.tiles_of(spec, ARCH)
-        of = tiles[0] if m <= linear_wgmma.short_rows(body.n) else tiles[-1]
+        of = linear_wgmma.tile_for(linear_wgmma.tiles_of(spec, ARCH), m)
         along_m = -(-m // of.tokens)
-        return Launch(along_m * y, threads, shared, of.tokens, 16 * (of.depth - 1), along_m, False, wgmma=True)
+        blocks = along_m * -(-body.n // of.rows)
+        return Launch(blocks, threads, shared, of.tokens, 16 * (of.depth - 1), along_m, False, wgmma=True)
     if isinstance(body, LinearKernel):
         entries = linear_mma.held_entries(weight)
         tile = linear_mma.tile_of(body, weight.bits, SHARED_LIMIT[number], entries, number)

@@ -152,15 +152,22 @@ QC_DEVICE void qw_product(
         sums, warp_n, group_k, (float*)shared, m0, n0, m, tile.used, finish);
 }
 
+// As qm_block, where each row of the grid stands for HALVES rows of blocks: a kernel for any number of rows of x has
+// tiles of several sizes, and one grid.
+template <int HALVES> QC_DEVICE void qw_block(uint32_t& token_block, uint32_t& row_block) {
+    qm_block(token_block, row_block);
+    row_block = row_block * HALVES + token_block % HALVES, token_block /= HALVES;
+}
+
 // One block of a linear: rows of x `x_row` elements apart.
-template <class W, int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES, int DEPTH, int GROUP, bool PAIRS, class Table,
-          class Finish>
+template <class W, int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES, int DEPTH, int HALVES, int GROUP, bool PAIRS,
+          class Table, class Finish>
 QC_DEVICE void qw_linear(
     const Table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
     const Finish& finish) {
     constexpr int COLUMNS = QM_CHUNK * GROUPS_K, THREADS = 128 * GROUPS_N * GROUPS_K;
     uint32_t token_block, row_block;
-    qm_block(token_block, row_block);
+    qw_block<HALVES>(token_block, row_block);
     const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (64 * GROUPS_N);
     if (m0 >= m || n0 >= W::rows) return;  // a grid for any number of rows has too many blocks for some
     const qm_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qw_swizzled<TOKENS>> tile(x, x_row, m0, m);
@@ -169,14 +176,14 @@ QC_DEVICE void qw_linear(
 }
 
 // One block of a linear whose rows of x are normalised: qw_linear with a norm.
-template <class W, int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES, int DEPTH, int GROUP, bool PAIRS, class Table,
-          class Norm, class Finish>
+template <class W, int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES, int DEPTH, int HALVES, int GROUP, bool PAIRS,
+          class Table, class Norm, class Finish>
 QC_DEVICE void qw_normed(
     const Table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, const Norm& norm,
     void* shared, const Finish& finish) {
     constexpr int COLUMNS = QM_CHUNK * GROUPS_K, THREADS = 128 * GROUPS_N * GROUPS_K;
     uint32_t token_block, row_block;
-    qm_block(token_block, row_block);
+    qw_block<HALVES>(token_block, row_block);
     const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (64 * GROUPS_N);
     if (m0 >= m || n0 >= W::rows) return;  // a grid for any number of rows has too many blocks for some
     const qm_normed_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, Norm, qw_swizzled<TOKENS>> tile(

@@ -27,6 +27,14 @@ ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A tile of a kernel, for up to `most` rows of x (None: any number)."""
+
+    tile: Tile
+    most: int | None = None
+
+
+@dataclass(frozen=True)
 class Tile:
     """Template arguments of `qw_linear`.
 
@@ -64,15 +72,16 @@ class Tile:
         return f"{self.tokens}, {self.groups_n}, {self.groups_k}, {self.stages}"
 
 
-TALL = Tile(256, 1, 2, 3, 4, 8.5)
-TILES = (Tile(256, 2, 1, 5, 4, 14.6), TALL, Tile(128, 1, 2, 4, 4, 6.6), Tile(64, 1, 4, 4, 4, 4.3))
+LARGE, TALL = Tile(256, 2, 1, 5, 4, 14.6), Tile(256, 1, 2, 3, 4, 8.5)
+TILES = (LARGE, TALL, Tile(128, 1, 2, 4, 4, 6.6), Tile(64, 1, 4, 4, 4, 4.3))
 """The sizes of a block, the largest first. 64 x 256 sums take 128 registers of a thread, and two warpgroups the others.
 
 A product of 64 x 256 x 16 takes 128 cycles and reads 8 KiB of x from shared memory, half of what it delivers.
 """
 
 SHORT = Tile(64, 1, 2, 4, 4, 5.4)
-"""The tile of few rows of x (`short_rows`) where their number is not known, beside `TALL` with as many threads."""
+"""The smallest tile with as many threads as `LARGE` and `TALL`, beside which it serves where the number of rows of x is
+not known."""
 
 MULTIPROCESSORS = 132
 """Of an H100 and an H200 (SXM)."""
@@ -81,29 +90,40 @@ NORM_ROWS = 1024
 """Bytes that the values of a given norm take beyond what linear_statistics.py reserves: of 256 rows instead of 128."""
 
 
-def tiles_of(spec: KernelSpec, arch: str) -> tuple[Tile, ...]:
-    """The tiles of a kernel. For a known number of rows of x one, that of the shortest time. Else one for many rows, and
-    before it one for up to `short_rows` of them, if that is more than the class begins with."""
+def tiles_of(spec: KernelSpec, arch: str) -> tuple[Choice, ...]:
+    """The tiles of a kernel, each with the most rows of x that it serves; the last one serves any.
+
+    For a known number of rows of x that is one tile, that of the shortest time. Else it is the largest one, and before
+    it smaller ones of as many threads, as long as all their blocks run at the same time.
+    """
     body, weight = linear_body(spec), weight_of(spec.name, spec.operands[1])
     room = SHARED_LIMIT[arch_number(arch)] - linear_statistics.reserved_by(spec) - PAIR_TABLE * weight.lookup
     fitting = tuple(tile for tile in TILES if tile.shared + NORM_ROWS <= room) or TILES[-1:]
+    rows = body.m
 
-    def time(tile: Tile, rows: int) -> float:
+    def time(tile: Tile) -> float:
+        assert isinstance(rows, int)
         blocks = -(-rows // tile.tokens) * -(-body.n // tile.rows)
         return -(-blocks // MULTIPROCESSORS) * tile.time
 
-    if isinstance(body.m, int):
-        rows = body.m
-        return (ahead(min(fitting, key=lambda tile: time(tile, rows)), weight),)
-    if TALL not in fitting:
-        return (ahead(fitting[0], weight),)
-    few = (SHORT,) if short_rows(body.n) > 64 else ()
-    return tuple(ahead(tile, weight) for tile in (*few, TALL))
+    if isinstance(rows, int):
+        return (Choice(ahead(min(fitting, key=time), weight)),)
+    few, most = list[Choice](), LEAST_ROWS
+    for tile in (each for each in (SHORT, TALL) if each.threads == fitting[0].threads):
+        at_once = MULTIPROCESSORS // -(-body.n // tile.rows) * tile.tokens
+        if at_once > most and (tile is SHORT or tile in fitting):
+            few.append(Choice(ahead(tile, weight), at_once))
+            most = at_once
+    return (*few, Choice(ahead(fitting[0], weight)))
 
 
-def short_rows(n: int) -> int:
-    """The most rows of x for which blocks of `SHORT` all run at the same time."""
-    return MULTIPROCESSORS // -(-n // SHORT.rows) * SHORT.tokens
+LEAST_ROWS = 64
+"""Fewer rows of x have other kernels."""
+
+
+def tile_for(choices: tuple[Choice, ...], m: int) -> Tile:
+    """The tile that serves `m` rows of x."""
+    return next(choice.tile for choice in choices if choice.most is None or m <= choice.most)
 
 
 def ahead(tile: Tile, weight: Weight) -> Tile:
@@ -125,13 +145,14 @@ def least_shared() -> int:
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry of a linear that `linear.decision_of` gives to this engine."""
-    body, weight, tiles = linear_body(spec), weight_of(spec.name, spec.operands[1]), tiles_of(spec, arch)
-    finish, memory, last = finish_of(spec), SharedMemory(), tiles[-1]
+    body, weight, choices = linear_body(spec), weight_of(spec.name, spec.operands[1]), tiles_of(spec, arch)
+    tiles = [choice.tile for choice in choices]
+    finish, memory, threads = finish_of(spec), SharedMemory(), tiles[-1].threads
     memory.add("shared", "qw_aligned", max(tile.shared for tile in tiles) // ALIGNMENT, ALIGNMENT)
     if body.given is not None:
-        linear_statistics.room(memory, spec, last.tokens, vectors=True)
+        linear_statistics.room(memory, spec, max(tile.tokens for tile in tiles), vectors=True)
     table = lookup_table(weight, memory, SHARED_LIMIT[arch_number(arch)], 1)
-    notes = tuple(map(_note, tiles))
+    notes = tuple(map(_note, choices))
     lines = [
         *memory.declarations(),
         table,
@@ -143,21 +164,24 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     if body.given is not None:
         before, notes = linear_statistics.definition(spec, in_pieces=True), (linear_statistics.note(spec), *notes)
         lines.append(linear_statistics.declaration(spec, in_pieces=True))
-    if len(tiles) == 1:
-        lines += _product(spec, weight, last, finish)
-    else:
-        few, many = (indent(_product(spec, weight, tile, finish)) for tile in tiles)
-        lines += [f"if ({c_dim(body.m)} <= {short_rows(body.n)}) {{", *few, "} else {", *many, "}"]
-    head = weight.definitions + before + finish.definition + signature(spec, last.threads, 1)
+    for choice in choices:
+        product = _product(spec, weight, choice.tile, tiles[-1].rows // choice.tile.rows, finish)
+        if choice.most is None:
+            lines += product
+        else:
+            lines += [f"if ({c_dim(body.m)} <= {choice.most}) {{", *indent([*product, "return;"]), "}"]
+    head = weight.definitions + before + finish.definition + signature(spec, threads, 1)
     text = "\n".join([header_comment(spec, *notes), head, *indent(lines), "}\n"])
-    return CudaKernel(text, Geometry(_grid(body, tiles), (last.threads, 1, 1), memory.nbytes), "mma", notes)
+    return CudaKernel(text, Geometry(_grid(body, choices), (threads, 1, 1), memory.nbytes), "mma", notes)
 
 
-def _product(spec: KernelSpec, weight: Weight, tile: Tile, finish: Finish) -> list[str]:
-    """The statements of a block of one size."""
+def _product(spec: KernelSpec, weight: Weight, tile: Tile, halves: int, finish: Finish) -> list[str]:
+    """The statements of a block of one size, of which `halves` share a row of the grid."""
     body, (x, w) = linear_body(spec), spec.operands[:2]
     where = f"table, (const uint8_t*){identifier(w.name)}, {identifier(x.name)}, {c_dim(x.strides[0])}, {c_dim(body.m)}"
-    arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}, {finish.group}, {str(body.pairs).lower()}"
+    arguments = (
+        f"{weight.struct}, {tile.arguments}, {tile.depth}, {halves}, {finish.group}, {str(body.pairs).lower()}"
+    )
     function, norm = ("qw_linear", "") if body.given is None else ("qw_normed", "norm, ")
     lines = [
         f'static_assert(qw_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',
@@ -168,27 +192,30 @@ def _product(spec: KernelSpec, weight: Weight, tile: Tile, finish: Finish) -> li
         place = (f"(int64_t)token_block * {tile.tokens}", f"(int64_t)row_block * {tile.rows}")
         lines += [
             "uint32_t token_block, row_block;",
-            "qm_block(token_block, row_block);",
+            f"qw_block<{halves}>(token_block, row_block);",
             *linear_statistics.written(spec, tile.tokens, tile.rows, tile.threads, *place),
         ]
     return lines
 
 
-def _note(tile: Tile) -> str:
+def _note(choice: Choice) -> str:
     """For a comment."""
+    tile, most = choice.tile, "" if choice.most is None else f", up to {choice.most} rows of x"
     return (
-        f"M class large, wgmma: {tile.tokens} tokens x {tile.rows} rows of w per block of {tile.groups_n} x "
+        f"M class large, wgmma{most}: {tile.tokens} tokens x {tile.rows} rows of w per block of {tile.groups_n} x "
         f"{tile.groups_k} warpgroups; {tile.stages} stages of x in {tile.shared} bytes, {tile.depth - 1} chunks of w "
         "ahead"
     )
 
 
-def _grid(body: LinearKernel, tiles: tuple[Tile, ...]) -> tuple[Dim, Dim, Dim]:
-    """(blocks along m, along n, 1). With two tiles there are as many along m as either needs; some then return at
+def _grid(body: LinearKernel, choices: tuple[Choice, ...]) -> tuple[Dim, Dim, Dim]:
+    """(blocks along m, along n, 1). With several tiles there are as many as any of them needs; the others return at
     once."""
-    along_m = (dim(body.m) + (tiles[-1].tokens - 1)) // tiles[-1].tokens
-    if len(tiles) > 1:
-        short, most = tiles[0].tokens, short_rows(body.n)
-        along_m = along_m.maximum(((dim(body.m) + (short - 1)) // short).minimum(most // short))
-    return along_m.to_dim(), -(-body.n // tiles[-1].rows), 1
-
+    last, m = choices[-1].tile, dim(body.m)
+    along_m = (m + (last.tokens - 1)) // last.tokens
+    for choice in choices[:-1]:
+        assert choice.most is not None
+        tokens, halves = choice.tile.tokens, last.rows // choice.tile.rows
+        blocks = ((m + (tokens - 1)) // tokens).minimum(choice.most // tokens)
+        along_m = along_m.maximum(blocks * halves)
+    return along_m.to_dim(), -(-body.n // last.rows), 1
