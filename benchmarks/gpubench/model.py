@@ -269,7 +269,8 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
         )
     if found.per_weight is not None:
         slots = found.per_weight * weights / 32 * uneven / (4 * gpu.multiprocessors)
-        best, worst = min(gpu.issue.best, warps * gpu.warp_issue.best), min(gpu.issue.worst, warps * gpu.warp_issue.worst)
+        best = min(gpu.issue.best, warps * gpu.warp_issue.best)
+        worst = min(gpu.issue.worst, warps * gpu.warp_issue.worst)
         terms["issue"] = (slots / gpu.clock.best / best, slots / gpu.clock.worst / worst)
         half = found.alu * weights / 32 * uneven / (2 * gpu.multiprocessors)
         terms["alu"] = (half / gpu.clock.best / gpu.issue.best, half / gpu.clock.worst / gpu.issue.worst)
@@ -322,7 +323,8 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
 
 
 def _products(spec: KernelSpec, launch: Launch) -> Fraction:
-    """Products that a warp lane executes per weight: `mma` 16 x 8 x 16 over 32 lanes, for bytes 16 x 8 x 32; `wgmma`."""
+    """Products that a warp lane executes per weight: `mma` 16 x 8 x 16 over 32 lanes, for bytes 16 x 8 x 32; of a
+    warpgroup 64 x tokens x 16."""
     if emit.emit_kernel(spec, ARCH).engine != "mma":
         return Fraction(launch.tokens)
     if launch.wgmma:  # 64 rows by 16 columns, over 128 lanes

@@ -14,7 +14,7 @@
 //
 // Instructions per weight of the whole loop, counted in SASS (docs/hot-loops.md; a test compares):
 // nf4, M = 16, sm_90a: 4.48; nf4, M = 64, sm_90a: 6.04; int4_g128, M = 16, sm_90a: 4.09; int4_g128, M = 512,
-// sm_90a: 6.42.
+// sm_80: 6.45. For many rows of x on sm_90a see linear_wgmma.cuh.
 //
 // The WARPS_K partial sums are added in the order of k through shared memory: results do not depend on scheduling.
 //

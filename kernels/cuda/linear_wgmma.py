@@ -179,9 +179,7 @@ def _product(spec: KernelSpec, weight: Weight, tile: Tile, halves: int, finish: 
     """The statements of a block of one size, of which `halves` share a row of the grid."""
     body, (x, w) = linear_body(spec), spec.operands[:2]
     where = f"table, (const uint8_t*){identifier(w.name)}, {identifier(x.name)}, {c_dim(x.strides[0])}, {c_dim(body.m)}"
-    arguments = (
-        f"{weight.struct}, {tile.arguments}, {tile.depth}, {halves}, {finish.group}, {str(body.pairs).lower()}"
-    )
+    arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}, {halves}, {finish.group}, {str(body.pairs).lower()}"
     function, norm = ("qw_linear", "") if body.given is None else ("qw_normed", "norm, ")
     lines = [
         f'static_assert(qw_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',

@@ -64,8 +64,8 @@ def test_every_format_size_and_tail(sim_module: Callable[..., Any], tile: str, k
 
 
 def test_a_kernel_for_any_number_of_rows_of_x_has_three_tiles(sim_module: Callable[..., Any]) -> None:
-    """Smaller ones as long as their blocks run at a time on 132 multiprocessors: beside 64 panels of 64 rows of w two of
-    64 or of 256 rows of x do."""
+    """Smaller ones as long as their blocks run at a time on 132 multiprocessors: beside 64 blocks of 64 rows of w, two
+    of 64 or of 256 rows of x do."""
     spec = mma.make_spec("nf4", (4096, 320), "bf16", "large")
     choices = linear_wgmma.tiles_of(spec, ARCH)
     assert [(each.tile.tokens, each.most) for each in choices] == [(64, 128), (256, 512), (256, None)]

@@ -43,9 +43,7 @@ def test_a_range_has_its_ends_in_order_and_grows_with_the_work() -> None:
     found = [linear(m) for m in (64, 512, 4096)]
     assert all(0 < each.low_us < each.high_us for each in found)
     assert found[0].low_us < found[1].low_us < found[2].low_us
-    assert linear(4096).terms["tensor"][0] == pytest.approx(
-        2 * 4096**3 / (989e6 * 0.79) * (512 // 132 + 1) * 132 / 512
-    )
+    assert linear(4096).terms["tensor"][0] == pytest.approx(2 * 4096**3 / (989e6 * 0.79) * (512 // 132 + 1) * 132 / 512)
 
 
 def test_a_kernel_for_any_m_is_predicted_for_the_tile_that_m_gets() -> None:

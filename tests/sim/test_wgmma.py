@@ -25,20 +25,23 @@ KERNEL = """extern "C" __global__ void qk_try(float* y) {
     y[t] = d[7][3];
 }
 """
+AT_WAIT = "    __syncthreads();\n    qc_wgmma"
+"""The barrier between the product and its wait, behind which each of these is planted."""
+B_CHANGES = """    __syncthreads();
+    if (t == 0) tile[0] = make_uint4(2, 2, 2, 2);
+    qc_fence_async();
+    __syncthreads();
+    qc_wgmma"""
+SUMS_CHANGE = """    d[0][0] = 1;
+    qc_wgmma_fence();
+    qc_wgmma_16(d, a, qc_place(tile), qc_bf16());
+    qc_wgmma"""
 PLANTED = {
     "a store without a proxy's fence": ("    qc_fence_async();\n", "", "without fence.proxy.async"),
     "no fence before a product": ("    qc_wgmma_fence();\n", "", "no wgmma.fence"),
-    "an operand in registers changes": ("    __syncthreads();\n    qc_wgmma", "    a[0] = t;\n    qc_wgmma", "operand a"),
-    "an operand in shared memory changes": (
-        "    __syncthreads();\n    qc_wgmma",
-        "    __syncthreads();\n    if (t == 0) tile[0] = make_uint4(2, 2, 2, 2);\n    qc_fence_async();\n    __syncthreads();\n    qc_wgmma",
-        "operand b",
-    ),
-    "accumulators change": (
-        "    __syncthreads();\n    qc_wgmma",
-        "    d[0][0] = 1;\n    qc_wgmma_fence();\n    qc_wgmma_16(d, a, qc_place(tile), qc_bf16());\n    qc_wgmma",
-        "accumulators are written",
-    ),
+    "an operand in registers changes": (AT_WAIT, "    a[0] = t;\n    qc_wgmma", "operand a"),
+    "an operand in shared memory changes": (AT_WAIT, B_CHANGES, "operand b"),
+    "accumulators change": (AT_WAIT, SUMS_CHANGE, "accumulators are written"),
     "a tile that begins off its pattern": ("qc_place(tile)", "qc_place(tile) + 128", "no multiple of 32 bytes"),
     "warps of a group multiply different tiles": (
         "qc_place(tile)", "qc_place(tile) + (t < 32 ? 0 : 32)", "different products",
