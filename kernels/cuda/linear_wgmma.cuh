@@ -8,7 +8,7 @@
 //
 // The weight is operand A of the product, from registers: a lane's 16 bytes of cuda_t16_v1 are its fragments, as they
 // are for `mma`. While a product of 16 columns runs, the warps decode the fragment of the next 16 into other registers.
-// Of x, which is operand B in shared memory, no thread reads anything.
+// x is operand B, in shared memory: once it is there, threads read it only to normalise it.
 //
 // At the barrier between two chunks each warpgroup has up to QW_LAG products under way, which read the tile of the
 // chunk before. So the tile that is filled behind that barrier is the one before that: a ring of STAGES tiles has
@@ -37,7 +37,7 @@ template <int TOKENS> struct qw_swizzled {
     }
 };
 
-// 1024 bytes of the ring, at a multiple of as many.
+// 1024 bytes of the ring, at a multiple of 1024.
 struct alignas(1024) qw_aligned {
     unsigned char bytes[1024];
 };
@@ -50,7 +50,7 @@ template <int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES> struct qw_shared {
     static constexpr int BYTES = RING > SUMS ? RING : SUMS;
 };
 
-// As qm_product, with n0 a multiple of the rows of w that a block takes.
+// As qm_product, by warpgroups; n0 is a multiple of the rows of w that a block takes.
 template <class W, int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES, int DEPTH, int GROUP, bool PAIRS, class Table,
           class Tile, class Finish>
 QC_DEVICE void qw_product(
@@ -80,7 +80,7 @@ QC_DEVICE void qw_product(
     // and wait for it.
     const auto load = [&](typename Weight::chunk& chunk, int step) QC_INLINED {
         const int index = step * GROUPS_K + group_k;
-        weight.load(chunk, index < CHUNKS ? index : CHUNKS - 1);
+        if constexpr (CHUNKS > 0) weight.load(chunk, index < CHUNKS ? index : CHUNKS - 1);
     };
     typename Weight::chunk ahead[DEPTH];
 #pragma unroll
@@ -115,8 +115,10 @@ QC_DEVICE void qw_product(
         }
     };
     __syncthreads();  // the table is filled
-    turn_to(ahead[0]);
-    decode(group_k, 0, a[0]);
+    if constexpr (CHUNKS > 0) {
+        turn_to(ahead[0]);
+        decode(group_k, 0, a[0]);
+    }
 
     int slot = 0;  // step % STAGES
 #pragma unroll 1

@@ -1,7 +1,7 @@
 """Linears of many rows on Hopper's tensor cores: `linear` kernels of class "large" on sm_90a, over linear_wgmma.cuh.
 
 The three pieces are those of linear_mma.py. A block's warpgroups multiply 64 rows of w each, and read x from a ring of
-swizzled tiles in shared memory. `TILES` lists the sizes of a block; `tile_of` chooses by the sizes of the linear.
+swizzled tiles in shared memory. `TILES` lists the sizes of a block; `tiles_of` chooses by the sizes of the linear.
 """
 
 from __future__ import annotations

@@ -60,6 +60,11 @@ def test_every_format_size_and_tail(sim_module: Callable[..., Any], tile: str, k
     run_all(sim_module, cases, TAILS, tile)
 
 
+def test_no_depth_gives_zeros(sim_module: Callable[..., Any]) -> None:
+    case = mma.make_case("plain", (35, 0), "bf16", "large", m=70)
+    run_all(sim_module, [case], ())
+
+
 # --- tiles that are chosen --------------------------------------------------------------------------------------------
 
 
