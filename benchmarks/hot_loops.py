@@ -18,7 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from qcompiler.kernels.cuda import emit, signature
+from qcompiler.kernels.cuda import emit, linear, signature
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
 from qcompiler.kernels.cuda.weights import weight_of
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
@@ -106,6 +106,8 @@ def figure(
     products = Fraction(tokens(m), 64) if emitted.engine == "mma" else Fraction(m)
     if emitted.engine == "mma" and m <= 8 and weight_of(kernel.name, kernel.operands[1]).late == "adds":
         products *= 2  # of x with ones, for the offsets
+    if linear.decision_of(kernel, arch).key == "wgmma":
+        products = Fraction(1, 8)  # of 64 rows by 16 columns, over 128 lanes
     loop = sass.hot_loop(functions[symbol], 8 if weight == "int8" else 4, products)
     found, threads = cubin.resources[symbol], emitted.geometry.threads
     shared = found.shared_static + emitted.geometry.shared

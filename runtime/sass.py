@@ -35,12 +35,12 @@ from qcompiler.errors import MissingDependencyError, SassError
 
 _INSTALL = "pip install nvidia-cuda-nvdisasm"
 
-PRODUCTS = ("HMMA", "IMMA", "IDP", "FFMA")
-"""Opcodes that multiply weights with x: tensor cores, `dp4a`, fp32. The first kind that occurs in a loop counts as its
-products, since decoding may use FFMA as well."""
+PRODUCTS = ("HGMMA", "HMMA", "IMMA", "IDP", "FFMA")
+"""Opcodes that multiply weights with x: tensor cores (HGMMA: a warpgroup's), `dp4a`, fp32. The first kind that occurs
+in a loop counts as its products, since decoding may use FFMA as well."""
 
 CLASSES: Mapping[str, tuple[str, ...]] = {
-    "products": ("HMMA", "IMMA", "IDP"),
+    "products": ("HGMMA", "HMMA", "IMMA", "IDP"),
     "fp32": ("FADD", "FMUL", "FFMA", "FSEL", "FMNMX", "FSETP"),
     "packing": ("F2FP", "F2F", "I2F", "F2I", "HADD2", "HMUL2", "HFMA2"),
     "logic": ("LOP3", "PLOP3", "SHF", "PRMT", "LEA", "BFE", "SGXT"),
@@ -50,7 +50,21 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "shuffle": ("SHFL",),
     "shared": ("LDS", "STS", "LDSM"),
     "global": ("LDG", "STG", "LDGSTS", "LDGDEPBAR", "DEPBAR"),
-    "control": ("BRA", "BSSY", "BSYNC", "BAR", "WARPSYNC", "EXIT", "YIELD", "BREAK", "CALL", "RET", "BMOV"),
+    "control": (
+        "BRA",
+        "BSSY",
+        "BSYNC",
+        "BAR",
+        "WARPSYNC",
+        "WARPGROUP",
+        "FENCE",
+        "EXIT",
+        "YIELD",
+        "BREAK",
+        "CALL",
+        "RET",
+        "BMOV",
+    ),
 }
 """Classes of instructions by purpose, the columns of a table. All others are "other"."""
 

@@ -10,7 +10,7 @@ them a counted amount divided by a known rate:
             multiprocessors that have a block)
     issue   instructions of the hot loop, from SASS (runtime/sass.py) / four per clock and multiprocessor
     alu     those of them that only the integer pipe executes / two per clock and multiprocessor
-    tensor  operations, rows of x padded to the tile        / rate of `mma.sync`
+    tensor  operations, rows of x padded to the tile        / rate of `mma.sync`, or of `wgmma`
     l2      x once per block, weights once per tile of rows / bandwidth of the L2 cache
     shared  accesses of the hot loop to shared memory       / 128 bytes per clock and multiprocessor
 
@@ -34,7 +34,16 @@ from gpubench import layer, ours
 from gpubench.cells import EXPERTS, SHAPES, Cell, sizes
 from gpubench.occupancy import blocks_per_multiprocessor
 from qcompiler.kernels.cost import bytes_moved, operations_of, stored_bytes
-from qcompiler.kernels.cuda import emit, grouped_linear, grouped_mma, linear, linear_fma, linear_mma, signature
+from qcompiler.kernels.cuda import (
+    emit,
+    grouped_linear,
+    grouped_mma,
+    linear,
+    linear_fma,
+    linear_mma,
+    linear_wgmma,
+    signature,
+)
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT
 from qcompiler.kernels.cuda.weights import weight_of
 from qcompiler.plan.kernel import KernelSpec
@@ -79,6 +88,9 @@ class Gpu:
     mma_sync: Range = Range(0.65, 0.45)
     """The share of it that `mma.sync` reaches on Hopper: 62 % measured by arXiv 2402.13499, table 8."""
 
+    wgmma: Range = Range(0.79, 0.5)
+    """The share of it that `wgmma` reaches: cuBLAS 780 TFLOP/s of bf16 on the first visit's H200."""
+
     l2: Range = Range(7.0e6, 3.5e6)
     """Reads that hit: a lead. A multiprocessor takes at most 64 bytes per clock, all of them together 15 TB/s;
     published measurements of an H100 are between 5.5 and 7."""
@@ -119,11 +131,13 @@ class Count:
     opcodes: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
 
-    def wavefronts(self, wide: float) -> float:
+    def wavefronts(self, wide: float, product: float = 0.0) -> float:
         """Cycles of shared memory per weight and lane's share of a warp: one for 4 bytes of 32 lanes, `wide` for plain
-        loads and stores, four for `ldmatrix` of four tiles and for asynchronous copies of 16 bytes."""
+        loads and stores, four for `ldmatrix` of four tiles and for asynchronous copies of 16 bytes, `product` for
+        `wgmma`."""
         of = self.opcodes.get
-        return wide * (of("LDS", 0.0) + of("STS", 0.0)) + 4 * (of("LDSM", 0.0) + of("LDGSTS", 0.0))
+        copied = 4 * (of("LDSM", 0.0) + of("LDGSTS", 0.0)) + product * of("HGMMA", 0.0)
+        return wide * (of("LDS", 0.0) + of("STS", 0.0)) + copied
 
     @property
     def alu(self) -> float:
@@ -199,6 +213,13 @@ class Launch:
     flight: int
     passes: int
     few: bool
+    wgmma: bool = False
+
+    @property
+    def wavefronts(self) -> float:
+        """Cycles in which a product of a warpgroup reads x in shared memory, for each of its four warps: `tokens` rows
+        of 32 bytes, once for the four."""
+        return self.tokens * 32 / 128 / 4 if self.wgmma else 0.0
 
 
 def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Prediction:
@@ -242,20 +263,21 @@ def _product(spec: KernelSpec, cell: Cell, count: Counter, gpu: Gpu) -> Predicti
     if weight.lookup and launch.few:
         terms["table"] = (gpu.table.best, gpu.table.worst)
     if emit.emit_kernel(spec, ARCH).engine == "mma":
-        operations = 2 * weights * launch.tokens
+        operations, shares = 2 * weights * launch.tokens, gpu.wgmma if launch.wgmma else gpu.mma_sync
         terms["tensor"] = tuple(  # type: ignore[assignment]
-            uneven * operations / (gpu.tensor * share * (3 - item)) for share in (gpu.mma_sync.best, gpu.mma_sync.worst)
+            uneven * operations / (gpu.tensor * share * (3 - item)) for share in (shares.best, shares.worst)
         )
     if found.per_weight is not None:
         slots = found.per_weight * weights / 32 * uneven / (4 * gpu.multiprocessors)
-        shares = min(gpu.issue.best, warps * gpu.warp_issue.best), min(gpu.issue.worst, warps * gpu.warp_issue.worst)
-        terms["issue"] = (slots / gpu.clock.best / shares[0], slots / gpu.clock.worst / shares[1])
+        best = min(gpu.issue.best, warps * gpu.warp_issue.best)
+        worst = min(gpu.issue.worst, warps * gpu.warp_issue.worst)
+        terms["issue"] = (slots / gpu.clock.best / best, slots / gpu.clock.worst / worst)
         half = found.alu * weights / 32 * uneven / (2 * gpu.multiprocessors)
         terms["alu"] = (half / gpu.clock.best / gpu.issue.best, half / gpu.clock.worst / gpu.issue.worst)
         turns = weights / 32 * uneven / gpu.multiprocessors
         terms["shared"] = (
-            turns * found.wavefronts(1) / gpu.clock.best / gpu.shared.best,
-            turns * found.wavefronts(2) / gpu.clock.worst / gpu.shared.worst,
+            turns * found.wavefronts(1, launch.wavefronts) / gpu.clock.best / gpu.shared.best,
+            turns * found.wavefronts(2, launch.wavefronts) / gpu.clock.worst / gpu.shared.worst,
         )
     facts = {
         "bytes": nbytes, "operations": operations_of(body, spec.operands, symbols), "blocks": launch.blocks,
@@ -282,6 +304,11 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
         shape = linear_fma.few_shape(spec, weight, mma=linear.decision_of(spec, ARCH).key == "few_mma")
         tokens = 8 if shape.mma else shape.rows
         return Launch(blocks, threads, shared, tokens, 16 * shape.depth, y, True)
+    if isinstance(body, LinearKernel) and linear.decision_of(spec, ARCH).key == "wgmma":
+        of = linear_wgmma.tile_for(linear_wgmma.tiles_of(spec, ARCH), m)
+        along_m = -(-m // of.tokens)
+        blocks = along_m * -(-body.n // of.rows)
+        return Launch(blocks, threads, shared, of.tokens, 16 * (of.depth - 1), along_m, False, wgmma=True)
     if isinstance(body, LinearKernel):
         entries = linear_mma.held_entries(weight)
         tile = linear_mma.tile_of(body, weight.bits, SHARED_LIMIT[number], entries, number)
@@ -296,9 +323,12 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
 
 
 def _products(spec: KernelSpec, launch: Launch) -> Fraction:
-    """Products that a warp lane executes per weight: `mma` 16 x 8 x 16 over 32 lanes, for bytes 16 x 8 x 32."""
+    """Products that a warp lane executes per weight: `mma` 16 x 8 x 16 over 32 lanes, for bytes 16 x 8 x 32; of a
+    warpgroup 64 x tokens x 16."""
     if emit.emit_kernel(spec, ARCH).engine != "mma":
         return Fraction(launch.tokens)
+    if launch.wgmma:  # 64 rows by 16 columns, over 128 lanes
+        return Fraction(1, 8)
     codes = isinstance(spec.body, LinearKernel) and spec.body.codes
     sums = launch.tokens <= 8 and not codes and weight_of(spec.name, spec.operands[1]).late == "adds"
     return Fraction(launch.tokens * (2 if sums else 1), 128 if codes else 64)

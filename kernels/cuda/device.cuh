@@ -54,7 +54,7 @@ struct alignas(2) qc_f16 { uint16_t bits; };
 // 1024. Ranges of one kernel do not overlap; the simulator puts red zones between them.
 #define QC_SHARED(type, name, offset, count) type* const name = (type*)(qc_shared_memory() + (offset))
 QC_DEVICE unsigned char* qc_shared_memory() {
-    extern __shared__ __align__(128) unsigned char qc_shared_bytes[];
+    extern __shared__ __align__(1024) unsigned char qc_shared_bytes[];
     return qc_shared_bytes;
 }
 
@@ -229,6 +229,89 @@ QC_DEVICE void qc_mma_16832_s8(int (&d)[4], const uint32_t (&a)[4], const uint32
         asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
                      : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1]) : "r"(a[i]), "r"(b[i / 2]));
 #endif
+}
+#endif
+
+// --- products of a warpgroup (wgmma), sm_90a alone -------------------------------------------------------------------
+//
+// d += a * b for four consecutive warps, the first one's number a multiple of four. a: 64 x 16, in registers; warp w
+// has rows 16 w to 16 w + 15, as operand a of qc_mma_16816. b: 16 x 8 N, in shared memory, as rows of 64 columns of its
+// transpose: 128 bytes each, one after another from a multiple of 1024 on, the 16-byte piece p of row r at the place of
+// piece p ^ r % 8. `b` is a multiple of 32 bytes behind row 0: 16 columns each. d: tile j as d of qc_mma_16816, columns
+// 8 j to 8 j + 7.
+//
+// The product runs on while the warps go on. Until a qc_wgmma_wait covers its commit, d and a keep their registers:
+// neither is read nor written, and nobody writes b. Before a product, qc_wgmma_fence orders it behind what has written
+// d and a. Whoever has written b calls qc_fence_async before the barrier that the warps wait at.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+QC_DEVICE void qc_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+QC_DEVICE void qc_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most N of the committed groups are under way.
+template <int N> QC_DEVICE void qc_wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
+}
+// What this thread has written to shared memory becomes visible to products, after a barrier.
+QC_DEVICE void qc_fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The descriptor of b: its address, 1024 bytes from eight rows to the next, swizzled over 128 bytes (PTX ISA, "Matrix
+// descriptor format"; all in units of 16 bytes).
+QC_DEVICE uint64_t qc_wgmma_descriptor(qc_place b) {
+    return (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16 | (b.address & 0x3ffff) >> 4;
+}
+
+#define QC_NAMES_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+    "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define QC_NAMES_64 \
+    QC_NAMES_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
+    "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define QC_NAMES_128 \
+    QC_NAMES_64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
+    "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
+    "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
+    "%119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define QC_SUMS_4(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define QC_SUMS_16(d, j) QC_SUMS_4(d, j), QC_SUMS_4(d, j + 1), QC_SUMS_4(d, j + 2), QC_SUMS_4(d, j + 3)
+#define QC_SUMS_32(d, j) QC_SUMS_16(d, j), QC_SUMS_16(d, j + 4)
+#define QC_SUMS_64(d, j) QC_SUMS_32(d, j), QC_SUMS_32(d, j + 8)
+#define QC_SUMS_128(d, j) QC_SUMS_64(d, j), QC_SUMS_64(d, j + 16)
+#define QC_WGMMA(shape, type, names, a, b) \
+    "{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64" shape "k16.f32." type "." type \
+    " {" names "}, {" a "}, " b ", p, 1, 1, 0;}"
+#define QC_WGMMA_64(type) QC_WGMMA("n64", type, QC_NAMES_32, "%32, %33, %34, %35", "%36")
+#define QC_WGMMA_128(type) QC_WGMMA("n128", type, QC_NAMES_64, "%64, %65, %66, %67", "%68")
+#define QC_WGMMA_256(type) QC_WGMMA("n256", type, QC_NAMES_128, "%128, %129, %130, %131", "%132")
+QC_DEVICE void qc_wgmma_16(float (&d)[8][4], const uint32_t (&a)[4], qc_place b, qc_bf16) {
+    asm volatile(QC_WGMMA_64("bf16")
+                 : QC_SUMS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(qc_wgmma_descriptor(b)));
+}
+QC_DEVICE void qc_wgmma_16(float (&d)[8][4], const uint32_t (&a)[4], qc_place b, qc_f16) {
+    asm volatile(QC_WGMMA_64("f16")
+                 : QC_SUMS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(qc_wgmma_descriptor(b)));
+}
+QC_DEVICE void qc_wgmma_16(float (&d)[16][4], const uint32_t (&a)[4], qc_place b, qc_bf16) {
+    asm volatile(QC_WGMMA_128("bf16")
+                 : QC_SUMS_64(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(qc_wgmma_descriptor(b)));
+}
+QC_DEVICE void qc_wgmma_16(float (&d)[16][4], const uint32_t (&a)[4], qc_place b, qc_f16) {
+    asm volatile(QC_WGMMA_128("f16")
+                 : QC_SUMS_64(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(qc_wgmma_descriptor(b)));
+}
+QC_DEVICE void qc_wgmma_16(float (&d)[32][4], const uint32_t (&a)[4], qc_place b, qc_bf16) {
+    asm volatile(QC_WGMMA_256("bf16")
+                 : QC_SUMS_128(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(qc_wgmma_descriptor(b)));
+}
+QC_DEVICE void qc_wgmma_16(float (&d)[32][4], const uint32_t (&a)[4], qc_place b, qc_f16) {
+    asm volatile(QC_WGMMA_256("f16")
+                 : QC_SUMS_128(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(qc_wgmma_descriptor(b)));
 }
 #endif
 

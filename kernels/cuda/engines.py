@@ -63,6 +63,20 @@ class Mma:
 
 
 @dataclass(frozen=True)
+class On:
+    """The architecture is sm_`number` itself: not those after it, which lack its instructions."""
+
+    number: int
+
+    @property
+    def text(self) -> str:
+        return f"sm_{self.number} alone"
+
+    def unmet(self, facts: Facts, number: int) -> str | None:
+        return None if number == self.number else f"it takes {self.text}"
+
+
+@dataclass(frozen=True)
 class OneOf:
     """The fact is one of `values`."""
 

@@ -1,6 +1,7 @@
 """The `linear` template: which engine serves a spec.
 
-    decision_of(spec, arch)    which of `ENGINES`: "mma" is linear_mma.py, the others linear_fma.py
+    decision_of(spec, arch)    which of `ENGINES`: "wgmma" is linear_wgmma.py, "mma" linear_mma.py, the others
+                               linear_fma.py
     weight_of(name, operand)   the struct `qk_<name>_w` (weights.py), from which both engines decode tiles
     finish_of(spec)            the function `qk_<name>_finish` (linear_finish.py), which all engines end with
 
@@ -11,8 +12,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_mma, linear_norm, linear_statistics
-from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, OneOf, Shared
+from qcompiler.kernels.cuda import (
+    engines,
+    im2col,
+    linear_fma,
+    linear_int8,
+    linear_mma,
+    linear_norm,
+    linear_statistics,
+    linear_wgmma,
+)
+from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, On, OneOf, Shared
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.linear_finish import linear_body
 from qcompiler.kernels.cuda.panel_text import Launch, PanelText
@@ -28,6 +38,9 @@ ENGINES = (
         OneOf("rows", ("1", "2-8")), IN_TILES, OneOf("x", ("rows",)), Mma(),
     )),
     Engine("few_fma", "few rows, CUDA cores", (OneOf("rows", ("1", "2-8")), IN_TILES, OneOf("x", ("rows",)))),
+    Engine("wgmma", "Hopper's tensor cores", (
+        On(90), OneOf("rows", ("large",)), IN_TILES, OneOf("x", ("rows",)), Mma(), GROUPS, Shared("wgmma shared bytes"),
+    )),
     Engine("mma", "tensor cores", (
         OneOf("rows", ("9-64", "large")), IN_TILES, Mma(), GROUPS, Shared("mma shared bytes"),
     )),
@@ -38,7 +51,8 @@ ENGINES = (
 def facts_of(x: DType, weight: Weight, m_class: str, *, windows: bool, reserved: int = 0) -> engines.Facts:
     """What `ENGINES` ask of a linear, which needs `reserved` bytes of shared memory beside the tiles."""
     groups, shared = linear_mma.takes(weight), linear_mma.least_shared(m_class, windows=windows) + reserved
-    return engines.linear_facts(x, weight, m_class, windows=windows, groups=groups, shared=shared)
+    facts = engines.linear_facts(x, weight, m_class, windows=windows, groups=groups, shared=shared)
+    return {**facts, "wgmma shared bytes": linear_wgmma.least_shared() + reserved}
 
 
 def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
@@ -50,9 +64,10 @@ def decision_of(spec: KernelSpec, arch: str) -> engines.EngineChoice:
     return engines.choose(ENGINES, facts, arch_number(arch))
 
 
-def engine_of(spec: KernelSpec, arch: str) -> Literal["fma", "mma"]:
-    """The module that emits it: "mma" for many rows on tensor cores, else "fma"."""
-    return "mma" if decision_of(spec, arch).key == "mma" else "fma"
+def engine_of(spec: KernelSpec, arch: str) -> Literal["fma", "mma", "wgmma"]:
+    """The module that emits it: "wgmma" or "mma" for many rows on tensor cores, else "fma"."""
+    key = decision_of(spec, arch).key
+    return "wgmma" if key == "wgmma" else "mma" if key == "mma" else "fma"
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -65,7 +80,13 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
         return linear_int8.emit_many(spec, arch)
     engine = decision_of(spec, arch).key
     linear_norm.check(spec, engine)
-    return linear_mma.emit(spec, arch) if engine == "mma" else linear_fma.emit_tiled(spec)
+    match engine:
+        case "wgmma":
+            return linear_wgmma.emit(spec, arch)
+        case "mma":
+            return linear_mma.emit(spec, arch)
+        case _:
+            return linear_fma.emit_tiled(spec)
 
 
 def few_rows(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText | None:

@@ -14,7 +14,7 @@
 //
 // Instructions per weight of the whole loop, counted in SASS (docs/hot-loops.md; a test compares):
 // nf4, M = 16, sm_90a: 4.48; nf4, M = 64, sm_90a: 6.04; int4_g128, M = 16, sm_90a: 4.09; int4_g128, M = 512,
-// sm_90a: 6.42.
+// sm_80: 6.45. For many rows of x on sm_90a see linear_wgmma.cuh.
 //
 // The WARPS_K partial sums are added in the order of k through shared memory: results do not depend on scheduling.
 //
@@ -203,12 +203,22 @@ template <class W, int PANELS, bool ALL_THERE> struct qm_weight {
     }
 };
 
+// Where the pieces of a tile of x stand, in elements: rows one after another, with a gap between them.
+template <int COLUMNS> struct qm_padded {
+    static constexpr int STRIDE = COLUMNS + QM_PAD;
+    static constexpr int ROWS_ALIKE = 1;      // rows r and r + ROWS_ALIKE are laid out alike, STRIDE to a row
+    static constexpr bool ALL_READ = false;   // rows that do not exist are read, too
+    static QC_DEVICE int of(int row, int piece) { return row * STRIDE + piece * 8; }
+};
+
 // Copies of x into the ring: TOKENS rows of x from `first` on, zero past m; COLUMNS columns from k0 on, zero past COLS.
 // A thread copies the same 16-byte piece of every ROW_STEPth row.
-template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
-    static constexpr int STRIDE = COLUMNS + QM_PAD, PIECES = COLUMNS / 8, ROW_STEP = THREADS / PIECES;
+// Place says where a tile's pieces stand.
+template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class Place = qm_padded<COLUMNS>> struct qm_x {
+    static constexpr int STRIDE = Place::STRIDE, PIECES = COLUMNS / 8, ROW_STEP = THREADS / PIECES;
     static constexpr bool PREPARES = false;  // qm_normed_x does (linear_statistics.cuh)
-    static_assert(THREADS % PIECES == 0 && TOKENS % ROW_STEP == 0, "whole rows of pieces per step");
+    static_assert(THREADS % PIECES == 0 && TOKENS % ROW_STEP == 0 && ROW_STEP % Place::ROWS_ALIKE == 0,
+                  "whole rows of pieces per step");
 
     const T* from;   // this thread's first piece
     int64_t step;    // elements between its rows: ROW_STEP rows of x
@@ -222,13 +232,13 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qm_x {
         from = x + (first + token) * row + (int)threadIdx.x % PIECES * 8;
         step = row * ROW_STEP;
         there = m - first < TOKENS ? (int)(m - first) : TOKENS;
-        used = TOKENS != 64 || there > 32 ? TOKENS : there > 16 ? 32 : 16;
+        used = TOKENS != 64 || Place::ALL_READ || there > 32 ? TOKENS : there > 16 ? 32 : 16;
         aligned = ((uint64_t)x & 15) == 0 && row % 8 == 0;
     }
 
     // To the tile at `tile`, whose place is `place`.
     QC_DEVICE void copy(T* tile, qc_place place, int k0) const {
-        const int piece = (int)threadIdx.x % PIECES * 8, k = k0 + piece, first = token * STRIDE + piece;
+        const int piece = (int)threadIdx.x % PIECES, k = k0 + piece * 8, first = Place::of(token, piece);
         const T* source = from + k0;
         if (aligned && (COLS % 8 == 0 || k + 8 <= COLS || k >= COLS)) {
             const qc_place to = place + first * 2;
@@ -330,20 +340,19 @@ template <int GROUP, int WARPS_K, int STEP> QC_DEVICE void qm_total(const float*
     }
 }
 
-// The block's sums to shared memory, QM_PASS tokens at a time, [warp_k][token][row of w]; then one thread per GROUP
+// The block's sums to shared memory, PASS tokens at a time, [warp_k][token][row of w]; then one thread per GROUP
 // elements along a row of the result, so that `finish` reads and writes along rows. Parts are added in the order of
 // warp_k. Where PAIRS, each panel has 8 rows of either half of w, and an element has a sum of both: `finish` takes two
 // arrays, and n counts pairs.
-template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int GROUP, bool PAIRS, class Finish>
+template <class W, int TOKENS, int WARPS_N, int WARPS_K, int PANELS, int PASS, int GROUP, bool PAIRS, class Finish>
 QC_DEVICE void qm_finish(
-    const float (&sums)[PANELS][TOKENS / 8][4], float* part, int64_t m0, int64_t n0, int64_t m, int used,
-    const Finish& finish) {
-    constexpr int PASS = TOKENS < QM_PASS ? TOKENS : QM_PASS, BLOCK_ROWS = 16 * PANELS * WARPS_N;
+    const float (&sums)[PANELS][TOKENS / 8][4], int warp_n, int warp_k, float* part, int64_t m0, int64_t n0, int64_t m,
+    int used, const Finish& finish) {
+    constexpr int BLOCK_ROWS = 16 * PANELS * WARPS_N;
     constexpr int STRIDE = BLOCK_ROWS + QM_SUM_PAD, THREADS = 32 * WARPS_N * WARPS_K;
     constexpr int GROUPS = BLOCK_ROWS / GROUP / (PAIRS ? 2 : 1);
     static_assert(!PAIRS || 8 % GROUP == 0, "groups of pairs lie in one panel");
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int warp_n = warp / WARPS_K, warp_k = warp % WARPS_K;
+    const int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int pass = 0; pass < TOKENS; pass += PASS) {
         __syncthreads();  // the ring, or the sums of the pass before, have been read
@@ -393,7 +402,7 @@ QC_DEVICE void qm_product(
     constexpr int STEPS = (CHUNKS + WARPS_K - 1) / WARPS_K;
     constexpr bool ALL_THERE = IN_BLOCKS && (W::rows + 15) / 16 % (PANELS * WARPS_N) == 0;
     typedef qm_weight<W, PANELS, ALL_THERE> Weight;
-    constexpr int TILE = TOKENS * Tile::STRIDE;
+    constexpr int TILE = TOKENS * Tile::STRIDE, PASS = qm_shared<TOKENS, WARPS_N, WARPS_K, PANELS, STAGES>::PASS;
 
     // Unrolled at a time. Beside 128 tokens' sums, four pieces of 16-bit values or floats of 8 bits would spill.
     constexpr int PIECES = TOKENS <= 64 || Weight::LIGHT ? 4 : 1;
@@ -479,7 +488,8 @@ QC_DEVICE void qm_product(
             }
         }
     }
-    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS, GROUP, PAIRS>(sums, (float*)shared, m0, n0, m, tile.used, finish);
+    qm_finish<W, TOKENS, WARPS_N, WARPS_K, PANELS, PASS, GROUP, PAIRS>(
+        sums, warp_n, warp_k, (float*)shared, m0, n0, m, tile.used, finish);
 }
 
 // One block of a linear: rows of x `x_row` elements apart.

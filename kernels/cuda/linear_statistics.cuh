@@ -121,8 +121,9 @@ template <int COLUMNS, int THREADS, class T> QC_DEVICE void qc_keep_vector(const
 // A ring of x whose tiles are normalised in place: each thread does so with the pieces that it has copied itself, and
 // so needs no barrier between. Norm: begin<TOKENS, THREADS>(first row, rows) fills shared memory, and pieces of eight
 // columns from k on are made by read(k, weights, biases) and apply(row's values, x, weight, bias).
-template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class Norm> struct qm_normed_x {
-    typedef qm_x<T, TOKENS, COLUMNS, COLS, THREADS> plain;
+template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class Norm, class Place = qm_padded<COLUMNS>>
+struct qm_normed_x {
+    typedef qm_x<T, TOKENS, COLUMNS, COLS, THREADS, Place> plain;
     static constexpr int STRIDE = plain::STRIDE;
     static constexpr bool PREPARES = true;
 
@@ -142,13 +143,13 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class Norm> s
         __syncthreads();
     }
     QC_DEVICE void prepare(T* tile, int k0) const {
-        const int piece = (int)threadIdx.x % plain::PIECES * 8, k = k0 + piece;
+        const int piece = (int)threadIdx.x % plain::PIECES, k = k0 + piece * 8;
         if (k >= COLS) return;  // zeros, which meet weights of zero
         float weights[8], biases[8];
         norm.read(k, weights, biases);
 #pragma unroll 1
         for (int row = x.token; row < x.there; row += plain::ROW_STEP) {
-            uint4* const at = (uint4*)(tile + row * STRIDE + piece);
+            uint4* const at = (uint4*)(tile + Place::of(row, piece));
             const float2 of = norm.values[row];
             float v[8];
             qc_read_eight((const T*)at, v);

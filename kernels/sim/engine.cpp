@@ -127,6 +127,19 @@ QS_API void qs_cp_async_wait(int, int groups) {
     t->copies.resize(kept);
 }
 
+QS_API void qs_wgmma(int line, int bf16, int columns, const uint32_t* a, void* b, float* d) {
+    whole_warp("wgmma", line);
+    need_shared("wgmma", b, line);
+    issue_wgmma(line, bf16, columns, a, b, d);
+}
+QS_API void qs_wgmma_fence(int) { S.thread->fenced_wgmma = true; }
+QS_API void qs_wgmma_commit(int) { ++S.thread->products_group; }
+QS_API void qs_wgmma_wait(int, int groups) { wait_wgmma(groups); }
+QS_API void qs_fence_async(int) {
+    advance_time(*S.block);
+    S.thread->fenced_async = S.block->time;
+}
+
 QS_API void qs_fence(int, int device_wide) {
     Thread* t = S.thread;
     Block& b = *S.block;

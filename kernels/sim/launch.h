@@ -2,7 +2,7 @@
 #pragma once
 #include <link.h>
 
-#include "check.h"
+#include "wgmma.h"
 
 namespace qs {
 
@@ -168,6 +168,7 @@ inline void search_unseen_shared_writes(Block& b) {
 }
 
 inline void finish_block(Block& b) {
+    compare_warpgroups(b);
     if (S.checked && (b.number < 4 || b.number % 16 == 0)) search_unseen_shared_writes(b);
 }
 

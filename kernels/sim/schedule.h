@@ -145,7 +145,7 @@ inline void start_block(Block& b, uint64_t number) {
         const int lanes = std::min(WARP, b.threads - w * WARP);
         warp.born = warp.alive = warp.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
         warp.spinning = warp.at_barrier = warp.waiting = warp.group = 0;
-        warp.ordered_time = 0;
+        warp.ordered_time = 0, warp.products = 0;
         warp.partial = false;
     }
     const unsigned bx = S.launch.block[0], by = S.launch.block[1];
@@ -155,6 +155,8 @@ inline void start_block(Block& b, uint64_t number) {
         t.index = (uint64_t)i % bx | ((uint64_t)i / bx % by) << 16 | ((uint64_t)i / bx / by) << 32;
         t.polled = 0, t.group = 0, t.waited = !S.launch.overlaps;
         t.copies.clear();
+        t.products_group = t.fenced_async = 0, t.fenced_wgmma = false;
+        t.products.clear(), t.sums.clear();
         if (t.acquired || t.seen_relaxed || t.fenced) t.acquired.reset(), t.seen_relaxed.reset(), t.fenced.reset();
         t.stack = stack_of(b.stacks, (size_t)i);
         // Stacks lie a fixed distance apart: without the offset their tops would share a few sets of the first cache.

@@ -39,6 +39,12 @@ struct qs_sum { float d[4]; };
 qs_fragment qs_ldmatrix(int line, const void* row, int matrices, int transposed);
 qs_sum qs_mma(int line, int kind, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
               float d0, float d1, float d2, float d3);
+// A product of a warpgroup: its sums are at d, and what it reads at a and b, until a wait.
+void qs_wgmma(int line, int bf16, int columns, const uint32_t* a, void* b, float* d);
+void qs_wgmma_fence(int line);
+void qs_wgmma_commit(int line);
+void qs_wgmma_wait(int line, int groups);
+void qs_fence_async(int line);
 // `size` bytes at `address`; `order` 0 relaxed, 1 acquire, 2 release, 3 both. Each gives the old value.
 uint64_t qs_atomic(int line, void* address, uint64_t value, uint64_t compare, int operation, int size, int order);
 void qs_fence(int line, int device_wide);
@@ -395,6 +401,19 @@ QS_INLINE void qs_mma_s8(int line, int (&d)[4], const uint32_t (&a)[4], const ui
     for (int i = 0; i < 4; ++i) d[i] = (int)__float_as_uint(sum.d[i]);
 }
 #define qc_mma_16832_s8(...) qs_mma_s8(__LINE__, __VA_ARGS__)
+#endif
+
+#if __CUDA_ARCH__ == 900
+template <int TILES, class Tag>
+QS_INLINE void qs_wgmma_at(int line, float (&d)[TILES][4], const uint32_t (&a)[4], qc_place b, Tag) {
+    static_assert(TILES == 8 || TILES == 16 || TILES == 32, "a wrapper of device.cuh");
+    qs_wgmma(line, qs_is_bf16<Tag>::value, 8 * TILES, a, b.address, &d[0][0]);
+}
+#define qc_wgmma_16(...) qs_wgmma_at(__LINE__, __VA_ARGS__)
+#define qc_wgmma_fence() qs_wgmma_fence(__LINE__)
+#define qc_wgmma_commit() qs_wgmma_commit(__LINE__)
+template <int N> QS_INLINE void qc_wgmma_wait() { qs_wgmma_wait(0, N); }
+#define qc_fence_async() qs_fence_async(__LINE__)
 #endif
 
 QS_INLINE float qc_f32_of_f16(uint16_t bits) {

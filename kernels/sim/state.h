@@ -77,7 +77,22 @@ struct AsyncCopy {
     int line;
 };
 
-enum Collective { SYNCWARP, SHUFFLE, VOTE, LDMATRIX, MMA };
+enum Collective { SYNCWARP, SHUFFLE, VOTE, LDMATRIX, MMA, WGMMA };
+
+struct PendingProduct {  // of a warpgroup: what it reads until a wait
+    const uint32_t* a;
+    uint32_t kept[4];  // what `a` was
+    const char* b;
+    int columns;
+    uint64_t digest;   // of b
+    uint32_t group;
+    int line;
+};
+struct PendingSums {
+    float* d;
+    std::vector<float> values;  // what arrives there
+    uint32_t group;
+};
 
 struct Arrival {  // a lane at a warp collective
     Collective kind;
@@ -104,11 +119,17 @@ struct Thread {
     uint32_t group;    // cp.async groups committed
     bool waited;       // for the kernels before this one
     std::vector<AsyncCopy> copies;
+    uint32_t products_group;  // groups of warpgroup products committed
+    bool fenced_wgmma;        // since the last product
+    uint32_t fenced_async;    // what this thread wrote before this time is visible to products
+    std::vector<PendingProduct> products;
+    std::vector<PendingSums> sums;
     std::unique_ptr<Knowledge> acquired, seen_relaxed, fenced;
 };
 
 struct Warp {
     uint32_t born, alive, ready, spinning, at_barrier, waiting;  // lanes
+    uint64_t products;        // a digest of the warpgroup products, in order
     uint32_t ordered_time;    // all lanes have met since every access stamped before this time
     bool partial;             // some lanes have met without the others: `met` counts
     uint32_t met[WARP][WARP]; // met[a][b]: accesses of lane b before this time come before what lane a does now

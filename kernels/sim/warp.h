@@ -30,8 +30,8 @@ inline void* shared_range(int line, const char* name, int64_t offset, int64_t co
                  (long long)offset, (long long)(offset + bytes), r.name, (long long)r.offset,
                  (long long)(r.offset + r.size));
         }
-    // The same place within 128 bytes as declared, so that alignment is as on the device; a red zone on either side.
-    const uint64_t start = (b.shared_used + SHARED_RED_ZONE + 127) / 128 * 128 + (uint64_t)offset % 128;
+    // The same place within 1024 bytes as declared, so that alignment is as on the device; a red zone on either side.
+    const uint64_t start = (b.shared_used + SHARED_RED_ZONE + 1023) / 1024 * 1024 + (uint64_t)offset % 1024;
     if (start + (uint64_t)bytes + SHARED_RED_ZONE > b.shared_size || b.ranges.size() >= 254) {
         add_site("declared", 0, line);
         fail("bad-launch", "too many ranges of shared memory");
@@ -111,7 +111,7 @@ inline int barrier(int line, int reduction, int value) {
 // --- warp collectives ------------------------------------------------------------------------------------------------
 
 inline const char* name_of_collective(Collective kind) {
-    static const char* const names[] = {"__syncwarp", "a shuffle", "a vote", "ldmatrix", "mma"};
+    static const char* const names[] = {"__syncwarp", "a shuffle", "a vote", "ldmatrix", "mma", "wgmma"};
     return names[kind];
 }
 
@@ -357,6 +357,8 @@ inline void perform_mma(Warp& w) {
             ((ProductData*)w.arrivals[lane].data)->d[i] = d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
 }
 
+void perform_wgmma(Warp& w);
+
 inline void perform(Warp& w, uint32_t lanes) {
     switch (w.arrivals[__builtin_ctz(lanes)].kind) {
         case SYNCWARP: return perform_syncwarp(w, lanes);
@@ -364,6 +366,7 @@ inline void perform(Warp& w, uint32_t lanes) {
         case VOTE: return perform_vote(w, lanes);
         case LDMATRIX: return perform_ldmatrix(w);
         case MMA: return perform_mma(w);
+        case WGMMA: return perform_wgmma(w);
     }
 }
 

@@ -30,7 +30,8 @@ from qcompiler.runtime.isa import host_isa
 Access = Literal["r", "w", "rw"]
 
 _SOURCES = (
-    "float_state.h", "fiber.h", "memory.h", "state.h", "schedule.h", "warp.h", "check.h", "launch.h", "engine.cpp",
+    "float_state.h", "fiber.h", "memory.h", "state.h", "schedule.h", "warp.h", "check.h", "wgmma.h", "launch.h",
+    "engine.cpp",
 )  # fmt: skip
 _ACCESS_BITS: dict[str, int] = {"r": 1, "w": 2, "rw": 3}
 _CONSTANT_BIT = 4

@@ -53,7 +53,8 @@ TARGETS = [
 def test_every_engine_gives_the_bits_of_its_sums(sim_module: Module, arch: str, dtype: str, names: Any) -> None:
     cases = list(support.cases(LAYOUT, [dtype], names, MS))
     engines = {linear.decision_of(case.paired, arch).key for case in cases}
-    assert engines == {"few_fma", "fma"} if dtype == "f32" or (arch, dtype) == ("sm_75", "bf16") else {"few_mma", "mma"}
+    tensor_cores = {"few_mma", "mma"} | ({"wgmma"} if arch == "sm_90a" else set())
+    assert engines == {"few_fma", "fma"} if dtype == "f32" or (arch, dtype) == ("sm_75", "bf16") else tensor_cores
     check_all(sim_module, cases, arch, MS)
 
 

@@ -87,6 +87,8 @@ def check_chain(sim_module: Module, arch: str, dtype: Any, fmt: str, m: int, k: 
     first, first_data, first_values = writes(fmt, dtype, kind, m, k, gap=gap)
     second, second_data, second_values = reads(fmt, dtype, kind, m, k, gap=gap, affine=k != 64)
     wanted = {"fma"} if dtype == "f32" or arch == "sm_70" or (arch, dtype) == ("sm_75", "bf16") else {"mma"}
+    if wanted == {"mma"} and arch == "sm_90a" and m > 64:
+        wanted = {"wgmma"}
     assert {linear.decision_of(spec, arch).key for spec in (first, second)} == wanted
     module = sim_module([first, second], arch)
     given = [rng.standard_normal(o.shape).astype(real) for o in first.operands[:1]]

@@ -8,6 +8,7 @@ The same kernels run twice: on the simulated GPU, where the wrappers are kernels
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -44,6 +45,8 @@ class Check:
     body: str
     case: Callable[[], Case]
     arch: int = 70
+    alone: bool = False
+    """Architectures after `arch` lack it."""
 
     @property
     def text(self) -> str:
@@ -242,6 +245,70 @@ def _mma_s8() -> Case:
     want = accumulators((d.astype(np.int64) + a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32))
     inputs = [np.ascontiguousarray(words).view(np.uint32)[..., 0] for words in (words_a, words_b)]
     return Case([*inputs, accumulators(d)], [np.zeros((32, 4), np.int32)], equal(want))
+
+
+def _wgmma(dtype: Any, columns: int) -> Case:
+    """A product of depth 64, in four pieces: 64 rows in the registers of 128 threads, and rows of b as they stand."""
+    rng = random(f"wgmma {dtype} {columns}")
+    a, b = (rng.standard_normal((rows, 64)).astype(np.float32).astype(dtype) for rows in (64, columns))
+    d = rng.standard_normal((64, columns)).astype(np.float32)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    tiles = range(columns // 8)
+
+    def registers(values: Array) -> Array:
+        """(128, columns / 8, 4): of each thread, the four of each eight columns."""
+        warps = [[accumulators(values[16 * w : 16 * w + 16, 8 * j : 8 * j + 8]) for j in tiles] for w in range(4)]
+        return np.ascontiguousarray(np.array(warps).transpose(0, 2, 1, 3).reshape(128, -1, 4))
+
+    nothing = np.zeros((16, 8), dtype)
+    words = np.concatenate([
+        np.stack([
+            fragments(a[16 * w : 16 * w + 16, 16 * j : 16 * j + 16], nothing, np.zeros((16, 8)))[0] for j in range(4)
+        ], axis=1)
+        for w in range(4)
+    ])  # fmt: skip
+    want = registers(d + wide_a @ wide_b.T)
+    bound = registers(np.abs(d) + np.abs(wide_a) @ np.abs(wide_b).T) * (65 * 2.0**-23)  # 65 terms, as in _mma
+
+    def judge(outputs: Sequence[Array]) -> str | None:
+        excess = np.abs(outputs[0].astype(np.float64) - want) - bound
+        if (excess <= 0).all():  # NaN is not
+            return None
+        return f"thread, tile and d: {np.argwhere(~(excess <= 0))[0]}"
+
+    inputs = [words, b.view(np.uint16), registers(d)]
+    return Case(inputs, [np.zeros_like(want, np.float32)], judge, block=128, shared=128 * columns)
+
+
+_WGMMA = """    QC_SHARED(uint4, tile, 0, {columns} * 8);
+    float d[{columns} / 8][4];
+    uint32_t a[4][4];
+    const int t = threadIdx.x;
+    for (int i = t; i < {columns} * 8; i += 128) tile[i / 8 * 8 + (i ^ i / 8) % 8] = ((const uint4*)b0)[i];
+    qc_fence_async();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < {columns} / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[i][e] = d0[({columns} / 8 * t + i) * 4 + e];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int p = 0; p < 4; ++p) a[j][p] = a0[(4 * t + j) * 4 + p];
+    qc_wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {{
+        qc_wgmma_fence();
+        qc_wgmma_16(d, a[j], qc_place(tile) + 32 * j, {tag}{{}});
+        qc_wgmma_commit();
+        qc_wgmma_wait<1>();
+    }}
+    qc_wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < {columns} / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[({columns} / 8 * t + i) * 4 + e] = d[i][e];
+"""
 
 
 _MMA_S8 = _MMA.replace("float d[4]", "int d[4]").replace("qc_mma_16816(d, a, b, {tag}{{}})", "qc_mma_16832_s8(d, a, b)")
@@ -575,6 +642,16 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "mma_s8", ("qc_mma_16832_s8",), _MMA_PARAMETERS.replace("float*", "int*"), _MMA_S8, _mma_s8, 75,
     ),
+    *(
+        Check(
+            f"wgmma_{name}_{columns}",
+            ("qc_wgmma_16", "qc_wgmma_fence", "qc_wgmma_commit", "qc_wgmma_wait", "qc_fence_async"),
+            "const uint32_t* const a0, const uint16_t* const b0, const float* const d0, float* const out",
+            _WGMMA.format(columns=columns, tag=f"qc_{name}"), functools.partial(_wgmma, dtype, columns), 90, alone=True,
+        )
+        for name, dtype in (("bf16", ml_dtypes.bfloat16), ("f16", np.float16))
+        for columns in (64, 128, 256)
+    ),
     Check(
         "f32_of_f16", ("qc_f32_of_f16",), "const uint16_t* const x, float* const out",
         _INDEX + "    out[i] = qc_f32_of_f16(x[i]);\n", _f32_of_f16,
@@ -637,4 +714,4 @@ CHECKS: tuple[Check, ...] = (
 
 def checks_for(arch: int) -> list[Check]:
     """The checks of an architecture (as a number: 90)."""
-    return [check for check in CHECKS if check.arch <= arch]
+    return [check for check in CHECKS if (check.arch == arch if check.alone else check.arch <= arch)]

@@ -13,7 +13,7 @@ from qcompiler.kernels.cuda.signature import ARCHS, arch_number
 from qcompiler.runtime import nvrtc
 
 
-@pytest.fixture(scope="module", params=["sm_75", "sm_80"])
+@pytest.fixture(scope="module", params=["sm_75", "sm_90a"])
 def arch(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -21,7 +21,7 @@ def arch(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def checks(conformance: ModuleType, arch: str) -> list[Any]:
-    return list(conformance.checks_for(int(arch[3:])))
+    return list(conformance.checks_for(arch_number(arch)))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_every_check_compiles_for_hardware(conformance: ModuleType, target: str)
 
 def test_every_model_notices_a_wrong_answer(conformance: ModuleType, devices: ModuleType) -> None:
     """A judge that accepts anything would prove nothing: one flipped bit (of the exponent, in floats) is refused."""
-    sim = devices.SimDevice(conformance.CHECKS, "sm_80")
+    sim = devices.SimDevice(conformance.CHECKS, "sm_90a")
     for check in conformance.CHECKS:
         case = check.case()
         right = sim.run(check, case)

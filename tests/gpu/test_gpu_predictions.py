@@ -43,9 +43,14 @@ def test_a_range_has_its_ends_in_order_and_grows_with_the_work() -> None:
     found = [linear(m) for m in (64, 512, 4096)]
     assert all(0 < each.low_us < each.high_us for each in found)
     assert found[0].low_us < found[1].low_us < found[2].low_us
-    assert linear(4096).terms["tensor"][0] == pytest.approx(
-        2 * 4096**3 / (989e6 * 0.65) * (1024 // 132 + 1) * 132 / 1024
-    )
+    assert linear(4096).terms["tensor"][0] == pytest.approx(2 * 4096**3 / (989e6 * 0.79) * (512 // 132 + 1) * 132 / 512)
+
+
+def test_a_kernel_for_any_m_is_predicted_for_the_tile_that_m_gets() -> None:
+    """4096 rows of w: 64 blocks along them. 128 rows of x are two blocks of 64, 512 are two of 256."""
+    few, many = linear(128, symbolic=True), linear(512, symbolic=True)
+    assert (few.facts["blocks"], many.facts["blocks"]) == (128, 128)
+    assert many.terms["tensor"][0] == pytest.approx(4 * few.terms["tensor"][0])
 
 
 def test_few_blocks_leave_multiprocessors_without_work() -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 from qcompiler.kernels.cuda.emit import header
 
 _DEFINITION = re.compile(r"QC_DEVICE\s+[\w ]+?[\s*&]+(qc_\w+)\(")
-PLAIN = {"qc_shared_memory", "qc_shared_address", "qc_fixed", "qc_fixed_global"}
+PLAIN = {"qc_shared_memory", "qc_shared_address", "qc_fixed", "qc_fixed_global", "qc_wgmma_descriptor"}
 """Of the hardware half, but without PTX: how the wrappers reach shared memory. Kernels name it by QC_SHARED."""
 
 
