@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_mma, linear_norm, linear_statistics
+from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_int8_tiles, linear_mma, linear_norm, linear_statistics
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, OneOf, Shared
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.linear_finish import linear_body
@@ -62,7 +62,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     if few is not None:
         return few.kernel(spec)
     if linear_body(spec).codes:
-        return linear_int8.emit_many(spec, arch)
+        tiles = linear_int8_tiles.takes(spec, arch)
+        return linear_int8_tiles.emit(spec, arch) if tiles else linear_int8.emit_many(spec, arch)
     engine = decision_of(spec, arch).key
     linear_norm.check(spec, engine)
     return linear_mma.emit(spec, arch) if engine == "mma" else linear_fma.emit_tiled(spec)

@@ -68,8 +68,8 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
     shared, product = SharedMemory(), product_of(spec)
     warps = (launch.warps if launch is not None else None) or warps_of_few(weight.cols)
-    made = _Made.of(spec, warps, weight.panels, many=False)
-    x = _X(spec, made, f"(int64_t)blockIdx.y * {FEW_ROWS}", FEW_ROWS)
+    made = MadeRows.of(spec, warps, weight.panels, many=False)
+    x = RowsOfX(spec, made, f"(int64_t)blockIdx.y * {FEW_ROWS}", FEW_ROWS)
     x.room(shared)
     add_few(shared, product, weight.cols, warps)
     given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish{x.make}"
@@ -77,13 +77,13 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
         *shared.declarations(),
         *_finish(spec),
         *x.statements(),
-        f"qi_linear_few<{_struct_name(spec)}, QI_{engine.upper()}, {warps}>({given});",
+        f"qi_linear_few<{struct_name(spec)}, QI_{engine.upper()}, {warps}>({given});",
     ]
     note = (
         f"M class {body.m_class}, int8 {engine}: {FEW_ROWS} rows of x, {warps} warps share the columns of a panel; "
         f"{shared.nbytes} bytes of shared memory"
     )
-    definitions = _definitions(spec, weight) + (made.definition() if made is not None else "")
+    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
     notes = (note,) if made is None else (made.note(), note)
     geometry = Geometry((weight.panels, _blocks(body.m, FEW_ROWS), 1), (32 * warps, 1, 1), shared.nbytes)
     return PanelText(definitions, tuple(lines), geometry, notes, engine, 1, LEAST_WARPS)
@@ -93,10 +93,10 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     """One linear of the other M classes. KernelSelectionError for unsupported operands."""
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
     blocks = -(-weight.panels // WARPS)
-    made = _Made.of(spec, WARPS, blocks, many=True)
+    made = MadeRows.of(spec, WARPS, blocks, many=True)
     large = body.m_class == "large" and engine == "mma" and made is None
     shared, tokens = SharedMemory(), 64 if large else 32
-    x = _X(spec, made, f"(int64_t)blockIdx.x * {tokens}", tokens)
+    x = RowsOfX(spec, made, f"(int64_t)blockIdx.x * {tokens}", tokens)
     x.room(shared)
     add_staged(shared, tokens, SEGMENTS, product_of(spec))
     given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, {weight.panels}, staged, runs, finish{x.make}"
@@ -104,7 +104,7 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
         *shared.declarations(),
         *_finish(spec),
         *x.statements(),
-        f"qi_linear_many<{_struct_name(spec)}, QI_{engine.upper()}, {tokens // 8}, {WARPS}>(",
+        f"qi_linear_many<{struct_name(spec)}, QI_{engine.upper()}, {tokens // 8}, {WARPS}>(",
         f"    {given});",
     ]
     note = (
@@ -113,7 +113,7 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     )
     notes = (note,) if made is None else (made.note(), note)
     geometry = Geometry((_blocks(body.m, tokens), blocks, 1), (32 * WARPS, 1, 1), shared.nbytes)
-    definitions = _definitions(spec, weight) + (made.definition() if made is not None else "")
+    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
     text = [header_comment(spec, *notes), definitions + signature(spec, 32 * WARPS, 1), *indent(lines), "}\n"]
     return CudaKernel("\n".join(text), geometry, engine, notes)
 
@@ -147,12 +147,12 @@ def add_staged(shared: SharedMemory, tokens: int, segments: int, product: Intege
 
 
 @dataclass(frozen=True)
-class _X:
+class RowsOfX:
     """Where a block, whose first row is `first`, has its rows of int8: in memory, in an image whose windows they are,
     or in shared memory, where the block makes them."""
 
     spec: KernelSpec
-    made: _Made | None
+    made: MadeRows | None
     first: str
     tokens: int
 
@@ -213,12 +213,12 @@ def _finish(spec: KernelSpec) -> list[str]:
     ]
 
 
-def _struct_name(spec: KernelSpec) -> str:
+def struct_name(spec: KernelSpec) -> str:
     return f"qk_{spec.name}_p"
 
 
-def _definitions(spec: KernelSpec, weight: Weight) -> str:
-    struct = struct_of(_struct_name(spec), weight, spec, pairs=linear_body(spec).pairs)
+def definitions_of(spec: KernelSpec, weight: Weight) -> str:
+    struct = struct_of(struct_name(spec), weight, spec, pairs=linear_body(spec).pairs)
     return weight.definitions + struct + finish_of(spec).definition
 
 
@@ -232,7 +232,7 @@ def lanes_of(columns: int, threads: int, rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Made:
+class MadeRows:
     """How a block makes the rows of int8 that it multiplies: `rows` of them, at most."""
 
     spec: KernelSpec
@@ -242,7 +242,7 @@ class _Made:
     many: bool
 
     @classmethod
-    def of(cls, spec: KernelSpec, warps: int, blocks: int, *, many: bool) -> _Made | None:
+    def of(cls, spec: KernelSpec, warps: int, blocks: int, *, many: bool) -> MadeRows | None:
         """For `blocks` blocks along the rows of the weight, of few rows of x or of many. None for rows in memory.
         KernelSelectionError for more rows than a kernel makes."""
         body = linear_body(spec)
@@ -346,10 +346,11 @@ def struct_of(name: str, weight: Weight, spec: KernelSpec, *, pairs: bool = Fals
     assert reference is not None
     d = formats.get(reference.name, **reference.params).declaration
     parts = {g: f"p.of[{i}]" for i, g in enumerate(d.split.per_entry)}
-    offset = product.first if weight.bits < 8 else product.first + 128
+    offset = product.offset_of(weight.bits)
+    first = product.first - offset if weight.bits < 8 else 0
     listed = product.listed or ()
     if listed:
-        offset = 0 if min(listed) >= -128 and max(listed) < 128 else product.first + 128
+        first = 0
     signed = np.resize(np.array([integer - offset for integer in listed] or [0], np.int8), 16).view("<u4")
     words = ", ".join(f"{word:#010x}u" for word in signed.tolist())
     slope = product.slope.to_c(parts, style=AS_THEY_ARE)
@@ -358,6 +359,7 @@ def struct_of(name: str, weight: Weight, spec: KernelSpec, *, pairs: bool = Fals
         f"struct {name} {{",
         f"    typedef {weight.struct} weight;",
         f"    static constexpr int64_t group = {product.columns(weight.cols)};",
+        f"    static constexpr int first = {first};",
         f"    static constexpr int offset = {offset};",
         f"    static constexpr bool pairs = {str(pairs).lower()};",
         f"    static constexpr bool affine = {str(product.intercept is not None).lower()};",

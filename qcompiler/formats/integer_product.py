@@ -68,6 +68,13 @@ class IntegerProduct:
         """Columns of a group in rows of `cols`."""
         return self.group or min(max(cols, 1), WIDEST)
 
+    def offset_of(self, bits: int) -> int:
+        """What is missing to the integer of a code of `bits` bits where kernels hold it as a signed byte; 0 if it fits."""
+        last = max(self.listed) if self.listed else self.first + (1 << bits) - 1
+        if self.listed or bits == 8:
+            return 0 if self.first >= -128 and last < 128 else self.first + 128
+        return 0 if self.first >= -128 and last < 128 else self.first
+
 
 def first_of_integers(declaration: Declaration) -> int | None:
     """The smallest value of a code if values are consecutive integers in the order of the codes, else None.
