@@ -11,8 +11,8 @@
 //     QI_DP4A    __dp4a, everywhere else
 //
 // P describes the product: `weight`, the struct of weights.py; group (columns that share entries); first (what a code of
-// 0 stands for, as a byte) and offset (what a byte of 0 stands for); affine, slope(parts), intercept(parts); listed
-// codes stand for the signed bytes of list(i), four in a word.
+// 0 stands for, as a byte) and offset (what a byte of 0 stands for); affine, slope(parts), intercept(parts); biases
+// (whether int8_tiles.cuh may begin sums at a bias); listed codes stand for the signed bytes of list(i), four in a word.
 #pragma once
 #include "grouped.cuh"
 #include "linear_fma.cuh"

@@ -19,6 +19,8 @@ enum {
     QI_CHUNK = 64,
     QI_PAD = 16,     // bytes between rows of staged x: eight rows of an ldmatrix fall into different banks
     QI_SUM_PAD = 4,  // floats between rows of finished sums, as QM_SUM_PAD
+    // The bits of 1.5 * 2^23. As many more are the bits of 1.5 * 2^23 + sum, for sums of a magnitude below 2^22.
+    QI_BIASED = 0x4b400000,
 };
 
 template <int BLOCKS_, int PANELS_, int WN_, int WT_, int WK_, int AHEAD_> struct qi_tile {
@@ -26,10 +28,12 @@ template <int BLOCKS_, int PANELS_, int WN_, int WT_, int WK_, int AHEAD_> struc
     static constexpr int THREADS = 32 * WN * WT * WK, TOKENS = 8 * BLOCKS * WT, ROWS = 16 * PANELS * WN;
     static constexpr int PITCH = QI_CHUNK * WK + QI_PAD, PIECES = 4 * WK;  // bytes, and pieces, of a row of a step
     static constexpr int X = TOKENS * PIECES / THREADS;                    // pieces that a thread stages in a step
-    static constexpr int ELEMENTS = ROWS * TOKENS, EACH = ELEMENTS / THREADS;
+    static constexpr int ELEMENTS = ROWS * TOKENS, EACH = (ELEMENTS + THREADS - 1) / THREADS;
     static constexpr int VECTOR = EACH < 4 ? EACH : 4;  // neighbours among the elements that a thread adds up
     static constexpr int STORED = WK > 1 ? BLOCKS : 2;  // blocks of tokens, per warp, that are stored at a time
-    static_assert(BLOCKS % 2 == 0 && TOKENS * PIECES % THREADS == 0 && X >= 1, "whole pieces for each thread");
+    static_assert(TOKENS * PIECES % THREADS == 0 && X >= 1, "whole pieces for each thread");
+    static_assert(ELEMENTS % THREADS == 0 || EACH == 1, "whole elements for each thread");
+    static_assert(BLOCKS % 2 == 0 || (BLOCKS == 1 && WK > 1), "tokens are multiplied, and stored, 16 at a time");
 };
 
 // How groups lie in chunks: GROUPS of a chunk that end in it, one every STEPS_OF chunks where they are wider. A lane
@@ -43,6 +47,10 @@ template <class P> struct qi_groups {
     static constexpr int CHUNKS = (int)((W::cols + QI_CHUNK - 1) / QI_CHUNK);
     // Sums of codes that are staged of a chunk: of every 32 columns, or of 16; none of rows of one group.
     static constexpr int RUNS = one || qi_shape<P>::runs == 0 ? 0 : 2 * qi_shape<P>::runs;
+    // Sums begin at `zero`. From QI_BIASED on, one fused step has the bits of a conversion and a product, since P's
+    // slopes have few digits: (1.5 * 2^23 + sum) * slope - 1.5 * 2^23 * slope is rounded once.
+    static constexpr bool biased = !one && P::biases;
+    static constexpr int zero = biased ? QI_BIASED : 0;
     static_assert(group == 16 || group == 32 || group % QI_CHUNK == 0, "groups of parts or multiples of a chunk");
 };
 
@@ -58,7 +66,8 @@ template <class P, class T> struct qi_tile_shared {
 };
 
 // The codes of a lane in a chunk of a panel. Behind the last chunk it is the last one, which x multiplies by zeros.
-template <class W, bool KEPT> struct qi_chunk_codes {
+// WHOLE: there is none behind it. KEPT: other warps of the block read it, too.
+template <class W, bool WHOLE, bool KEPT> struct qi_chunk_codes {
     typedef qi_codes<W> codes;
     codes of[2];
 
@@ -66,13 +75,14 @@ template <class W, bool KEPT> struct qi_chunk_codes {
         if constexpr (W::bits == 8) {
 #pragma unroll
             for (int s = 0; s < 2; s++) {
-                const int64_t segment = qc_min(2 * chunk + s, W::tiles - 1);
-                const uint8_t* const from = w + W::plane(0) + ((panel * W::tiles + segment) * 32 + lane) * 16;
+                const int64_t segment = WHOLE ? 2 * chunk + s : qc_min(2 * chunk + s, W::tiles - 1);
+                const uint8_t* const from = w + W::plane(0) + (panel * W::tiles * 32 + lane) * 16 + segment * 512;
                 const uint4 read = KEPT ? *(const uint4*)from : qc_load_stream_16(from);
                 of[s].words[0] = read.x, of[s].words[1] = read.y, of[s].words[2] = read.z, of[s].words[3] = read.w;
             }
         } else {
-            const int64_t share = (panel * W::tiles + qc_min(chunk, W::tiles - 1)) * 32 + lane;
+            const int64_t tile = WHOLE ? chunk : qc_min(chunk, W::tiles - 1);
+            const int64_t share = panel * W::tiles * 32 + lane + tile * 32;
             if constexpr (codes::four) {
                 const uint8_t* const from = w + W::plane(0) + share * 16;
                 const uint4 read = KEPT ? *(const uint4*)from : qc_load_stream_16(from);
@@ -96,11 +106,13 @@ template <class P, class T, class Rows> struct qi_tiles {
     typedef typename P::weight W;
     typedef qi_groups<P> G;
     typedef qi_tile_shared<P, T> S;
-    typedef qi_chunk_codes<W, (T::WT > 1)> chunk_codes;
     static constexpr int STEPS_OF = G::STEPS_OF, ROUND = T::WK * STEPS_OF;
     // Whole rounds where warps share the columns; else there is nothing to add behind the last chunk.
     static constexpr int STEPS = T::WK > 1 ? (G::CHUNKS + ROUND - 1) / ROUND * STEPS_OF : G::CHUNKS;
     static constexpr bool SHARES = T::WK > 1, ADDS = !G::one && SHARES;
+    // No step reaches behind the last column.
+    static constexpr bool WHOLE = W::cols % QI_CHUNK == 0 && (!SHARES || G::CHUNKS % ROUND == 0);
+    typedef qi_chunk_codes<W, WHOLE, (T::WT > 1)> chunk_codes;
 
     const uint8_t* w;
     const Rows& rows;
@@ -139,7 +151,7 @@ template <class P, class T, class Rows> struct qi_tiles {
                 for (int h = 0; h < G::HELD; h++) {
                     const int64_t row = panel_of(i) * 16 + lane / 4 + lane % 2 * 8;
                     const int64_t k = (int64_t)chunk * QI_CHUNK + (G::GROUPS > 1 ? (lane / 2 % 2 + 2 * h) * G::group : 0);
-                    entries[d][i][h] = W::load(w, row, (uint32_t)qc_min(k, W::cols - 1));
+                    entries[d][i][h] = W::load(w, row, (uint32_t)(WHOLE ? k : qc_min(k, W::cols - 1)));
                 }
             }
         }
@@ -149,7 +161,7 @@ template <class P, class T, class Rows> struct qi_tiles {
         for (int j = 0; j < T::X; j++) {
             const int i = (int)threadIdx.x + j * T::THREADS, token = i / T::PIECES, piece = i % T::PIECES;
             const int64_t column = (int64_t)chunk_of(step, piece / 4) * QI_CHUNK + piece % 4 * 16;
-            const bool there = token < live && column < qi_shape<P>::padded;
+            const bool there = token < live && (WHOLE || column < qi_shape<P>::padded);
             x_ahead[d][j] = there ? rows.piece(token, column) : make_uint4(0, 0, 0, 0);
         }
     }
@@ -182,9 +194,15 @@ template <class P, class T, class Rows> struct qi_tiles {
 #pragma unroll
             for (int b = 0; b < T::BLOCKS; b++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) sums[i][b][e] = 0;
+                for (int e = 0; e < 4; e++) sums[i][b][e] = G::zero;
     }
     QC_DEVICE void multiply(const uint32_t (&a)[T::PANELS][4], qc_place from) {
+        if constexpr (T::BLOCKS == 1) {
+            uint32_t b[2];
+            qc_ldmatrix_x2(b, from);
+#pragma unroll
+            for (int i = 0; i < T::PANELS; i++) qc_mma_16832_s8(sums[i][0], a[i], b);
+        }
 #pragma unroll
         for (int t = 0; t < T::BLOCKS / 2; t++) {
             uint32_t b[4];
@@ -211,16 +229,18 @@ template <class P, class T, class Rows> struct qi_tiles {
             }
         }
     }
-    // The terms of group c of a chunk: to the totals, or handed over to those who own them.
-    QC_DEVICE void fold(const float (&slopes)[T::PANELS][G::HELD], const float (&intercepts)[T::PANELS][G::HELD], int c,
+    // The terms of group c of a chunk: to the totals, or handed over to those who own them. FUSED: slopes are finite.
+    template <bool FUSED>
+    QC_DEVICE void fold_as(const float (&slopes)[T::PANELS][G::HELD], const float (&intercepts)[T::PANELS][G::HELD], int c,
                         int buffer, int round, bool inside) {
 #pragma unroll
         for (int i = 0; i < T::PANELS; i++) {
-            float slope[2], intercept[2] = {0.0f, 0.0f};
+            float slope[2], shift[2], intercept[2] = {0.0f, 0.0f};
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int from = (lane & 28) + half + c % 2 * 2;
                 slope[half] = __shfl_sync(QC_ALL_LANES, slopes[i][c / 2], from);
+                shift[half] = -12582912.0f * slope[half];  // exact
                 if constexpr (P::affine) intercept[half] = __shfl_sync(QC_ALL_LANES, intercepts[i][c / 2], from);
             }
 #pragma unroll
@@ -232,12 +252,19 @@ template <class P, class T, class Rows> struct qi_tiles {
                 }
                 float term[4];
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    term[e] = qi_scaled<P>(sums[i][b][e], e % 2 ? of.y : of.x, slope[e / 2], intercept[e / 2]);
+                for (int e = 0; e < 4; e++) {
+                    const int count = e % 2 ? of.y : of.x;
+                    if constexpr (FUSED) {
+                        term[e] = fmaf(__int_as_float(sums[i][b][e]), slope[e / 2], shift[e / 2]);
+                        if constexpr (P::affine) term[e] = term[e] + (float)count * intercept[e / 2];
+                    } else {
+                        term[e] = qi_scaled<P>(sums[i][b][e] - G::zero, count, slope[e / 2], intercept[e / 2]);
+                    }
+                }
                 if constexpr (SHARES) {
                     *(float4*)(terms(round % 2, warp_k, c) + place_of(i, b)) =
                         make_float4(term[0], term[1], term[2], term[3]);
-                } else if (W::cols % QI_CHUNK == 0 || inside) {
+                } else if (WHOLE || inside) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) total[i][b][e] = total[i][b][e] + term[e];
                 }
@@ -247,6 +274,15 @@ template <class P, class T, class Rows> struct qi_tiles {
         if constexpr (G::RUNS != 0 && G::GROUPS == 1) {
 #pragma unroll
             for (int b = 0; b < T::BLOCKS; b++) ones[b][0] = ones[b][1] = 0;
+        }
+    }
+    QC_DEVICE void fold(const float (&slopes)[T::PANELS][G::HELD], const float (&intercepts)[T::PANELS][G::HELD], int c,
+                        int buffer, int round, bool inside, bool finite) {
+        if constexpr (G::biased) {
+            if (finite) fold_as<true>(slopes, intercepts, c, buffer, round, inside);
+            else fold_as<false>(slopes, intercepts, c, buffer, round, inside);
+        } else {
+            fold_as<false>(slopes, intercepts, c, buffer, round, inside);
         }
     }
     QC_DEVICE float* terms(int buffer, int k, int c) const {
@@ -259,13 +295,14 @@ template <class P, class T, class Rows> struct qi_tiles {
     // Adds the terms of a round, in the order of k.
     QC_DEVICE void add(int round) {
         if constexpr (ADDS) {
-#pragma unroll 1
+            if (!owns()) return;
+#pragma unroll
             for (int k = 0; k < T::WK; k++) {
 #pragma unroll
                 for (int c = 0; c < G::GROUPS; c++) {
                     const int64_t column = G::GROUPS > 1 ? (int64_t)(round * T::WK + k) * QI_CHUNK + c * G::group
                                                          : (int64_t)(round * T::WK + k) * G::group;
-                    if (column < W::cols) {
+                    if (WHOLE || column < W::cols) {
                         const float* const from = terms(round % 2, k, c);
 #pragma unroll
                         for (int j = 0; j < T::EACH; j++) owned[j] = owned[j] + from[element(j)];
@@ -274,6 +311,8 @@ template <class P, class T, class Rows> struct qi_tiles {
             }
         }
     }
+    // Whether the thread adds up elements: all do, but those behind the 128 of a small tile.
+    QC_DEVICE static bool owns() { return T::ELEMENTS >= T::THREADS || (int)threadIdx.x < T::ELEMENTS; }
     // The number of a thread's j-th element, and what it is.
     QC_DEVICE static int element(int j) {
         return (j / T::VECTOR * T::THREADS + (int)threadIdx.x) * T::VECTOR + j % T::VECTOR;
@@ -287,9 +326,11 @@ template <class P, class T, class Rows> struct qi_tiles {
         return (n * T::PANELS + i) * 16 + element / 16 % 8 + element / 2 % 2 * 8;
     }
 
+    // Multiplies a step, and stages the next one in the middle: its stores are issued between products.
     QC_DEVICE void compute(int d, int step, int buffer, qc_place from) {
         chunk_codes codes[T::PANELS];
         float slopes[T::PANELS][G::HELD], intercepts[T::PANELS][G::HELD];
+        bool finite = true;  // all slopes of the warp's chunk
 #pragma unroll
         for (int i = 0; i < T::PANELS; i++) {
             codes[i] = w_ahead[d][i];
@@ -298,9 +339,11 @@ template <class P, class T, class Rows> struct qi_tiles {
                 for (int h = 0; h < G::HELD; h++) {
                     const typename W::parts parts = W::make(entries[d][i][h]);
                     slopes[i][h] = P::slope(parts), intercepts[i][h] = P::intercept(parts);
+                    finite = finite && fabsf(slopes[i][h]) < INFINITY;
                 }
             }
         }
+        if constexpr (G::biased) finite = __all_sync(QC_ALL_LANES, finite);
         if (step + T::AHEAD < STEPS) load_weights(d, step + T::AHEAD);
         const int round = step / STEPS_OF;
         const int64_t k = (int64_t)chunk_of(step, warp_k) * QI_CHUNK;
@@ -309,6 +352,11 @@ template <class P, class T, class Rows> struct qi_tiles {
             uint32_t a[T::PANELS][4];
 #pragma unroll
             for (int i = 0; i < T::PANELS; i++) qi_operand<P>(codes[i].of[s], a[i]);
+            if (s == 1 && step + 1 < STEPS) {
+                constexpr int AHEAD = T::AHEAD;
+                stage((d + 1) % AHEAD, (step + 1) % 2);
+                if (step + 1 + AHEAD < STEPS) load_rows((d + 1) % AHEAD, step + 1 + AHEAD);
+            }
             if constexpr (!G::one && G::group == 16) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
@@ -318,18 +366,18 @@ template <class P, class T, class Rows> struct qi_tiles {
 #pragma unroll
                         for (int r = 0; r < 4; r++) part[i][r] = r / 2 == half ? a[i][r] : 0;
                     multiply(part, from + s * 32);
-                    fold(slopes, intercepts, 2 * s + half, buffer, round, k + (2 * s + half) * 16 < W::cols);
+                    fold(slopes, intercepts, 2 * s + half, buffer, round, k + (2 * s + half) * 16 < W::cols, finite);
                 }
             } else {
                 multiply(a, from + s * 32);
                 if constexpr (!G::one && G::group == 32)
-                    fold(slopes, intercepts, s, buffer, round, k + s * 32 < W::cols);
+                    fold(slopes, intercepts, s, buffer, round, k + s * 32 < W::cols, finite);
             }
         }
         if constexpr (!G::one && G::GROUPS == 1) {
             count(buffer);
             if (step % STEPS_OF == STEPS_OF - 1 || (!SHARES && step == STEPS - 1))
-                fold(slopes, intercepts, 0, buffer, round, k / G::group * G::group < W::cols);
+                fold(slopes, intercepts, 0, buffer, round, k / G::group * G::group < W::cols, finite);
         }
     }
 
@@ -354,17 +402,17 @@ template <class P, class T, class Rows> struct qi_tiles {
 #pragma unroll
         for (int d = 0; d < T::AHEAD; d++)
             if (d < STEPS) load_rows(d, d);
+        stage(0, 0);
+        if (T::AHEAD < STEPS) load_rows(0, T::AHEAD);
         describe(scales, row_ones);
-        const qc_place place = qc_fixed(
-            shared + (warp_t * T::BLOCKS * 8 + lane / 16 * 8 + lane % 8) * T::PITCH + warp_k * QI_CHUNK + lane / 8 % 2 * 16);
+        const int token = warp_t * T::BLOCKS * 8 + (T::BLOCKS > 1 ? lane / 16 * 8 : 0) + lane % 8;
+        const qc_place place = qc_fixed(shared + token * T::PITCH + warp_k * QI_CHUNK + lane / 8 % 2 * 16);
 #pragma unroll 1
         for (int base = 0; base < STEPS; base += T::AHEAD) {
 #pragma unroll
             for (int d = 0; d < T::AHEAD; d++) {
                 const int step = base + d, buffer = step % 2;
                 if (STEPS % T::AHEAD == 0 || step < STEPS) {
-                    stage(d, buffer);
-                    if (step + T::AHEAD < STEPS) load_rows(d, step + T::AHEAD);
                     __syncthreads();  // the step is there, and so are the terms of the one before
                     if (ADDS && step != 0 && step % STEPS_OF == 0) add(step / STEPS_OF - 1);
                     compute(d, step, buffer, place + buffer * (T::TOKENS * T::PITCH));
@@ -409,7 +457,7 @@ template <class P, class T, class Rows> struct qi_tiles {
                         make_int4(sums[i][b][0], sums[i][b][1], sums[i][b][2], sums[i][b][3]);
             __syncthreads();
 #pragma unroll
-            for (int j = 0; j < T::EACH; j++) {
+            for (int j = 0; j < T::EACH && owns(); j++) {
                 int sum = 0;
 #pragma unroll
                 for (int k = 0; k < T::WK; k++) sum += of[k * T::ELEMENTS + element(j)];
@@ -420,7 +468,7 @@ template <class P, class T, class Rows> struct qi_tiles {
         __syncthreads();
         float* const part = (float*)shared;
 #pragma unroll
-        for (int j = 0; j < T::EACH; j++)
+        for (int j = 0; j < T::EACH && owns(); j++)
             part[token_of(element(j)) * (T::ROWS + QI_SUM_PAD) + row_of(element(j))] = owned[j];
     }
     // Those of two blocks of tokens of each warp, where a warp has all columns.
@@ -485,6 +533,19 @@ template <class P, class T, class Rows> struct qi_tiles {
         }
     }
 };
+
+// Where the outputs of a block begin, of which there are `m` by `n`; false for a block behind the last one. Blocks that
+// run together read few rows of x and few of w: QM_GROUP blocks of tokens by all rows of w at a time.
+template <class T> QC_DEVICE bool qi_place_of(int64_t m, int64_t n, int64_t& m0, int64_t& n0) {
+    const uint32_t tokens = (uint32_t)((m + T::TOKENS - 1) / T::TOKENS), rows = (uint32_t)((n + T::ROWS - 1) / T::ROWS);
+    if ((uint64_t)blockIdx.x >= (uint64_t)tokens * rows) return false;
+    const uint32_t group = blockIdx.x / (QM_GROUP * rows), within = blockIdx.x - group * QM_GROUP * rows;
+    const uint32_t left = tokens - group * QM_GROUP, height = left < QM_GROUP ? left : QM_GROUP;
+    const uint32_t row = within / height;
+    m0 = (int64_t)(group * QM_GROUP + within - row * height) * T::TOKENS;
+    n0 = (int64_t)row * T::ROWS;
+    return true;
+}
 
 // `rows` are those of the block, which begin at m0; it has rows of w from n0 on. `make` makes them, as in int8.cuh.
 template <class P, class T, int GROUP, class Rows, class Finish, class Make = qi_made_before>

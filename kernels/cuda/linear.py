@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from qcompiler.kernels.cuda import engines, im2col, linear_fma, linear_int8, linear_int8_tiles, linear_mma, linear_norm, linear_statistics
+from qcompiler.kernels.cuda import (
+    engines,
+    im2col,
+    linear_fma,
+    linear_int8,
+    linear_int8_tiles,
+    linear_mma,
+    linear_norm,
+    linear_statistics,
+)
 from qcompiler.kernels.cuda.engines import GROUPS, IN_TILES, Engine, Mma, OneOf, Shared
 from qcompiler.kernels.cuda.geometry import CudaKernel, check_extent
 from qcompiler.kernels.cuda.linear_finish import linear_body

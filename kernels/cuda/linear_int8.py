@@ -15,27 +15,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.int8_rows import KINDS, clip_factors, row_bytes
-from qcompiler.formats.integer_product import IntegerProduct, integer_product
-from qcompiler.kernels.cuda import im2col, linear_norm
-from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory, check_extent
+from qcompiler.formats.integer_product import IntegerProduct
+from qcompiler.kernels.cuda import im2col, int8_tile, linear_norm
+from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.int8_product import engine_of, product_of, struct_of
+from qcompiler.kernels.cuda.int8_tile import Groups, Tile, groups_of
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body, row_offset
 from qcompiler.kernels.cuda.panel_text import Launch, PanelText
-from qcompiler.kernels.cuda.signature import arch_number, signature
-from qcompiler.kernels.cuda.weights import AS_THEY_ARE, LAYOUT, Weight, block, weight_of
+from qcompiler.kernels.cuda.signature import signature
+from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.norm_prologue import kept_codes_of, note_of
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.linear import Window
-
-TENSOR_CORES = 75
-"""The first architecture whose tensor cores multiply bytes."""
 
 SEGMENTS = 8
 """int8.cuh's SEGMENTS: segments of 32 columns in a round of `qi_linear_many`."""
@@ -56,13 +52,6 @@ MOST_MADE = 64
 """The most rows that a kernel makes."""
 
 
-def passed_over(arch: str) -> list[tuple[str, str]]:
-    """Ways of multiplying that kernels for `arch` do without, best first, and why."""
-    if arch_number(arch) >= TENSOR_CORES:
-        return [("dp4a", "tensor cores multiply bytes")]
-    return [("mma", f"int8 tensor cores: sm_{TENSOR_CORES}")]
-
-
 def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     """One linear of the M classes "1" and "2-8". KernelSelectionError for unsupported operands."""
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
@@ -71,6 +60,8 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     made = MadeRows.of(spec, warps, weight.panels, many=False)
     x = RowsOfX(spec, made, f"(int64_t)blockIdx.y * {FEW_ROWS}", FEW_ROWS)
     x.room(shared)
+    if int8_tile.takes(spec, arch, body.k):
+        return _few_tiles(spec, weight, shared, warps, x)
     add_few(shared, product, weight.cols, warps)
     given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish{x.make}"
     lines = [
@@ -87,6 +78,38 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     notes = (note,) if made is None else (made.note(), note)
     geometry = Geometry((weight.panels, _blocks(body.m, FEW_ROWS), 1), (32 * warps, 1, 1), shared.nbytes)
     return PanelText(definitions, tuple(lines), geometry, notes, engine, 1, LEAST_WARPS)
+
+
+def _few_tiles(spec: KernelSpec, weight: Weight, shared: SharedMemory, warps: int, x: RowsOfX) -> PanelText:
+    """The same by tiles of one panel."""
+    body, finish = linear_body(spec), finish_of(spec)
+    tile, made = int8_tile.few_tile(warps), x.made
+    add_tile(shared, tile, groups_of(spec))
+    sums = ("sums", "others") if body.pairs else ("sums",)
+    given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, {x.first}, panel * 16, shared, scales, row_ones, finish"
+    lines = [
+        *shared.declarations(),
+        f"const auto finish = [&]({', '.join(f'const float (&{each})[1]' for each in sums)}, int64_t m, int64_t n) {{",
+        f"    {finish.call(tuple(f'{each}[0]' for each in sums), 'm', 'n')}",
+        "};",
+        *x.statements(),
+        f"qi_linear_tiles<{struct_name(spec)}, qi_tile<{tile.arguments}>, 1>({given}{x.make});",
+    ]
+    note = (
+        f"M class {body.m_class}, int8 mma: {FEW_ROWS} rows of x, {warps} warps share the columns of a panel, "
+        f"{tile.ahead} steps ahead; {shared.nbytes} bytes of shared memory"
+    )
+    notes = (note,) if made is None else (made.note(), note)
+    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
+    geometry = Geometry((weight.panels, _blocks(body.m, FEW_ROWS), 1), (tile.threads, 1, 1), shared.nbytes)
+    return PanelText(definitions, tuple(lines), geometry, notes, "mma", 1, LEAST_WARPS)
+
+
+def add_tile(shared: SharedMemory, tile: Tile, groups: Groups) -> None:
+    """Adds the room of `qi_linear_tiles`."""
+    shared.add("shared", "uint8_t", tile.shared(groups), 1)
+    shared.add("scales", "float", tile.tokens, 4)
+    shared.add("row_ones", "int", tile.tokens, 4)
 
 
 def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -116,11 +139,6 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
     text = [header_comment(spec, *notes), definitions + signature(spec, 32 * WARPS, 1), *indent(lines), "}\n"]
     return CudaKernel("\n".join(text), geometry, engine, notes)
-
-
-def engine_of(arch: str) -> str:
-    """What multiplies bytes: tensor cores ("mma"), or "dp4a"."""
-    return "mma" if arch_number(arch) >= TENSOR_CORES else "dp4a"
 
 
 def warps_of_few(columns: int) -> int:
@@ -319,67 +337,6 @@ class MadeRows:
         assert body.rows is not None
         made = f"rows of int8, {body.rows.kind}"
         return f"{made}, of a norm of the rows of x: {note_of(self.spec)}" if body.norms else f"{made}, of x"
-
-
-def product_of(spec: KernelSpec) -> IntegerProduct:
-    """The integer product of the operand w. KernelSelectionError if there is none, and for w in another layout."""
-    w = spec.operands[1]
-    where = f"kernel '{spec.name}'"
-    if w.format is None or w.layout != LAYOUT:
-        raise KernelSelectionError(f"{where}: integers are multiplied with packed weights in layout '{LAYOUT}'")
-    check_extent(spec, w, 0)
-    check_extent(spec, w, 1)
-    product = integer_product(formats.get(w.format.name, **w.format.params))
-    if isinstance(product, str):
-        raise KernelSelectionError(f"{where}: {w.format.name} has no integer product: {product}")
-    return product
-
-
-def struct_of(name: str, weight: Weight, spec: KernelSpec, *, pairs: bool = False) -> str:
-    """What int8.cuh needs to know about the product with the operand w of `spec`.
-
-    Bytes are signed: of unsigned codes of 8 bits they hold the code minus 128, of listed codes their integers, less an
-    offset where these do not fit into a byte.
-    """
-    product = product_of(spec)
-    reference = spec.operands[1].format
-    assert reference is not None
-    d = formats.get(reference.name, **reference.params).declaration
-    parts = {g: f"p.of[{i}]" for i, g in enumerate(d.split.per_entry)}
-    offset = product.offset_of(weight.bits)
-    first = product.first - offset if weight.bits < 8 else 0
-    listed = product.listed or ()
-    if listed:
-        first = 0
-    signed = np.resize(np.array([integer - offset for integer in listed] or [0], np.int8), 16).view("<u4")
-    words = ", ".join(f"{word:#010x}u" for word in signed.tolist())
-    slope = product.slope.to_c(parts, style=AS_THEY_ARE)
-    zero = "0.0f" if product.intercept is None else product.intercept.to_c(parts, style=AS_THEY_ARE)
-    lines = [
-        f"struct {name} {{",
-        f"    typedef {weight.struct} weight;",
-        f"    static constexpr int64_t group = {product.columns(weight.cols)};",
-        f"    static constexpr int first = {first};",
-        f"    static constexpr int offset = {offset};",
-        f"    static constexpr bool pairs = {str(pairs).lower()};",
-        f"    static constexpr bool affine = {str(product.intercept is not None).lower()};",
-        f"    static constexpr bool listed = {str(bool(listed)).lower()};",
-        *(_list_member(words) if listed else []),
-        f"    static QC_DEVICE float slope(const weight::parts& p) {{ return {slope}; }}",
-        f"    static QC_DEVICE float intercept(const weight::parts& p) {{ return {zero}; }}",
-        "};",
-    ]
-    return block(lines)
-
-
-def _list_member(words: str) -> list[str]:
-    """The bytes of the 16 codes, four in a word; the compiler folds the choice."""
-    first, second, third, fourth = words.split(", ")
-    return [
-        "    static QC_DEVICE constexpr uint32_t list(int i) {",
-        f"        return i == 0 ? {first} : i == 1 ? {second} : i == 2 ? {third} : {fourth};",
-        "    }",
-    ]
 
 
 def _blocks(m: Dim, tokens: int) -> Dim:
