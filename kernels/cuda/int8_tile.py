@@ -131,8 +131,17 @@ def fitting(choice: Choice, groups: Groups, limit: int) -> Tile:
     return next(tile for tile in choice if tile.shared(groups) <= limit)
 
 
-FEW_AHEAD = 4
-"""Steps under way for up to eight rows of x: with eight warps, 32 KiB of bytes, or 16 KiB of 4-bit codes, per block."""
+ALONE: dict[Tile, Tile] = {
+    Tile(16, 1, 8, 1, 1, 2): Tile(8, 2, 4, 1, 1, 2),
+    Tile(8, 2, 4, 2, 1, 2): Tile(8, 2, 4, 1, 1, 2),
+    Tile(8, 2, 4, 2, 1, 1): Tile(8, 2, 4, 1, 1, 1),
+}
+"""What replaces a tile in a kernel that has no other, and whose blocks may therefore have fewer threads: two of them
+share a multiprocessor, and one multiplies while the other waits at its barrier."""
+
+FEW_AHEAD = 2
+"""Steps under way for up to eight rows of x: with eight warps, 16 KiB of bytes, or 8 KiB of 4-bit codes, per block, of
+which three or four share a multiprocessor."""
 
 
 def few_tile(warps: int) -> Tile:

@@ -240,6 +240,11 @@ def definitions_of(spec: KernelSpec, weight: Weight) -> str:
     return weight.definitions + struct + finish_of(spec).definition
 
 
+def shape_of_many(arch: str) -> tuple[int, int]:
+    """(panels, warps) of a block that makes more than eight rows: of a tile, or with `dp4a`."""
+    return (2, 8) if engine_of(arch) == "mma" else (WARPS, WARPS)
+
+
 def lanes_of(columns: int, threads: int, rows: int) -> int:
     """Threads that share a row of a block that makes `rows` rows: all of them for few rows. Of many rows it is a part
     of a warp, whose threads keep their columns in registers (32 of them, int8.cuh) if there are no more than 1,024."""
@@ -258,11 +263,15 @@ class MadeRows:
     warps: int
     blocks: int
     many: bool
+    rows_of_tile: int | None = None
 
     @classmethod
-    def of(cls, spec: KernelSpec, warps: int, blocks: int, *, many: bool) -> MadeRows | None:
+    def of(
+        cls, spec: KernelSpec, warps: int, blocks: int, *, many: bool, rows_of_tile: int | None = None
+    ) -> MadeRows | None:
         """For `blocks` blocks along the rows of the weight, of few rows of x or of many. None for rows in memory.
-        KernelSelectionError for more rows than a kernel makes."""
+        KernelSelectionError for more rows than a kernel makes. `rows_of_tile`: a block's rows of the weight where the
+        kernel says by `m0` and `n0` where its outputs begin."""
         body = linear_body(spec)
         if body.rows is None:
             return None
@@ -272,7 +281,7 @@ class MadeRows:
                 f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA of M class {body.m_class} make up to {most} "
                 f"rows of int8, and read more from memory, where a quantize_rows kernel makes them; there are {body.m}"
             )
-        return cls(spec, min(ROWS_OF_MANY if many else FEW_ROWS, body.m), warps, blocks, many)
+        return cls(spec, min(ROWS_OF_MANY if many else FEW_ROWS, body.m), warps, blocks, many, rows_of_tile)
 
     @property
     def rows_argument(self) -> str:
@@ -307,10 +316,12 @@ class MadeRows:
         threads, (row, live), begin = 32 * self.warps, ("0", str(self.rows)), list[str]()
         if self._several:
             row, live = "m0", f"(int)qc_min({self.rows}, {body.m} - m0)"
-            begin.append(f"const int64_t m0 = (int64_t)blockIdx.x * {self.rows};")
+            if self.rows_of_tile is None:
+                begin.append(f"const int64_t m0 = (int64_t)blockIdx.x * {self.rows};")
         kept = kept_codes_of(self.spec)
         if self.many and (body.keeps or kept is not None):
-            begin.append("const uint32_t panel = blockIdx.y;  // which part of the kept rows this block writes")
+            part = "blockIdx.y" if self.rows_of_tile is None else f"(uint32_t)(n0 / {self.rows_of_tile})"
+            begin.append(f"const uint32_t panel = {part};  // which part of the kept rows this block writes")
         at = identifier(x.name) if row == "0" else f"{identifier(x.name)} + m0 * {c_dim(x.strides[0])}"
         sizes = (KINDS.index(body.rows.kind), threads, lanes_of(body.k, threads, self.rows), body.k)
         return [

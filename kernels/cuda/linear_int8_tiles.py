@@ -8,13 +8,13 @@ A kernel for any number of rows has the tiles of its class, and takes one of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qcompiler.kernels.cuda import int8_tile
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.int8_tile import MIN_BLOCKS, RESERVED, Groups, Tile, fitting, groups_of
 from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body
-from qcompiler.kernels.cuda.linear_int8 import RowsOfX, definitions_of, struct_name
+from qcompiler.kernels.cuda.linear_int8 import ROWS_OF_MANY, MadeRows, RowsOfX, definitions_of, struct_name
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import weight_of
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
@@ -33,17 +33,39 @@ class Case:
 
 def takes(spec: KernelSpec, arch: str) -> bool:
     """Whether tiles serve a linear of many rows of int8 on `arch`."""
-    return linear_body(spec).rows is None and int8_tile.takes(spec, arch, linear_body(spec).k)
+    return int8_tile.takes(spec, arch, linear_body(spec).k) and bool(cases_of(spec, arch))
 
 
 def cases_of(spec: KernelSpec, arch: str) -> tuple[Case, ...]:
-    """The tiles of a kernel, for ever more rows of x: one if their number is known."""
+    """The tiles of a kernel, for ever more rows of x: one if their number is known. None if shared memory has no room
+    for a tile beside the rows that a block makes."""
     body, groups, limit = linear_body(spec), groups_of(spec), SHARED_LIMIT[arch_number(arch)] - RESERVED
+    if body.rows is not None:
+        return _made(spec, groups, limit)
     cases = _many(body, groups, limit) if body.m_class == "large" else _few(groups, limit)
     if isinstance(body.m, int):
         known = body.m
-        return (next(case for case in cases if case.most is None or known <= case.most),)
+        cases = (next(case for case in cases if case.most is None or known <= case.most),)
+    if len(cases) == 1:
+        (case,) = cases
+        return (replace(case, tile=int8_tile.ALONE.get(case.tile, case.tile)),)
     return cases
+
+
+def _made(spec: KernelSpec, groups: Groups, limit: int) -> tuple[Case, ...]:
+    """The tile of a kernel that makes its rows: up to 32 tokens, whatever their number."""
+    memory, m = SharedMemory(), linear_body(spec).m
+    made = _rows_made(spec, int8_tile.few_rows(groups)[ROWS_OF_MANY][0])
+    assert made is not None and isinstance(m, int)
+    made.room(memory)
+    table, size = int8_tile.few_rows(groups), next(size for size in (16, ROWS_OF_MANY) if min(m, ROWS_OF_MANY) <= size)
+    room = [tile for tile in table[size] if tile.tokens == size and tile.shared(groups) <= limit - memory.nbytes]
+    return (Case(room[0], None),) if room else ()
+
+
+def _rows_made(spec: KernelSpec, tile: Tile) -> MadeRows | None:
+    blocks = -(-linear_body(spec).n // tile.rows)
+    return MadeRows.of(spec, tile.threads // 32, blocks, many=True, rows_of_tile=tile.rows)
 
 
 def _few(groups: Groups, limit: int) -> tuple[Case, ...]:
@@ -74,7 +96,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     )
     tokens, (threads,) = max(case.tile.tokens for case in cases), {case.tile.threads for case in cases}
     memory, finish = SharedMemory(), finish_of(spec)
-    x = RowsOfX(spec, None, "m0", tokens)
+    made = _rows_made(spec, cases[0].tile)
+    x = RowsOfX(spec, made, "m0", tokens)
     x.room(memory)
     memory.add("shared", "uint8_t", max(case.tile.shared(groups) for case in cases), 1)
     memory.add("scales", "float", tokens, 4)
@@ -86,9 +109,9 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
             head = "{" if case.most is None else f"if ({c_dim(body.m)} <= {case.most}) {{"
             call = [f"}} else {head}" if i else head, *indent(call), *(["}"] if case.most is None else [])]
         lines += call
-    notes = [_note(body, case.tile, groups) for case in cases]
+    notes = [*([] if made is None else [made.note()]), *(_note(body, case.tile, groups) for case in cases)]
     geometry = Geometry((_grid(body, cases), 1, 1), (threads, 1, 1), memory.nbytes)
-    opened = definitions_of(spec, weight) + signature(spec, threads, 1)
+    opened = definitions_of(spec, weight) + ("" if made is None else made.definition()) + signature(spec, threads, 1)
     text = "\n".join([header_comment(spec, *notes), opened, *indent(lines), "}\n"])
     return CudaKernel(text, geometry, "mma", tuple(notes))
 
