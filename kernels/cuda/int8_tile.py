@@ -114,16 +114,22 @@ that also need sums of x. The largest that makes MIN_BLOCKS blocks is used, else
 many threads."""
 
 
+SPILL_ARCH = 120
+"""From sm_120 on ptxas spills with the larger tile of groups that need sums of x."""
+
+
 def few_rows(groups: Groups) -> dict[int, Choice]:
     """The table for up to 64 rows of x."""
     return ONE_GROUP if groups.one else GROUPED
 
 
-def many_rows(groups: Groups) -> tuple[Choice, ...]:
-    """The table for more."""
+def many_rows(groups: Groups, arch: int) -> tuple[Choice, ...]:
+    """The table for more, on an architecture."""
     if groups.one:
         return LARGE_ONE
-    return LARGE_AFFINE if groups.runs else LARGE_SMALL_GROUPS if groups.in_chunk > 1 else LARGE_GROUPED
+    if groups.runs:
+        return LARGE_AFFINE[:1] if arch >= SPILL_ARCH else LARGE_AFFINE
+    return LARGE_SMALL_GROUPS if groups.in_chunk > 1 else LARGE_GROUPED
 
 
 def fitting(choice: Choice, groups: Groups, limit: int) -> Tile:

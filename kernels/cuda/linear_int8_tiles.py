@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from qcompiler.kernels.cuda import int8_tile
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.int8_tile import MIN_BLOCKS, RESERVED, Groups, Tile, fitting, groups_of
+from qcompiler.kernels.cuda.int8_tile import MIN_BLOCKS, RESERVED, Choice, Groups, Tile, fitting, groups_of
 from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body
 from qcompiler.kernels.cuda.linear_int8 import ROWS_OF_MANY, MadeRows, RowsOfX, definitions_of, struct_name
 from qcompiler.kernels.cuda.signature import arch_number, signature
@@ -42,7 +42,8 @@ def cases_of(spec: KernelSpec, arch: str) -> tuple[Case, ...]:
     body, groups, limit = linear_body(spec), groups_of(spec), SHARED_LIMIT[arch_number(arch)] - RESERVED
     if body.rows is not None:
         return _made(spec, groups, limit)
-    cases = _many(body, groups, limit) if body.m_class == "large" else _few(groups, limit)
+    choices = int8_tile.many_rows(groups, arch_number(arch))
+    cases = _many(body, groups, limit, choices) if body.m_class == "large" else _few(groups, limit)
     if isinstance(body.m, int):
         known = body.m
         cases = (next(case for case in cases if case.most is None or known <= case.most),)
@@ -75,8 +76,8 @@ def _few(groups: Groups, limit: int) -> tuple[Case, ...]:
     return (*(Case(tile, tile.tokens) for tile in others), Case(last, None))
 
 
-def _many(body: LinearKernel, groups: Groups, limit: int) -> tuple[Case, ...]:
-    tiles = [fitting(choice, groups, limit) for choice in int8_tile.many_rows(groups)]
+def _many(body: LinearKernel, groups: Groups, limit: int, choices: tuple[Choice, ...]) -> tuple[Case, ...]:
+    tiles = [fitting(choice, groups, limit) for choice in choices]
     cases = list[Case]()
     for tile, larger in zip(tiles, [*tiles[1:], None], strict=True):
         # the larger one begins where it makes MIN_BLOCKS blocks

@@ -120,11 +120,12 @@ def test_every_tile_has_the_bits_of_the_definition(
     sim_module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tile: int8_tile.Tile
 ) -> None:
     monkeypatch.setattr(linear_int8_tiles, "cases_of", lambda *_: (linear_int8_tiles.Case(tile, None),))
+    name = tile.arguments.replace(", ", "_")  # geometry is kept by the spec
     kinds: list[tuple[str, dict[str, Any], int]] = [
         ("int8", {}, 330), ("int4", {"group": 128}, 640), ("q4_K", {}, 256), ("q6_K", {}, 512), ("mxfp4", {}, 160)
     ]  # fmt: skip
     specs = [
-        plain_spec(f"k{i}", kind, params, tile.rows + 19, k, tile.tokens + 3, "large")
+        plain_spec(f"k{i}_{name}", kind, params, tile.rows + 19, k, tile.tokens + 3, "large")
         for i, (kind, params, k) in enumerate(kinds)
         if tile.shared(linear_int8_tiles.groups_of(plain_spec("k", kind, params, 16, k, 9, "large"))) < 160000
     ]
