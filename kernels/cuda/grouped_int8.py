@@ -1,6 +1,7 @@
 """The `grouped_linear` template for int8 rows: codes times the codes of the chosen experts (int8.cuh).
 
-    few pairs     (at most 64, known at compile time) qi_linear_few: a block per panel and pair
+    few pairs     (at most 64, known at compile time) a block per panel and pair: a tile (int8_tiles.cuh), or
+                  qi_linear_few
     any number    qi_grouped_many: a block per expert and four of its panels, for all rows that chose the expert
 
 The products are those of linears of int8 rows (linear_int8.py): by tensor cores from sm_75 on, by `dp4a` before, with
@@ -66,10 +67,8 @@ def _few(spec: KernelSpec, arch: str, pairs: int) -> CudaKernel:
         f"        qc_store({identifier(out.name)} + pair * {c_dim(out.strides[0])} + column, there ? sum : NAN);",
         "};",
     ]
-    weight, rows = (
-        f"(const uint8_t*){identifier(w.name)}",
-        f"qi_rows{{{{{identifier(x.name)} + {row} * {c_dim(x.strides[0])}, 0}}}}",
-    )
+    weight = f"(const uint8_t*){identifier(w.name)}"
+    rows = f"qi_rows{{{{{identifier(x.name)} + {row} * {c_dim(x.strides[0])}, 0}}}}"
     if tiles:
         lines += [
             "const auto finish_group = [&](const float (&sums)[1], int64_t m, int64_t n) { finish(sums[0], m, n); };",

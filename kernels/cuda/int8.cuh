@@ -10,9 +10,9 @@
 //     QI_MMA     qc_mma_16832_s8: sm_75 (as four products of depth 16) and later
 //     QI_DP4A    __dp4a, everywhere else
 //
-// P describes the product: `weight`, the struct of weights.py; group (columns that share entries); first (what a code of
-// 0 stands for, as a byte) and offset (what a byte of 0 stands for); affine, slope(parts), intercept(parts); biases
-// (whether int8_tiles.cuh may begin sums at a bias); listed codes stand for the signed bytes of list(i), four in a word.
+// P describes the product: `weight`, the struct of weights.py; group (columns that share entries); first (the byte that
+// a code of 0 becomes) and offset (what a byte of 0 stands for); affine, slope(parts), intercept(parts); biases, if
+// sums may begin at a bias (int8_tiles.cuh). Listed codes stand for the signed bytes of list(i), four in a word.
 #pragma once
 #include "grouped.cuh"
 #include "linear_fma.cuh"

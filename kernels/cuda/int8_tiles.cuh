@@ -138,7 +138,9 @@ template <class P, class T, class Rows> struct qi_tiles {
 
     // --- loads -------------------------------------------------------------------------------------------------------
 
-    QC_DEVICE static int chunk_of(int step, int k) { return (step / STEPS_OF * T::WK + k) * STEPS_OF + step % STEPS_OF; }
+    QC_DEVICE static int chunk_of(int step, int k) {
+        return (step / STEPS_OF * T::WK + k) * STEPS_OF + step % STEPS_OF;
+    }
     QC_DEVICE int64_t panel_of(int i) const { return qc_min(panel + i, (W::rows + 15) / 16 - 1); }
 
     QC_DEVICE void load_weights(int d, int step) {
@@ -150,7 +152,8 @@ template <class P, class T, class Rows> struct qi_tiles {
 #pragma unroll
                 for (int h = 0; h < G::HELD; h++) {
                     const int64_t row = panel_of(i) * 16 + lane / 4 + lane % 2 * 8;
-                    const int64_t k = (int64_t)chunk * QI_CHUNK + (G::GROUPS > 1 ? (lane / 2 % 2 + 2 * h) * G::group : 0);
+                    const int group = G::GROUPS > 1 ? lane / 2 % 2 + 2 * h : 0;
+                    const int64_t k = (int64_t)chunk * QI_CHUNK + group * G::group;
                     entries[d][i][h] = W::load(w, row, (uint32_t)(WHOLE ? k : qc_min(k, W::cols - 1)));
                 }
             }
@@ -224,24 +227,30 @@ template <class P, class T, class Rows> struct qi_tiles {
         if constexpr (G::RUNS != 0 && G::GROUPS == 1) {
 #pragma unroll
             for (int b = 0; b < T::BLOCKS; b++) {
-                const int2 low = *(const int2*)(runs_at(buffer, 0) + 8 * b), high = *(const int2*)(runs_at(buffer, 1) + 8 * b);
+                const int2 low = *(const int2*)(runs_at(buffer, 0) + 8 * b);
+                const int2 high = *(const int2*)(runs_at(buffer, 1) + 8 * b);
                 ones[b][0] += low.x + high.x, ones[b][1] += low.y + high.y;
             }
         }
     }
+    // Slopes and intercepts of a lane's entries in a chunk; whether all slopes of its warp are finite.
+    struct factors {
+        float slopes[T::PANELS][G::HELD], intercepts[T::PANELS][G::HELD];
+        bool finite;
+    };
     // The terms of group c of a chunk: to the totals, or handed over to those who own them. FUSED: slopes are finite.
     template <bool FUSED>
-    QC_DEVICE void fold_as(const float (&slopes)[T::PANELS][G::HELD], const float (&intercepts)[T::PANELS][G::HELD], int c,
-                        int buffer, int round, bool inside) {
+    QC_DEVICE void fold_as(const factors& of_lane, int c, int buffer, int round, bool inside) {
 #pragma unroll
         for (int i = 0; i < T::PANELS; i++) {
             float slope[2], shift[2], intercept[2] = {0.0f, 0.0f};
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int from = (lane & 28) + half + c % 2 * 2;
-                slope[half] = __shfl_sync(QC_ALL_LANES, slopes[i][c / 2], from);
+                slope[half] = __shfl_sync(QC_ALL_LANES, of_lane.slopes[i][c / 2], from);
                 shift[half] = -12582912.0f * slope[half];  // exact
-                if constexpr (P::affine) intercept[half] = __shfl_sync(QC_ALL_LANES, intercepts[i][c / 2], from);
+                if constexpr (P::affine)
+                    intercept[half] = __shfl_sync(QC_ALL_LANES, of_lane.intercepts[i][c / 2], from);
             }
 #pragma unroll
             for (int b = 0; b < T::BLOCKS; b++) {
@@ -276,13 +285,12 @@ template <class P, class T, class Rows> struct qi_tiles {
             for (int b = 0; b < T::BLOCKS; b++) ones[b][0] = ones[b][1] = 0;
         }
     }
-    QC_DEVICE void fold(const float (&slopes)[T::PANELS][G::HELD], const float (&intercepts)[T::PANELS][G::HELD], int c,
-                        int buffer, int round, bool inside, bool finite) {
+    QC_DEVICE void fold(const factors& of_lane, int c, int buffer, int round, bool inside) {
         if constexpr (G::biased) {
-            if (finite) fold_as<true>(slopes, intercepts, c, buffer, round, inside);
-            else fold_as<false>(slopes, intercepts, c, buffer, round, inside);
+            if (of_lane.finite) fold_as<true>(of_lane, c, buffer, round, inside);
+            else fold_as<false>(of_lane, c, buffer, round, inside);
         } else {
-            fold_as<false>(slopes, intercepts, c, buffer, round, inside);
+            fold_as<false>(of_lane, c, buffer, round, inside);
         }
     }
     QC_DEVICE float* terms(int buffer, int k, int c) const {
@@ -329,8 +337,8 @@ template <class P, class T, class Rows> struct qi_tiles {
     // Multiplies a step, and stages the next one in the middle: its stores are issued between products.
     QC_DEVICE void compute(int d, int step, int buffer, qc_place from) {
         chunk_codes codes[T::PANELS];
-        float slopes[T::PANELS][G::HELD], intercepts[T::PANELS][G::HELD];
-        bool finite = true;  // all slopes of the warp's chunk
+        factors of_lane;
+        of_lane.finite = true;
 #pragma unroll
         for (int i = 0; i < T::PANELS; i++) {
             codes[i] = w_ahead[d][i];
@@ -338,12 +346,12 @@ template <class P, class T, class Rows> struct qi_tiles {
 #pragma unroll
                 for (int h = 0; h < G::HELD; h++) {
                     const typename W::parts parts = W::make(entries[d][i][h]);
-                    slopes[i][h] = P::slope(parts), intercepts[i][h] = P::intercept(parts);
-                    finite = finite && fabsf(slopes[i][h]) < INFINITY;
+                    of_lane.slopes[i][h] = P::slope(parts), of_lane.intercepts[i][h] = P::intercept(parts);
+                    of_lane.finite = of_lane.finite && fabsf(of_lane.slopes[i][h]) < INFINITY;
                 }
             }
         }
-        if constexpr (G::biased) finite = __all_sync(QC_ALL_LANES, finite);
+        if constexpr (G::biased) of_lane.finite = __all_sync(QC_ALL_LANES, of_lane.finite);
         if (step + T::AHEAD < STEPS) load_weights(d, step + T::AHEAD);
         const int round = step / STEPS_OF;
         const int64_t k = (int64_t)chunk_of(step, warp_k) * QI_CHUNK;
@@ -366,18 +374,18 @@ template <class P, class T, class Rows> struct qi_tiles {
 #pragma unroll
                         for (int r = 0; r < 4; r++) part[i][r] = r / 2 == half ? a[i][r] : 0;
                     multiply(part, from + s * 32);
-                    fold(slopes, intercepts, 2 * s + half, buffer, round, k + (2 * s + half) * 16 < W::cols, finite);
+                    fold(of_lane, 2 * s + half, buffer, round, k + (2 * s + half) * 16 < W::cols);
                 }
             } else {
                 multiply(a, from + s * 32);
                 if constexpr (!G::one && G::group == 32)
-                    fold(slopes, intercepts, s, buffer, round, k + s * 32 < W::cols, finite);
+                    fold(of_lane, s, buffer, round, k + s * 32 < W::cols);
             }
         }
         if constexpr (!G::one && G::GROUPS == 1) {
             count(buffer);
             if (step % STEPS_OF == STEPS_OF - 1 || (!SHARES && step == STEPS - 1))
-                fold(slopes, intercepts, 0, buffer, round, k / G::group * G::group < W::cols, finite);
+                fold(of_lane, 0, buffer, round, k / G::group * G::group < W::cols);
         }
     }
 

@@ -1,10 +1,13 @@
-"""Linears that multiply integers: int8 rows by the integer codes of packed weights (int8.cuh).
+"""Linears that multiply integers: int8 rows by the integer codes of packed weights.
 
-    M class "2-8"          qi_linear_few: a block per panel of 16 rows of w and 8 rows of x, its warps share the columns
-    "9-64", "large"        qi_linear_many: a panel per warp, four panels and 32 or 64 rows of x per block
+    M class "2-8"          a block per panel of 16 rows of w and 8 rows of x, its warps share the columns: a tile
+                           (int8_tiles.cuh), or qi_linear_few (int8.cuh)
+    "9-64", "large"        linear_int8_tiles.py, or qi_linear_many: a panel per warp, four panels and 32 or 64 rows of x
+                           per block
 
-Tensor cores multiply from sm_75 on, `dp4a` before; both read the same weight layout. Sums are exact, and they are
-scaled in the order of formats/integer_product.py, so the bits are the same on every architecture and on the CPU.
+Tiles need tensor cores (sm_75) and take most groups (int8_tile.py, `takes`); the others take `dp4a` and any group. All
+read the same weight layout. Sums are exact, and they are scaled in the order of formats/integer_product.py, so the bits
+are the same on every architecture and on the CPU.
 
 Up to 64 rows may be floats: then every block makes the rows of int8 that it multiplies, of x or of a norm of it, in
 shared memory (`qi_make_rows`), with the bits of quantize_rows.py and linear_norm.py. All threads of a block share a row
@@ -19,12 +22,12 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.int8_rows import KINDS, clip_factors, row_bytes
 from qcompiler.formats.integer_product import IntegerProduct
 from qcompiler.kernels.cuda import im2col, int8_tile, linear_norm
-from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.int8_product import engine_of, product_of, struct_of
 from qcompiler.kernels.cuda.int8_tile import Groups, Tile, groups_of
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body, row_offset
 from qcompiler.kernels.cuda.panel_text import Launch, PanelText
-from qcompiler.kernels.cuda.signature import signature
+from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.norm_prologue import kept_codes_of, note_of
 from qcompiler.kernels.scalar import float_literal
@@ -55,13 +58,16 @@ MOST_MADE = 64
 def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     """One linear of the M classes "1" and "2-8". KernelSelectionError for unsupported operands."""
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
-    shared, product = SharedMemory(), product_of(spec)
+    product = product_of(spec)
     warps = (launch.warps if launch is not None else None) or warps_of_few(weight.cols)
     made = MadeRows.of(spec, warps, weight.panels, many=False)
     x = RowsOfX(spec, made, f"(int64_t)blockIdx.y * {FEW_ROWS}", FEW_ROWS)
-    x.room(shared)
     if int8_tile.takes(spec, arch, body.k):
-        return _few_tiles(spec, weight, shared, warps, x)
+        tiles = _few_tiles(spec, weight, warps, x)
+        if tiles.geometry.shared <= SHARED_LIMIT[arch_number(arch)]:  # rows that a block makes may leave no room
+            return tiles
+    shared = SharedMemory()
+    x.room(shared)
     add_few(shared, product, weight.cols, warps)
     given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish{x.make}"
     lines = [
@@ -80,10 +86,11 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     return PanelText(definitions, tuple(lines), geometry, notes, engine, 1, LEAST_WARPS)
 
 
-def _few_tiles(spec: KernelSpec, weight: Weight, shared: SharedMemory, warps: int, x: RowsOfX) -> PanelText:
+def _few_tiles(spec: KernelSpec, weight: Weight, warps: int, x: RowsOfX) -> PanelText:
     """The same by tiles of one panel."""
-    body, finish = linear_body(spec), finish_of(spec)
+    body, finish, shared = linear_body(spec), finish_of(spec), SharedMemory()
     tile, made = int8_tile.few_tile(warps), x.made
+    x.room(shared)
     add_tile(shared, tile, groups_of(spec))
     sums = ("sums", "others") if body.pairs else ("sums",)
     given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, {x.first}, panel * 16, shared, scales, row_ones, finish"
@@ -106,10 +113,15 @@ def _few_tiles(spec: KernelSpec, weight: Weight, shared: SharedMemory, warps: in
 
 
 def add_tile(shared: SharedMemory, tile: Tile, groups: Groups) -> None:
-    """Adds the room of `qi_linear_tiles`."""
-    shared.add("shared", "uint8_t", tile.shared(groups), 1)
-    shared.add("scales", "float", tile.tokens, 4)
-    shared.add("row_ones", "int", tile.tokens, 4)
+    """Adds the room of `qi_linear_tiles` for one tile."""
+    add_room(shared, tile.shared(groups), tile.tokens)
+
+
+def add_room(shared: SharedMemory, nbytes: int, tokens: int) -> None:
+    """The same for tiles of up to `nbytes` bytes and `tokens` rows of x."""
+    shared.add("shared", "uint8_t", nbytes, 1)
+    shared.add("scales", "float", tokens, 4)
+    shared.add("row_ones", "int", tokens, 4)
 
 
 def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:

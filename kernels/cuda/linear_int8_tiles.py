@@ -14,7 +14,7 @@ from qcompiler.kernels.cuda import int8_tile
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.int8_tile import MIN_BLOCKS, RESERVED, Choice, Groups, Tile, fitting, groups_of
 from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body
-from qcompiler.kernels.cuda.linear_int8 import ROWS_OF_MANY, MadeRows, RowsOfX, definitions_of, struct_name
+from qcompiler.kernels.cuda.linear_int8 import ROWS_OF_MANY, MadeRows, RowsOfX, add_room, definitions_of, struct_name
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import weight_of
 from qcompiler.kernels.text import c_dim, header_comment, identifier, indent
@@ -37,7 +37,7 @@ def takes(spec: KernelSpec, arch: str) -> bool:
 
 
 def cases_of(spec: KernelSpec, arch: str) -> tuple[Case, ...]:
-    """The tiles of a kernel, for ever more rows of x: one if their number is known. None if shared memory has no room
+    """The tiles of a kernel, for ever more rows of x: one if their number is known, none if shared memory has no room
     for a tile beside the rows that a block makes."""
     body, groups, limit = linear_body(spec), groups_of(spec), SHARED_LIMIT[arch_number(arch)] - RESERVED
     if body.rows is not None:
@@ -89,20 +89,14 @@ def _many(body: LinearKernel, groups: Groups, limit: int, choices: tuple[Choice,
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     """Text and geometry. KernelSelectionError for unsupported operands."""
-    body, weight, cases, groups = (
-        linear_body(spec),
-        weight_of(spec.name, spec.operands[1]),
-        cases_of(spec, arch),
-        groups_of(spec),
-    )
+    body, weight = linear_body(spec), weight_of(spec.name, spec.operands[1])
+    cases, groups = cases_of(spec, arch), groups_of(spec)
     tokens, (threads,) = max(case.tile.tokens for case in cases), {case.tile.threads for case in cases}
     memory, finish = SharedMemory(), finish_of(spec)
     made = _rows_made(spec, cases[0].tile)
     x = RowsOfX(spec, made, "m0", tokens)
     x.room(memory)
-    memory.add("shared", "uint8_t", max(case.tile.shared(groups) for case in cases), 1)
-    memory.add("scales", "float", tokens, 4)
-    memory.add("row_ones", "int", tokens, 4)
+    add_room(memory, max(case.tile.shared(groups) for case in cases), tokens)
     lines = [*memory.declarations(), *_finish(finish)]
     for i, case in enumerate(cases):
         call = _call(spec, case.tile, groups, x, finish)
