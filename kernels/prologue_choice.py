@@ -84,52 +84,52 @@ def obstacle(query: NormQuery) -> str | None:
         return f"the weight is computed, and kernels for constant ones {what}"
     for isa in query.isas:
         device = device_cost(isa, query.kind)
-        saved, costs = device.launch + ROUND_TRIPS * device.latency, time_in_blocks(query, device)
+        saved, costs = device.launch + ROUND_TRIPS * device.latency, time_in_blocks(query, device, isa)
         if costs > saved:
             return (
-                f"estimated for {isa}, {_blocks(query)} blocks take {costs:.1f} us to "
+                f"estimated for {isa}, {_blocks(query, isa)} blocks take {costs:.1f} us to "
                 f"{'make the rows' if query.makes_codes else 'normalise'}, and a launch for it takes {saved:.1f} us"
             )
     return None
 
 
-def time_in_blocks(query: NormQuery, device: DeviceCost) -> float:
+def time_in_blocks(query: NormQuery, device: DeviceCost, isa: str) -> float:
     """The estimated time, in microseconds, that making the rows in each block adds to the linear."""
-    blocks = _blocks(query)
+    blocks = _blocks(query, isa)
     at_once = BLOCKS_PER_MULTIPROCESSOR * device.threads_to_fill // LANES
     nbytes = blocks * query.affine * query.k * ITEMSIZE[query.dtype]
     if query.makes_codes:
         assert isinstance(query.m, int)
         nbytes += blocks * query.m * query.k * (ITEMSIZE[query.dtype] - 1)
-    waiting = -(-blocks // at_once) * _trips(query) * device.latency
-    return waiting + nbytes / (ATTAINED_FRACTION * device.bandwidth) + _computing(query, device)
+    waiting = -(-blocks // at_once) * _trips(query, isa) * device.latency
+    return waiting + nbytes / (ATTAINED_FRACTION * device.bandwidth) + _computing(query, device, isa)
 
 
-def _blocks(query: NormQuery) -> int:
+def _blocks(query: NormQuery, isa: str) -> int:
     """Blocks along the rows of the weight."""
-    return -(-query.n // (PANEL * (linear_int8.WARPS if query.many else 1)))
+    return -(-query.n // (PANEL * (linear_int8.shape_of_many(isa)[0] if query.many else 1)))
 
 
-def _trips(query: NormQuery) -> int:
+def _trips(query: NormQuery, isa: str) -> int:
     """Trips to memory that a block waits for, one after the other."""
     if not query.many:
         return 1
     assert isinstance(query.m, int)
-    rows = min(query.m, linear_int8.ROWS_OF_MANY)
+    rows, warps = min(query.m, linear_int8.ROWS_OF_MANY), linear_int8.shape_of_many(isa)[1]
     if query.makes_codes:
-        at_once = linear_int8.WARPS * WARP // linear_int8.lanes_of(query.k, linear_int8.WARPS * WARP, rows)
+        at_once = warps * WARP // linear_int8.lanes_of(query.k, warps * WARP, rows)
         return -(-rows // at_once)
     shares = rows * (RowWalk.of(query.m, query.k).threads // WARP)
-    return STATISTICS * -(-shares // (linear_int8.WARPS * linear_norm.SIDE_BY_SIDE))
+    return STATISTICS * -(-shares // (warps * linear_norm.SIDE_BY_SIDE))
 
 
-def _computing(query: NormQuery, device: DeviceCost) -> float:
+def _computing(query: NormQuery, device: DeviceCost, isa: str) -> float:
     """The time of the arithmetic of many rows, of which each block computes its own. That of few is not counted."""
     if not query.many:
         return 0.0
     assert isinstance(query.m, int)
-    rows, threads = min(query.m, linear_int8.ROWS_OF_MANY), linear_int8.WARPS * WARP
-    blocks = _blocks(query) * -(-query.m // linear_int8.ROWS_OF_MANY)
+    rows, threads = min(query.m, linear_int8.ROWS_OF_MANY), linear_int8.shape_of_many(isa)[1] * WARP
+    blocks = _blocks(query, isa) * -(-query.m // linear_int8.ROWS_OF_MANY)
     waves = max(1.0, blocks * threads / device.threads_to_fill)
     rate = ATTAINED_FRACTION * device.fp32 * threads / device.threads_to_fill
     return waves * (CODE if query.makes_codes else NORM) * rows * query.k / rate

@@ -18,7 +18,7 @@ from qcompiler.kernels.cpu import emit as cpu
 from qcompiler.kernels.cpu import linear_int8 as linear_int8_cpu
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
 from qcompiler.kernels.cuda import emit as cuda
-from qcompiler.kernels.cuda import linear_int8 as linear_int8_cuda
+from qcompiler.kernels.cuda import int8_product as linear_int8_cuda
 from qcompiler.kernels.layouts import pairs
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kernel import DType, FormatRef

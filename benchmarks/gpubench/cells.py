@@ -24,11 +24,17 @@ FORMATS: dict[str, tuple[str, dict[str, int | bool | str]] | None] = {
     "mxfp4": ("mxfp4", {}),
     "bf16": None,
     "w8a8": ("int8", {}),
+    "w4a8": ("int4", {"group": 128}),
+    "w4a8_g32": ("int4", {"group": 32}),
+    "q4_K_a8": ("q4_K", {}),
 }
-"""Our engines of linears -> format and parameters; None: plain weights. With w8a8 the rows of x are int8, too."""
+"""Our engines of linears -> format and parameters; None: plain weights."""
+
+INTEGERS = ("w8a8", "w4a8", "w4a8_g32", "q4_K_a8")
+"""Those whose rows of x are int8, too."""
 
 OURS = tuple(FORMATS)
-WEIGHT_ONLY = tuple(name for name in OURS if name != "w8a8")
+WEIGHT_ONLY = tuple(name for name in OURS if name not in INTEGERS)
 PEERS = ("torch", "tinygemm", "bitsandbytes")
 """torch's bf16 (cuBLAS; SDPA for attention), torch's int4 kernel, bitsandbytes' nf4."""
 
@@ -102,7 +108,8 @@ def _in_order() -> Iterator[Cell]:
         yield from _attention(keys)
     yield from (Cell("attention_prefill", engine, n=PREFILL, m=PREFILL) for engine in ("torch", "ours"))
     yield from (Cell("grouped", "nf4", n=EXPERT_N, k=COLS, m=m) for m in GROUPED_ROWS)
-    yield from (Cell("linear", "w8a8", *square, m) for m in (64, 4096, 1, 16, 512))
+    yield from (Cell("linear", engine, *square, m) for engine in INTEGERS for m in (64, 4096, 1, 16, 512))
+    yield from (Cell("linear", "w8a8", *square, m, symbolic=True) for m in (64, 4096, 16, 512))
     for m in TELLING[1:]:
         for shape in others:
             yield from _linears(shape, m)

@@ -38,8 +38,10 @@ from qcompiler.kernels.cuda import (
     emit,
     grouped_linear,
     grouped_mma,
+    int8_tile,
     linear,
     linear_fma,
+    linear_int8_tiles,
     linear_mma,
     linear_wgmma,
     signature,
@@ -297,9 +299,7 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
     weight, number = weight_of(spec.name, spec.operands[1]), signature.arch_number(ARCH)
     body = spec.body
     if isinstance(body, LinearKernel) and body.codes:
-        few = body.m_class in ("1", "2-8")
-        tokens = 8 if few else 64 if body.m_class == "large" else 32
-        return Launch(blocks, threads, shared, tokens, 32, y if few else x, few)
+        return _integers(spec, m, Launch(blocks, threads, shared, 8, 0, y, True))
     if isinstance(body, LinearKernel) and body.m_class in ("1", "2-8"):
         shape = linear_fma.few_shape(spec, weight, mma=linear.decision_of(spec, ARCH).key == "few_mma")
         tokens = 8 if shape.mma else shape.rows
@@ -320,6 +320,20 @@ def _launch(spec: KernelSpec, m: int) -> Launch:
         )
         return Launch(blocks, threads, shared, tile.tokens, 16 * tile.panels * tile.depth, 1, False)
     return Launch(blocks, threads, shared, 8, 16 * linear_fma.RING, 1, True)
+
+
+def _integers(spec: KernelSpec, m: int, few: Launch) -> Launch:
+    """Of a product of rows of int8, given what it is for few rows. A kernel for any number of rows is launched with
+    more blocks than the tile that it takes has use for."""
+    body, weight = spec.body, weight_of(spec.name, spec.operands[1])
+    assert isinstance(body, LinearKernel)
+    each = 32 if weight.bits == 8 else 4 * weight.bits  # bytes of a lane in 64 columns of a panel
+    if body.m_class in ("1", "2-8"):
+        return replace(few, flight=each * int8_tile.few_tile(few.threads // 32).ahead)
+    cases = linear_int8_tiles.cases_of(spec, ARCH)
+    tile = next(case.tile for case in cases if case.most is None or m <= case.most)
+    rows, flight = -(-m // tile.tokens), each * tile.panels * tile.ahead
+    return Launch(rows * -(-body.n // tile.rows), few.threads, few.shared, tile.tokens, flight, rows, False)
 
 
 def _products(spec: KernelSpec, launch: Launch) -> Fraction:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubench.cells import EXPERTS, FORMATS, Cell, Sizes
+from gpubench.cells import EXPERTS, FORMATS, INTEGERS, Cell, Sizes
 from gpubench.rig import Array, Rig
 from gpubench.weights import BF16, LAYOUT, Store, copies_of
 from qcompiler.formats import int8_rows
@@ -73,14 +73,14 @@ def format_of(engine: str) -> FormatRef | None:
 
 
 def weight_operand(engine: str, n: int, k: int) -> Operand:
-    dtype: DType = "f32" if engine == "w8a8" else "bf16"
+    dtype: DType = "f32" if engine in INTEGERS else "bf16"
     return Operand(name="w", dtype=dtype, access="r", shape=(n, k), format=format_of(engine), layout=LAYOUT)
 
 
 @functools.cache
 def class_of(engine: str, n: int, k: int, m: int, symbolic: bool) -> MClass:
     """The row class whose kernel a program gets, for M = `m` known or for any M."""
-    codes = engine == "w8a8"
+    codes = engine in INTEGERS
     query = LinearQuery(
         m=(1, MOST_ROWS) if symbolic else (m, m), n=n, k=k, x_dtype="i8" if codes else "bf16", out_dtype="bf16",
         format=format_of(engine), constant_weight=True, kind="cuda", isas=("sm_90a",), codes=codes,
@@ -92,7 +92,7 @@ def linear_spec(engine: str, n: int, k: int, m: int, *, symbolic: bool = False) 
     """A bf16 linear without bias, for exactly `m` rows or for the row class that serves them."""
     chosen = class_of(engine, n, k, m, symbolic)
     rows: Dim = "m" if symbolic else m
-    codes = engine == "w8a8"
+    codes = engine in INTEGERS
     width = int8_rows.row_bytes(k) if codes else k
     operands = (
         plain("x", "i8" if codes else "bf16", (rows, width), (width, 1)),
@@ -185,7 +185,7 @@ def linear(rig: Rig, store: Store, cell: Cell, sizes: Sizes) -> Work:
     copies, values = store.get(cell.engine, sizes.n, sizes.k)
     x = random_bf16((sizes.m, sizes.k), sizes.m)
     given, seen = x, x
-    if cell.engine == "w8a8":
+    if cell.engine in INTEGERS:
         given = int8_rows.quantise(x, "token", 0.0, None)
         seen = int8_rows.dequantise(given, sizes.k)
     there = rig.upload(given)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpubench.cells import KEYS, MS, PEERS, PREFILL, SHAPES, WEIGHT_ONLY
+from gpubench.cells import KEYS, MS, OURS, PEERS, PREFILL, SHAPES, WEIGHT_ONLY
 from gpubench.claims import between, copy_rate, shown
 from gpubench.document import Document, Row, counted
 from gpubench.marks import Mark, judged, mark
@@ -269,12 +269,12 @@ def _linears(report: Report) -> str:
         rows = []
         for m in MS:
             base = known.get(f"linear/torch/{n}x{k}/m{m}")
-            cells = [known.get(f"linear/{engine}/{n}x{k}/m{m}") for engine in (*PEERS, *WEIGHT_ONLY, "w8a8")]
+            cells = [known.get(f"linear/{engine}/{n}x{k}/m{m}") for engine in (*PEERS, *OURS)]
             if any(row is not None and row.median is not None for row in cells):
                 rows.append((str(m), *(_cell(row, base, rate) for row in cells)))
         if rows:
             title = f"{n} × {k}: µs, share of copy bandwidth (M ≤ {FEW_ROWS}) or TFLOP/s, speed over torch's bf16"
-            blocks += [title, table(("M", *PEERS, *WEIGHT_ONLY, "w8a8"), rows)]
+            blocks += [title, table(("M", *PEERS, *OURS), rows)]
     return section("Linears", *blocks)
 
 

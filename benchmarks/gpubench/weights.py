@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gpubench.cells import FORMATS
+from gpubench.cells import FORMATS, INTEGERS
 from qcompiler import formats
 from qcompiler.kernels import layouts
 
@@ -48,7 +48,7 @@ def packed(engine: str, n: int, k: int) -> Packed:
     fmt = formats.get(kind[0], **kind[1])
     encoded = fmt.encode(w)
     values = fmt.decode(encoded)
-    if engine == "w8a8":  # integers: scales stay fp32
+    if engine in INTEGERS:  # the values of an entry stay fp32
         return Packed(layouts.get(LAYOUT).pack(fmt, "f32", n, k, encoded.data), values)
     return Packed(layouts.get(LAYOUT).pack(fmt, "bf16", n, k, encoded.data), values.astype(BF16))
 

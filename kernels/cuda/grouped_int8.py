@@ -1,6 +1,7 @@
 """The `grouped_linear` template for int8 rows: codes times the codes of the chosen experts (int8.cuh).
 
-    few pairs     (at most 64, known at compile time) qi_linear_few: a block per panel and pair
+    few pairs     (at most 64, known at compile time) a block per panel and pair: a tile (int8_tiles.cuh), or
+                  qi_linear_few
     any number    qi_grouped_many: a block per expert and four of its panels, for all rows that chose the expert
 
 The products are those of linears of int8 rows (linear_int8.py): by tensor cores from sm_75 on, by `dp4a` before, with
@@ -9,16 +10,17 @@ the same bits. An index outside [0, experts) gives a row of NaN.
 
 from __future__ import annotations
 
+from qcompiler.kernels.cuda import int8_tile
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.grouped_pairs import chosen, expert_of, grouped_body, most_tiles
+from qcompiler.kernels.cuda.int8_product import engine_of, product_of, struct_of
+from qcompiler.kernels.cuda.int8_tile import groups_of
 from qcompiler.kernels.cuda.linear_int8 import (
     SEGMENTS,
     WARPS,
     add_few,
     add_staged,
-    engine_of,
-    product_of,
-    struct_of,
+    add_tile,
     warps_of_few,
 )
 from qcompiler.kernels.cuda.signature import signature
@@ -46,7 +48,11 @@ def _few(spec: KernelSpec, arch: str, pairs: int) -> CudaKernel:
     x, w, _, out = spec.operands
     warps, panels = warps_of_few(body.k), most_tiles(body, 16)
     shared = SharedMemory()
-    add_few(shared, product, body.k, warps)
+    tiles = int8_tile.takes(spec, arch, body.k)
+    if tiles:
+        add_tile(shared, int8_tile.few_tile(warps), groups_of(spec))
+    else:
+        add_few(shared, product, body.k, warps)
     row = "pair" if body.repeat == 1 else f"pair / {body.repeat}"
     lines = [
         *shared.declarations(),
@@ -60,11 +66,20 @@ def _few(spec: KernelSpec, arch: str, pairs: int) -> CudaKernel:
         f"    if (column >= 0 && column < {body.n})",
         f"        qc_store({identifier(out.name)} + pair * {c_dim(out.strides[0])} + column, there ? sum : NAN);",
         "};",
-        f"qi_linear_few<{_struct(spec)}, QI_{engine.upper()}, {warps}>(",
-        f"    (const uint8_t*){identifier(w.name)},",
-        f"    qi_rows{{{{{identifier(x.name)} + {row} * {c_dim(x.strides[0])}, 0}}}}, 1, panel,",
-        "    staged, runs, sums_of, finish);",
     ]
+    weight = f"(const uint8_t*){identifier(w.name)}"
+    rows = f"qi_rows{{{{{identifier(x.name)} + {row} * {c_dim(x.strides[0])}, 0}}}}"
+    if tiles:
+        lines += [
+            "const auto finish_group = [&](const float (&sums)[1], int64_t m, int64_t n) { finish(sums[0], m, n); };",
+            f"qi_linear_tiles<{_struct(spec)}, qi_tile<{int8_tile.few_tile(warps).arguments}>, 1>(",
+            f"    {weight}, {rows}, 1, 0, panel * 16, shared, scales, row_ones, finish_group);",
+        ]
+    else:
+        lines += [
+            f"qi_linear_few<{_struct(spec)}, QI_{engine.upper()}, {warps}>(",
+            f"    {weight}, {rows}, 1, panel, staged, runs, sums_of, finish);",
+        ]
     note = (
         f"int8 {engine}: a block per panel and pair, {warps} warps share the columns; {shared.nbytes} bytes of shared "
         "memory"

@@ -22,7 +22,7 @@ struct qi_window_rows {
         return make_uint4(word(i, column), word(i, column + 4), word(i, column + 8), word(i, column + 12));
     }
     QC_DEVICE int sum(int i, int64_t segment, int64_t) const {
-        return sum_of(piece(i, segment * 32)) + sum_of(piece(i, segment * 32 + 16));
+        return qi_sum_of(piece(i, segment * 32)) + qi_sum_of(piece(i, segment * 32 + 16));
     }
     QC_DEVICE float scale(int i, int64_t) const {
         return *(const float*)(x + places[i].image + ((int64_t)window.channels + 63) / 64 * 64);
@@ -38,9 +38,5 @@ private:
                 codes |= (uint32_t)(uint8_t)x[offset] << 8 * j;
         }
         return codes;
-    }
-    static QC_DEVICE int sum_of(uint4 codes) {
-        return __dp4a((int)codes.x, 0x01010101, __dp4a((int)codes.y, 0x01010101, __dp4a((int)codes.z, 0x01010101,
-                      __dp4a((int)codes.w, 0x01010101, 0))));
     }
 };

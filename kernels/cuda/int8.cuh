@@ -10,9 +10,9 @@
 //     QI_MMA     qc_mma_16832_s8: sm_75 (as four products of depth 16) and later
 //     QI_DP4A    __dp4a, everywhere else
 //
-// P describes the product: `weight`, the struct of weights.py; group (columns that share entries), offset (what a byte
-// of 0 stands for), affine, slope(parts), intercept(parts); listed codes stand for the signed bytes of list(i), four in
-// a word.
+// P describes the product: `weight`, the struct of weights.py; group (columns that share entries); first (the byte that
+// a code of 0 becomes) and offset (what a byte of 0 stands for); affine, slope(parts), intercept(parts); biases, if
+// sums may begin at a bias (int8_tiles.cuh). Listed codes stand for the signed bytes of list(i), four in a word.
 #pragma once
 #include "grouped.cuh"
 #include "linear_fma.cuh"
@@ -83,6 +83,11 @@ template <class P> QC_DEVICE void qi_operand(const qi_codes<typename P::weight>&
     if constexpr (P::listed) {
 #pragma unroll
         for (int i = 0; i < 4; i++) a[i] = qi_listed<P>(a[i]);
+    } else if constexpr (P::first != 0) {
+        // Four sums of bytes in one: with 128 more, no sum leaves its byte.
+        constexpr uint32_t more = (uint32_t)(P::first + 128) * 0x01010101u;
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[i] = (a[i] + more) ^ 0x80808080u;
     }
 }
 
@@ -116,6 +121,19 @@ struct qi_of_pairs {
 };
 typedef qi_rows_at<qi_of_pairs> qi_listed_rows;
 
+// 16 codes of a row of x, in the order of the weight's.
+template <class W> QC_DEVICE uint4 qi_in_order(uint4 read) {
+    constexpr uint32_t even = W::bits < 8 ? 0x5140 : 0x5410, odd = W::bits < 8 ? 0x7362 : 0x7632;
+    return make_uint4(__byte_perm(read.x, read.z, even), __byte_perm(read.x, read.z, odd),
+                      __byte_perm(read.y, read.w, even), __byte_perm(read.y, read.w, odd));
+}
+
+// The sum of 16 codes.
+QC_DEVICE int qi_sum_of(uint4 codes) {
+    return __dp4a((int)codes.x, 0x01010101, __dp4a((int)codes.y, 0x01010101, __dp4a((int)codes.z, 0x01010101,
+                  __dp4a((int)codes.w, 0x01010101, 0))));
+}
+
 // SEGMENTS of 32 columns from `first` on, of TOKENS rows of which `live` exist, PITCH words apart; zeros outside. With
 // RUNS also sums of the codes: 1 of each segment, which the rows bring along, 2 of each piece of 16 columns, token by
 // token. There are 16 threads for each segment.
@@ -126,16 +144,10 @@ QC_DEVICE void qi_stage(const Rows& rows, int live, int64_t first, uint32_t* sta
     for (int i = threadIdx.x; i < TOKENS * SEGMENTS * 2; i += threads) {
         const int token = i / (SEGMENTS * 2), piece = i % (SEGMENTS * 2);
         const int64_t column = first * 32 + piece * 16;
-        uint4 read = make_uint4(0, 0, 0, 0), to;
+        uint4 read = make_uint4(0, 0, 0, 0);
         if (token < live && column < padded) read = rows.piece(token, column);
-        // In the order of the codes.
-        constexpr uint32_t even = W::bits < 8 ? 0x5140 : 0x5410, odd = W::bits < 8 ? 0x7362 : 0x7632;
-        to.x = __byte_perm(read.x, read.z, even), to.y = __byte_perm(read.x, read.z, odd);
-        to.z = __byte_perm(read.y, read.w, even), to.w = __byte_perm(read.y, read.w, odd);
-        *(uint4*)(staged + token * PITCH + piece * 4) = to;
-        if constexpr (RUNS == 2)
-            runs[i] = __dp4a((int)read.x, 0x01010101, __dp4a((int)read.y, 0x01010101, __dp4a((int)read.z, 0x01010101,
-                             __dp4a((int)read.w, 0x01010101, 0))));
+        *(uint4*)(staged + token * PITCH + piece * 4) = qi_in_order<W>(read);
+        if constexpr (RUNS == 2) runs[i] = qi_sum_of(read);
     }
     if constexpr (RUNS == 1) {
         for (int i = threadIdx.x; i < TOKENS * SEGMENTS; i += threads) {
@@ -208,10 +220,13 @@ template <int ENGINE, int BLOCKS> struct qi_sums {
 
 // One group's term: sum of code * q, times the slope, and sum of q times the intercept. Sums wrap, since rows that a
 // call or a file brings may hold any.
-template <class P> QC_DEVICE float qi_term(int sum, int ones, const typename P::weight::parts& parts) {
-    float term = (float)(int)((unsigned)sum + (unsigned)P::offset * (unsigned)ones) * P::slope(parts);
-    if constexpr (P::affine) term = term + (float)ones * P::intercept(parts);
+template <class P> QC_DEVICE float qi_scaled(int sum, int ones, float slope, float intercept) {
+    float term = (float)(int)((unsigned)sum + (unsigned)P::offset * (unsigned)ones) * slope;
+    if constexpr (P::affine) term = term + (float)ones * intercept;
     return term;
+}
+template <class P> QC_DEVICE float qi_term(int sum, int ones, const typename P::weight::parts& parts) {
+    return qi_scaled<P>(sum, ones, P::slope(parts), P::intercept(parts));
 }
 
 template <class P> QC_DEVICE typename P::weight::parts qi_parts(const uint8_t* w, int64_t row, int64_t k) {

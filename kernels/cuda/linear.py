@@ -17,6 +17,7 @@ from qcompiler.kernels.cuda import (
     im2col,
     linear_fma,
     linear_int8,
+    linear_int8_tiles,
     linear_mma,
     linear_norm,
     linear_statistics,
@@ -77,7 +78,8 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     if few is not None:
         return few.kernel(spec)
     if linear_body(spec).codes:
-        return linear_int8.emit_many(spec, arch)
+        tiles = linear_int8_tiles.takes(spec, arch)
+        return linear_int8_tiles.emit(spec, arch) if tiles else linear_int8.emit_many(spec, arch)
     engine = decision_of(spec, arch).key
     linear_norm.check(spec, engine)
     match engine:

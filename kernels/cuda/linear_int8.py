@@ -1,10 +1,13 @@
-"""Linears that multiply integers: int8 rows by the integer codes of packed weights (int8.cuh).
+"""Linears that multiply integers: int8 rows by the integer codes of packed weights.
 
-    M class "2-8"          qi_linear_few: a block per panel of 16 rows of w and 8 rows of x, its warps share the columns
-    "9-64", "large"        qi_linear_many: a panel per warp, four panels and 32 or 64 rows of x per block
+    M class "2-8"          a block per panel of 16 rows of w and 8 rows of x, its warps share the columns: a tile
+                           (int8_tiles.cuh), or qi_linear_few (int8.cuh)
+    "9-64", "large"        linear_int8_tiles.py, or qi_linear_many: a panel per warp, four panels and 32 or 64 rows of x
+                           per block
 
-Tensor cores multiply from sm_75 on, `dp4a` before; both read the same weight layout. Sums are exact, and they are
-scaled in the order of formats/integer_product.py, so the bits are the same on every architecture and on the CPU.
+Tiles need tensor cores (sm_75) and take most groups (int8_tile.py, `takes`); the others take `dp4a` and any group. All
+read the same weight layout. Sums are exact, and they are scaled in the order of formats/integer_product.py, so the bits
+are the same on every architecture and on the CPU.
 
 Up to 64 rows may be floats: then every block makes the rows of int8 that it multiplies, of x or of a norm of it, in
 shared memory (`qi_make_rows`), with the bits of quantize_rows.py and linear_norm.py. All threads of a block share a row
@@ -15,27 +18,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats.int8_rows import KINDS, clip_factors, row_bytes
-from qcompiler.formats.integer_product import IntegerProduct, integer_product
-from qcompiler.kernels.cuda import im2col, linear_norm
-from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory, check_extent
+from qcompiler.formats.integer_product import IntegerProduct
+from qcompiler.kernels.cuda import im2col, int8_tile, linear_norm
+from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.int8_product import engine_of, product_of, struct_of
+from qcompiler.kernels.cuda.int8_tile import Groups, Tile, groups_of
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body, row_offset
 from qcompiler.kernels.cuda.panel_text import Launch, PanelText
 from qcompiler.kernels.cuda.signature import arch_number, signature
-from qcompiler.kernels.cuda.weights import AS_THEY_ARE, LAYOUT, Weight, block, weight_of
+from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.norm_prologue import kept_codes_of, note_of
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, identifier, indent
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.linear import Window
-
-TENSOR_CORES = 75
-"""The first architecture whose tensor cores multiply bytes."""
 
 SEGMENTS = 8
 """int8.cuh's SEGMENTS: segments of 32 columns in a round of `qi_linear_many`."""
@@ -56,20 +55,18 @@ MOST_MADE = 64
 """The most rows that a kernel makes."""
 
 
-def passed_over(arch: str) -> list[tuple[str, str]]:
-    """Ways of multiplying that kernels for `arch` do without, best first, and why."""
-    if arch_number(arch) >= TENSOR_CORES:
-        return [("dp4a", "tensor cores multiply bytes")]
-    return [("mma", f"int8 tensor cores: sm_{TENSOR_CORES}")]
-
-
 def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
     """One linear of the M classes "1" and "2-8". KernelSelectionError for unsupported operands."""
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
-    shared, product = SharedMemory(), product_of(spec)
+    product = product_of(spec)
     warps = (launch.warps if launch is not None else None) or warps_of_few(weight.cols)
-    made = _Made.of(spec, warps, weight.panels, many=False)
-    x = _X(spec, made, f"(int64_t)blockIdx.y * {FEW_ROWS}", FEW_ROWS)
+    made = MadeRows.of(spec, warps, weight.panels, many=False)
+    x = RowsOfX(spec, made, f"(int64_t)blockIdx.y * {FEW_ROWS}", FEW_ROWS)
+    if int8_tile.takes(spec, arch, body.k):
+        tiles = _few_tiles(spec, weight, warps, x)
+        if tiles.geometry.shared <= SHARED_LIMIT[arch_number(arch)]:  # rows that a block makes may leave no room
+            return tiles
+    shared = SharedMemory()
     x.room(shared)
     add_few(shared, product, weight.cols, warps)
     given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, panel, staged, runs, sums_of, finish{x.make}"
@@ -77,26 +74,64 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
         *shared.declarations(),
         *_finish(spec),
         *x.statements(),
-        f"qi_linear_few<{_struct_name(spec)}, QI_{engine.upper()}, {warps}>({given});",
+        f"qi_linear_few<{struct_name(spec)}, QI_{engine.upper()}, {warps}>({given});",
     ]
     note = (
         f"M class {body.m_class}, int8 {engine}: {FEW_ROWS} rows of x, {warps} warps share the columns of a panel; "
         f"{shared.nbytes} bytes of shared memory"
     )
-    definitions = _definitions(spec, weight) + (made.definition() if made is not None else "")
+    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
     notes = (note,) if made is None else (made.note(), note)
     geometry = Geometry((weight.panels, _blocks(body.m, FEW_ROWS), 1), (32 * warps, 1, 1), shared.nbytes)
     return PanelText(definitions, tuple(lines), geometry, notes, engine, 1, LEAST_WARPS)
+
+
+def _few_tiles(spec: KernelSpec, weight: Weight, warps: int, x: RowsOfX) -> PanelText:
+    """The same by tiles of one panel."""
+    body, finish, shared = linear_body(spec), finish_of(spec), SharedMemory()
+    tile, made = int8_tile.few_tile(warps), x.made
+    x.room(shared)
+    add_tile(shared, tile, groups_of(spec))
+    sums = ("sums", "others") if body.pairs else ("sums",)
+    given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, {x.first}, panel * 16, shared, scales, row_ones, finish"
+    lines = [
+        *shared.declarations(),
+        f"const auto finish = [&]({', '.join(f'const float (&{each})[1]' for each in sums)}, int64_t m, int64_t n) {{",
+        f"    {finish.call(tuple(f'{each}[0]' for each in sums), 'm', 'n')}",
+        "};",
+        *x.statements(),
+        f"qi_linear_tiles<{struct_name(spec)}, qi_tile<{tile.arguments}>, 1>({given}{x.make});",
+    ]
+    note = (
+        f"M class {body.m_class}, int8 mma: {FEW_ROWS} rows of x, {warps} warps share the columns of a panel, "
+        f"{tile.ahead} steps ahead; {shared.nbytes} bytes of shared memory"
+    )
+    notes = (note,) if made is None else (made.note(), note)
+    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
+    geometry = Geometry((weight.panels, _blocks(body.m, FEW_ROWS), 1), (tile.threads, 1, 1), shared.nbytes)
+    return PanelText(definitions, tuple(lines), geometry, notes, "mma", 1, LEAST_WARPS)
+
+
+def add_tile(shared: SharedMemory, tile: Tile, groups: Groups) -> None:
+    """Adds the room of `qi_linear_tiles` for one tile."""
+    add_room(shared, tile.shared(groups), tile.tokens)
+
+
+def add_room(shared: SharedMemory, nbytes: int, tokens: int) -> None:
+    """The same for tiles of up to `nbytes` bytes and `tokens` rows of x."""
+    shared.add("shared", "uint8_t", nbytes, 1)
+    shared.add("scales", "float", tokens, 4)
+    shared.add("row_ones", "int", tokens, 4)
 
 
 def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     """One linear of the other M classes. KernelSelectionError for unsupported operands."""
     body, weight, engine = linear_body(spec), weight_of(spec.name, spec.operands[1]), engine_of(arch)
     blocks = -(-weight.panels // WARPS)
-    made = _Made.of(spec, WARPS, blocks, many=True)
+    made = MadeRows.of(spec, WARPS, blocks, many=True)
     large = body.m_class == "large" and engine == "mma" and made is None
     shared, tokens = SharedMemory(), 64 if large else 32
-    x = _X(spec, made, f"(int64_t)blockIdx.x * {tokens}", tokens)
+    x = RowsOfX(spec, made, f"(int64_t)blockIdx.x * {tokens}", tokens)
     x.room(shared)
     add_staged(shared, tokens, SEGMENTS, product_of(spec))
     given = f"{_weight(spec)}, {x.rows}, {c_dim(body.m)}, {weight.panels}, staged, runs, finish{x.make}"
@@ -104,7 +139,7 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
         *shared.declarations(),
         *_finish(spec),
         *x.statements(),
-        f"qi_linear_many<{_struct_name(spec)}, QI_{engine.upper()}, {tokens // 8}, {WARPS}>(",
+        f"qi_linear_many<{struct_name(spec)}, QI_{engine.upper()}, {tokens // 8}, {WARPS}>(",
         f"    {given});",
     ]
     note = (
@@ -113,14 +148,9 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
     )
     notes = (note,) if made is None else (made.note(), note)
     geometry = Geometry((_blocks(body.m, tokens), blocks, 1), (32 * WARPS, 1, 1), shared.nbytes)
-    definitions = _definitions(spec, weight) + (made.definition() if made is not None else "")
+    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
     text = [header_comment(spec, *notes), definitions + signature(spec, 32 * WARPS, 1), *indent(lines), "}\n"]
     return CudaKernel("\n".join(text), geometry, engine, notes)
-
-
-def engine_of(arch: str) -> str:
-    """What multiplies bytes: tensor cores ("mma"), or "dp4a"."""
-    return "mma" if arch_number(arch) >= TENSOR_CORES else "dp4a"
 
 
 def warps_of_few(columns: int) -> int:
@@ -147,12 +177,12 @@ def add_staged(shared: SharedMemory, tokens: int, segments: int, product: Intege
 
 
 @dataclass(frozen=True)
-class _X:
+class RowsOfX:
     """Where a block, whose first row is `first`, has its rows of int8: in memory, in an image whose windows they are,
     or in shared memory, where the block makes them."""
 
     spec: KernelSpec
-    made: _Made | None
+    made: MadeRows | None
     first: str
     tokens: int
 
@@ -213,13 +243,18 @@ def _finish(spec: KernelSpec) -> list[str]:
     ]
 
 
-def _struct_name(spec: KernelSpec) -> str:
+def struct_name(spec: KernelSpec) -> str:
     return f"qk_{spec.name}_p"
 
 
-def _definitions(spec: KernelSpec, weight: Weight) -> str:
-    struct = struct_of(_struct_name(spec), weight, spec, pairs=linear_body(spec).pairs)
+def definitions_of(spec: KernelSpec, weight: Weight) -> str:
+    struct = struct_of(struct_name(spec), weight, spec, pairs=linear_body(spec).pairs)
     return weight.definitions + struct + finish_of(spec).definition
+
+
+def shape_of_many(arch: str) -> tuple[int, int]:
+    """(panels, warps) of a block that makes more than eight rows: of a tile, or with `dp4a`."""
+    return (2, 8) if engine_of(arch) == "mma" else (WARPS, WARPS)
 
 
 def lanes_of(columns: int, threads: int, rows: int) -> int:
@@ -232,7 +267,7 @@ def lanes_of(columns: int, threads: int, rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Made:
+class MadeRows:
     """How a block makes the rows of int8 that it multiplies: `rows` of them, at most."""
 
     spec: KernelSpec
@@ -240,11 +275,15 @@ class _Made:
     warps: int
     blocks: int
     many: bool
+    rows_of_tile: int | None = None
 
     @classmethod
-    def of(cls, spec: KernelSpec, warps: int, blocks: int, *, many: bool) -> _Made | None:
+    def of(
+        cls, spec: KernelSpec, warps: int, blocks: int, *, many: bool, rows_of_tile: int | None = None
+    ) -> MadeRows | None:
         """For `blocks` blocks along the rows of the weight, of few rows of x or of many. None for rows in memory.
-        KernelSelectionError for more rows than a kernel makes."""
+        KernelSelectionError for more rows than a kernel makes. `rows_of_tile`: a block's rows of the weight where the
+        kernel says by `m0` and `n0` where its outputs begin."""
         body = linear_body(spec)
         if body.rows is None:
             return None
@@ -254,7 +293,7 @@ class _Made:
                 f"kernel '{spec.name}' ({spec.serves}): kernels for CUDA of M class {body.m_class} make up to {most} "
                 f"rows of int8, and read more from memory, where a quantize_rows kernel makes them; there are {body.m}"
             )
-        return cls(spec, min(ROWS_OF_MANY if many else FEW_ROWS, body.m), warps, blocks, many)
+        return cls(spec, min(ROWS_OF_MANY if many else FEW_ROWS, body.m), warps, blocks, many, rows_of_tile)
 
     @property
     def rows_argument(self) -> str:
@@ -289,10 +328,12 @@ class _Made:
         threads, (row, live), begin = 32 * self.warps, ("0", str(self.rows)), list[str]()
         if self._several:
             row, live = "m0", f"(int)qc_min({self.rows}, {body.m} - m0)"
-            begin.append(f"const int64_t m0 = (int64_t)blockIdx.x * {self.rows};")
+            if self.rows_of_tile is None:
+                begin.append(f"const int64_t m0 = (int64_t)blockIdx.x * {self.rows};")
         kept = kept_codes_of(self.spec)
         if self.many and (body.keeps or kept is not None):
-            begin.append("const uint32_t panel = blockIdx.y;  // which part of the kept rows this block writes")
+            part = "blockIdx.y" if self.rows_of_tile is None else f"(uint32_t)(n0 / {self.rows_of_tile})"
+            begin.append(f"const uint32_t panel = {part};  // which part of the kept rows this block writes")
         at = identifier(x.name) if row == "0" else f"{identifier(x.name)} + m0 * {c_dim(x.strides[0])}"
         sizes = (KINDS.index(body.rows.kind), threads, lanes_of(body.k, threads, self.rows), body.k)
         return [
@@ -319,65 +360,6 @@ class _Made:
         assert body.rows is not None
         made = f"rows of int8, {body.rows.kind}"
         return f"{made}, of a norm of the rows of x: {note_of(self.spec)}" if body.norms else f"{made}, of x"
-
-
-def product_of(spec: KernelSpec) -> IntegerProduct:
-    """The integer product of the operand w. KernelSelectionError if there is none, and for w in another layout."""
-    w = spec.operands[1]
-    where = f"kernel '{spec.name}'"
-    if w.format is None or w.layout != LAYOUT:
-        raise KernelSelectionError(f"{where}: integers are multiplied with packed weights in layout '{LAYOUT}'")
-    check_extent(spec, w, 0)
-    check_extent(spec, w, 1)
-    product = integer_product(formats.get(w.format.name, **w.format.params))
-    if isinstance(product, str):
-        raise KernelSelectionError(f"{where}: {w.format.name} has no integer product: {product}")
-    return product
-
-
-def struct_of(name: str, weight: Weight, spec: KernelSpec, *, pairs: bool = False) -> str:
-    """What int8.cuh needs to know about the product with the operand w of `spec`.
-
-    Bytes are signed: of unsigned codes of 8 bits they hold the code minus 128, of listed codes their integers, less an
-    offset where these do not fit into a byte.
-    """
-    product = product_of(spec)
-    reference = spec.operands[1].format
-    assert reference is not None
-    d = formats.get(reference.name, **reference.params).declaration
-    parts = {g: f"p.of[{i}]" for i, g in enumerate(d.split.per_entry)}
-    offset = product.first if weight.bits < 8 else product.first + 128
-    listed = product.listed or ()
-    if listed:
-        offset = 0 if min(listed) >= -128 and max(listed) < 128 else product.first + 128
-    signed = np.resize(np.array([integer - offset for integer in listed] or [0], np.int8), 16).view("<u4")
-    words = ", ".join(f"{word:#010x}u" for word in signed.tolist())
-    slope = product.slope.to_c(parts, style=AS_THEY_ARE)
-    zero = "0.0f" if product.intercept is None else product.intercept.to_c(parts, style=AS_THEY_ARE)
-    lines = [
-        f"struct {name} {{",
-        f"    typedef {weight.struct} weight;",
-        f"    static constexpr int64_t group = {product.columns(weight.cols)};",
-        f"    static constexpr int offset = {offset};",
-        f"    static constexpr bool pairs = {str(pairs).lower()};",
-        f"    static constexpr bool affine = {str(product.intercept is not None).lower()};",
-        f"    static constexpr bool listed = {str(bool(listed)).lower()};",
-        *(_list_member(words) if listed else []),
-        f"    static QC_DEVICE float slope(const weight::parts& p) {{ return {slope}; }}",
-        f"    static QC_DEVICE float intercept(const weight::parts& p) {{ return {zero}; }}",
-        "};",
-    ]
-    return block(lines)
-
-
-def _list_member(words: str) -> list[str]:
-    """The bytes of the 16 codes, four in a word; the compiler folds the choice."""
-    first, second, third, fourth = words.split(", ")
-    return [
-        "    static QC_DEVICE constexpr uint32_t list(int i) {",
-        f"        return i == 0 ? {first} : i == 1 ? {second} : i == 2 ? {third} : {fourth};",
-        "    }",
-    ]
 
 
 def _blocks(m: Dim, tokens: int) -> Dim:

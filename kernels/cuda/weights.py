@@ -541,7 +541,7 @@ def _folds(declaration: Declaration, bias: int) -> tuple[str, str | None] | None
     if form is None or declaration.codes.bits >= 8:
         return None
     scale, zero = form
-    digits, zeros = _digits_of(declaration, scale), _zeros(declaration, zero)
+    digits, zeros = digits_of(declaration, scale), _zeros(declaration, zero)
     if digits is None or zeros is None:
         return None
     fits = digits + max(_widest(each) for each in _spans(declaration, zeros, bias)) <= _MANTISSA
@@ -552,12 +552,14 @@ def _exact_product(declaration: Declaration) -> str | None:
     """The sign of the second term, if an element is a product of at most 24 bits plus or minus another part."""
     sign, digits = _SIGNS.get(declaration.split.per_element.text), None
     if sign is not None:
-        digits = _digits_of(declaration, "g0")
+        digits = digits_of(declaration, "g0")
     (codes, _) = _spans(declaration, range(1), 0)
     return sign if digits is not None and digits + _widest(codes) <= _MANTISSA else None
 
 
-def _digits_of(declaration: Declaration, part: str) -> int | None:
+def digits_of(declaration: Declaration, part: str) -> int | None:
+    """The most binary digits of a part of an element's equation that is a product of f16 entries and integers; None for
+    any other."""
     return _digits(ast.parse(declaration.split.per_entry[part].text, mode="eval").body, declaration)
 
 

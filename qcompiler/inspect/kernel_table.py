@@ -19,8 +19,8 @@ from qcompiler.formats.integer_product import integer_product
 from qcompiler.kernels.cpu import linear as cpu_linear
 from qcompiler.kernels.cpu import linear_int8 as cpu_int8
 from qcompiler.kernels.cuda import engines
+from qcompiler.kernels.cuda import int8_product as cuda_int8
 from qcompiler.kernels.cuda import linear as cuda_linear
-from qcompiler.kernels.cuda import linear_int8 as cuda_int8
 from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.select import INT8, LINEAR, LinearQuery, MClass, choose_linear, weight_layout

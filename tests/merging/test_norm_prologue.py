@@ -632,9 +632,11 @@ def test_a_norm_stays_where_too_many_blocks_would_repeat_it() -> None:
     assert obstacle(query(**many)) is None and obstacle(query(**{**many, "makes_codes": False})) is None
     assert "kernels for up to 8 take a norm" in str(obstacle(query(m=17, k=192)))
     assert "there are 65 rows, and kernels for up to 64" in str(obstacle(query(**{**many, "m": 65})))
-    assert "48 blocks take" in str(obstacle(query(**{**many, "m": 42, "k": 768, "n": 3072})))
+    assert "96 blocks take" in str(obstacle(query(**{**many, "m": 42, "k": 768, "n": 3072})))
     slow = device_cost("sm_75")
-    assert time_in_blocks(query(n=28672), slow) > time_in_blocks(query(n=28672), device_cost("sm_90a"))
+    assert time_in_blocks(query(n=28672), slow, "sm_75") > time_in_blocks(
+        query(n=28672), device_cost("sm_90a"), "sm_90a"
+    )
     assert "sm_75" in str(obstacle(query(isas=("sm_90a", "sm_75")))), "one plan serves both"
 
 
