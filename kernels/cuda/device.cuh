@@ -124,7 +124,7 @@ QC_DEVICE void qc_store_global_16(void* global, uint4 v) {
 #endif
 QC_DEVICE void qc_let_next_start() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 QC_DEVICE void qc_wait_for_kernels() {

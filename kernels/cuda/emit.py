@@ -36,8 +36,7 @@ HEADERS = (
     "device.cuh", "scalar.cuh", "decode.cuh", "lookup.cuh", "rows.cuh", "loop.cuh", "scan.cuh", "tile.cuh",
     "cache.cuh", "attention.cuh", "linear.cuh", "linear_fma.cuh", "linear_mma.cuh", "im2col.cuh",
     "linear_mma_rows.cuh", "linear_statistics.cuh", "linear_wgmma.cuh", "grouped.cuh", "int8.cuh", "int8_tiles.cuh",
-    "im2col_int8.cuh",
-    "recurrent.cuh", "hadamard.cuh",
+    "im2col_int8.cuh", "recurrent.cuh", "hadamard.cuh",
 )  # fmt: skip
 """The headers that kernels may use, in dependency order. A module contains only the definitions that its kernels
 reach."""

@@ -46,7 +46,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     memory.add("found", "uint64_t", 3, 8)
     lines = [*memory.declarations(), *_definitions(spec, body, threads), *_last_kept(threads), *_draw(spec, threads)]
     note = f"a block of {threads} threads per row, the last kept weight by its digits"
-    text = "\n".join([header_comment(spec, note), signature(spec, threads), *indent(lines), "}\n"])
+    text = "\n".join([header_comment(spec, note), signature(spec, threads, 1), *indent(lines), "}\n"])
     return CudaKernel(text, Geometry((body.rows, 1, 1), (threads, 1, 1), memory.nbytes), notes=(note,))
 
 
