@@ -117,10 +117,10 @@ def _mismatched(failure: dict[str, Any]) -> str:
 
 
 def _learned(report: Report) -> str:
-    rows = [
-        (each["case"], each["expected"], each["seen"] + ("" if each["expected"] == each["seen"] else " (differs)"))
-        for each in report.check.get("learned", ())
-    ]
+    rows = []
+    for each in report.check.get("learned", ()):
+        seen = each["seen"].splitlines()[0] if each["seen"] else ""
+        rows.append((each["case"], each["expected"], seen + ("" if each["expected"] == each["seen"] else " (differs)")))
     return section("What this driver does where CUDA is silent", table(("case", "expected", "seen"), rows))
 
 
@@ -267,14 +267,15 @@ def _linears(report: Report) -> str:
     known, rate, blocks = report.by_id(), copy_rate(report.document), []
     for n, k in SHAPES:
         rows = []
+        engines = [each for each in (*PEERS, *OURS) if any(f"linear/{each}/{n}x{k}/m{m}" in known for m in MS)]
         for m in MS:
             base = known.get(f"linear/torch/{n}x{k}/m{m}")
-            cells = [known.get(f"linear/{engine}/{n}x{k}/m{m}") for engine in (*PEERS, *OURS)]
+            cells = [known.get(f"linear/{engine}/{n}x{k}/m{m}") for engine in engines]
             if any(row is not None and row.median is not None for row in cells):
                 rows.append((str(m), *(_cell(row, base, rate) for row in cells)))
         if rows:
             title = f"{n} × {k}: µs, share of copy bandwidth (M ≤ {FEW_ROWS}) or TFLOP/s, speed over torch's bf16"
-            blocks += [title, table(("M", *PEERS, *OURS), rows)]
+            blocks += [title, table(("M", *engines), rows)]
     return section("Linears", *blocks)
 
 

@@ -140,7 +140,7 @@ def test_wrong_results_come_first_with_their_errors(timed: document.Document) ->
     assert "| linear/nf4/4096x4096/m1 | wrong | eager 1.6e-03, replay 2.5e-01 | replay: error 2.50e-01 |" in text
     assert "| norm/ours/1x4096 | failed | – | cudaErrorIllegalAddress |" in text
     assert text.index("What is wrong") < text.index("What was predicted")
-    assert "| 1 | 12.0, 18% |  |  | wrong |" in text, "a wrong cell has no time"
+    assert "| 1 | 12.0, 18% | wrong |" in text, "a wrong cell has no time"
 
 
 def test_an_error_that_is_no_number_is_null_in_the_file(timed: document.Document, tmp_path: Path) -> None:
