@@ -53,3 +53,19 @@ def test_models_have_a_figure_in_each_arithmetic(tmp_path: Path) -> None:
         assert set(rows) == {"torch fp32", "torch bf16"} | ours
         assert all(row["ms"] > 0 for row in rows.values())
         assert rows["int8"]["error"] < 0.1 and rows["nf4"]["error"] < 0.3
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_gpu_runs_on_the_simulated_one(tmp_path: Path) -> None:
+    report = tmp_path / "lm.json"
+    command = [sys.executable, str(ROOT / "benchmarks/lm_gpu.py"), "--small", "--device", "sim:0", "--formats", "q4_K"]
+    done = subprocess.run(
+        [*command, "--batches", "1", "--json", str(report)], capture_output=True, text=True, check=False, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = json.loads(report.read_text())
+    assert [(cell["prompt"], cell["batch"]) for cell in facts["cells"]] == [(8, 1), (64, 1)]
+    assert all(cell["decode"] > 0 and cell["prefill"] > 0 and "of_copy" not in cell for cell in facts["cells"])
+    kinds = {each["kind"] for each in facts["launches"]["q4_K at 64, batch 1"]}
+    assert {"linear", "attention", "embedding", "sample"} <= kinds
+    assert "q4_K at 8, batch 1" in facts["launches"] and "launches, the slowest kernels" in done.stdout
