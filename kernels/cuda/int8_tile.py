@@ -8,6 +8,7 @@ from qcompiler.formats.integer_product import PIECE, IntegerProduct
 from qcompiler.kernels.cuda.int8_product import engine_of, product_of
 from qcompiler.kernels.cuda.weights import weight_of
 from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kinds.linear import LinearKernel
 
 CHUNK, PAD, SUM_PAD = 64, 16, 4
 """int8_tiles.cuh's QI_CHUNK, QI_PAD, QI_SUM_PAD. Emitted kernels assert the shared bytes computed here."""
@@ -114,8 +115,9 @@ that also need sums of x. The largest that makes MIN_BLOCKS blocks is used, else
 many threads."""
 
 
-SPILL_ARCH = 120
-"""From sm_120 on ptxas spills with the larger tile of groups that need sums of x."""
+SPILLS = (75, 120)
+"""Architectures for which ptxas spills with the larger tile of groups of 16 (q6_K), or of groups that need sums of x
+(q4_K on sm_120)."""
 
 
 def few_rows(groups: Groups) -> dict[int, Choice]:
@@ -127,9 +129,8 @@ def many_rows(groups: Groups, arch: int) -> tuple[Choice, ...]:
     """The table for more, on an architecture."""
     if groups.one:
         return LARGE_ONE
-    if groups.runs:
-        return LARGE_AFFINE[:1] if arch >= SPILL_ARCH else LARGE_AFFINE
-    return LARGE_SMALL_GROUPS if groups.in_chunk > 1 else LARGE_GROUPED
+    table = LARGE_AFFINE if groups.runs else LARGE_SMALL_GROUPS if groups.in_chunk > 1 else LARGE_GROUPED
+    return table[:1] if arch in SPILLS and table is not LARGE_GROUPED else table
 
 
 def fitting(choice: Choice, groups: Groups, limit: int) -> Tile:
@@ -160,8 +161,9 @@ RESERVED = 4096
 
 
 def takes(spec: KernelSpec, arch: str, cols: int) -> bool:
-    """Whether tiles serve a product of rows of `cols` int8 on `arch`."""
-    if engine_of(arch) != "mma":
+    """Whether tiles serve a product of rows of `cols` int8 on `arch`. Windows of an image are looked up code by code
+    where 16 does not divide the channels; tiles would unroll too much of that."""
+    if engine_of(arch) != "mma" or (isinstance(spec.body, LinearKernel) and spec.body.window is not None):
         return False
     group = product_of(spec).columns(cols)
     return cols <= group or group in (PIECE, CHUNK // 2) or group % CHUNK == 0
