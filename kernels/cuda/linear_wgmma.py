@@ -129,13 +129,13 @@ def tile_for(choices: tuple[Choice, ...], m: int) -> Tile:
 def ahead(tile: Tile, weight: Weight) -> Tile:
     """The tile with its depth adapted to the weight: two chunks where four would take too many registers."""
     registers = min(255, 65536 // tile.threads) - tile.tokens // 2 - OTHER_REGISTERS
-    words = tile.depth * (weight.bits + held_entries(weight))
+    words = tile.depth * (weight.bits + held_entries(weight)) + PLANE_REGISTERS * (weight.bits.bit_count() - 1)
     return tile if words <= registers else replace(tile, depth=2)
 
 
-OTHER_REGISTERS = 60
-"""Registers of a thread beside sums and prefetched words: fragments, addresses, what decoding keeps. Seen in compiled
-kernels; tests see to it that none spills."""
+OTHER_REGISTERS, PLANE_REGISTERS = 63, 16
+"""Registers of a thread beside sums and prefetched words: fragments, addresses, what decoding keeps; and for each plane
+of codes but the first. Seen in compiled kernels; tests see to it that none spills."""
 
 
 def least_shared() -> int:

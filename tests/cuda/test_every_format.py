@@ -168,6 +168,14 @@ def check(
             check_values(module, case, m_class)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_every_code_by_warpgroups(sim_module: Callable[..., Any], dtype: str) -> None:
+    made = cases(dtype, every.one_of_each_code())
+    assert {linear.decision_of(every.linear(case, "large"), "sm_90a").key for case in made} == {"wgmma"}
+    check(sim_module, made, ("large",), "sm_90a", checked=False)
+
+
 def test_every_format_with_few_rows_on_cuda_cores(sim_module: Callable[..., Any]) -> None:
     check(sim_module, cases("f32", BRIEF), ("2-8",), checked=False)
 

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from by_path import load
 
+from qcompiler import formats
 from qcompiler.kernels.cuda import emit, linear, linear_wgmma
+from qcompiler.plan.kernel import FormatRef
 from qcompiler.runtime import nvrtc
 
 mma = load("tests/cuda/test_linear_mma.py")
@@ -178,3 +180,16 @@ def test_no_product_waits_and_none_spills(kind: str, dtype: str) -> None:
         for n, k, epilogue in ((4096, 4096, False), (768, mma.SHAPES[kind][0][1], True))
         for m in (128, 256, 512, 4096, "s")
     ])  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("m", [128, 256, 512, 4096])
+def test_no_format_spills_in_any_tile(m: int) -> None:
+    specs = []
+    for name in formats.FORMATS:
+        spec = mma.make_spec("nf4", (4096, 4096), "bf16", "large", m=m)
+        x, w, out = spec.operands
+        w = msgspec.structs.replace(w, format=FormatRef(name=name))
+        specs.append(msgspec.structs.replace(spec, name=f"{name}_{m}", operands=(x, w, out)))
+    assert {linear.decision_of(spec, ARCH).key for spec in specs} == {"wgmma"}
+    check_compiled(specs)
