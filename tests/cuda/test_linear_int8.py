@@ -179,7 +179,8 @@ def test_rows_have_the_bits_of_their_definition(sim_module: Callable[..., Any]) 
         assert found.tobytes() == want.tobytes(), spec.name
 
 
-@pytest.mark.parametrize("arch", [pytest.param(a, marks=[] if a == "sm_90a" else pytest.mark.slow) for a in ARCHS])
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_compiles_them_without_spills(nvrtc: Callable[..., Any], arch: str) -> None:
     wanted = ("int4_zeros",) if arch == "sm_90a" else ("int8", "int4_zeros", "q6_K", "iq4_xs")
     specs = [linear_spec(case, m_class) for case in wanted for m_class in CLASSES]
