@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qcompiler.errors import ArgumentDtypeError, ArgumentError, ArgumentShapeError, CaptureRuleError, RuntimeFailure
+from qcompiler.errors import (
+    ArgumentDtypeError,
+    ArgumentError,
+    ArgumentShapeError,
+    ArgumentStructureError,
+    CaptureRuleError,
+    RuntimeFailure,
+)
 from qcompiler.plan.dims import dim
 from qcompiler.plan.plan import EntryPoint, TensorSig, TorchCall
 from qcompiler.plan.torch_regions import operators
@@ -120,7 +127,7 @@ def refuse_torch_calls(entry: EntryPoint) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a graph's memory that hold one input."""
+    """The part of a graph's memory that holds one input."""
 
     memory: Memory
     address: int
@@ -231,14 +238,15 @@ class StaticBuffers:
                 home = self._session.home_of(entry.inputs[number].arena)
                 home.backend.copy(home.stream, memory.address, argument.address, nbytes)
 
-    @property
-    def all_small(self) -> bool:
-        """Whether one copy fills all inputs."""
-        return len(self._together.places) == len(self.inputs)
-
     def fill_from(self, addresses: Sequence[int]) -> None:
-        """The same for arguments on the host, where all are small."""
-        self._together.upload(dict(enumerate(addresses)))
+        """Arguments on the host, at these addresses, into the static inputs."""
+        if self._together.places:
+            self._together.upload(dict(enumerate(addresses)))
+        entry = self._session.program.plan.entries[self._binding.entry]
+        for number, (address, memory) in enumerate(zip(addresses, self.inputs, strict=True)):
+            if number not in self._together.places and memory.nbytes:
+                home = self._session.home_of(entry.inputs[number].arena)
+                home.backend.upload(home.stream, memory.address, address, memory.nbytes)
 
     def read_out(self, call: Call) -> None:
         """The static outputs into the call's results, on the homes."""
@@ -386,53 +394,48 @@ class CapturedGraph:
         return session.returned(call) if out is None else out
 
     def replay_on_host(self, arguments: Mapping[str, Any], results: Mapping[int, Any]) -> None:
-        """`replay` for NumPy arrays alone: `arguments` by name, and the outputs that are wanted, by their number.
+        """`replay` for NumPy arrays alone: every argument by name, and the outputs that are wanted, by their number.
 
-        It takes the host a third of the time, since nothing has to be ordered with the caller's streams: the arguments
-        are read before it returns, and the results are complete.  ArgumentShapeError and ArgumentDtypeError for arrays
-        that the graph was not captured for; all must be contiguous.
+        It takes the host less time, since nothing is ordered with the caller's streams: arguments are read before it
+        returns, and results are complete.  Device work of the caller that reads `outputs` must have ended.
+        ArgumentStructureError for other names and numbers, ArgumentShapeError and ArgumentDtypeError for arrays that
+        the graph was not captured for.
         """
         session, buffers = self.session, self._buffers
-        if len(session.queues.homes) > 1 or not buffers.all_small:
-            out = session.program.unflatten_outputs([results.get(i) for i in range(len(buffers.outputs))])
-            self.replay(**arguments, out=out)
-            return
+        self._check_names(arguments, results)
         ticket = session.ticket()
         with uninterrupted, session._lock:
             session.begin(ticket)
-            first = session.queues.first
-            if first.backend.captures_here():
+            first, homes = session.queues.first, session.queues.homes.values()
+            if first.backend.captures_here() or any(home.stream.is_capturing for home in homes):
                 raise CaptureRuleError("replay_on_host() inside a capture of the caller's, which holds no host arrays")
-            addresses = [
-                self._checked(f"argument '{name}'", arguments[name], *kept) for name, kept in self._wanted.items()
-            ]
-            targets = [
-                (self._checked(f"output {number}", array, *self._made[number]), buffers.outputs[number])
+            sources = [_address(f"argument '{name}'", arguments[name], *kept) for name, kept in self._wanted.items()]
+            targets = {
+                number: _address(f"output {number}", array, *self._made[number], written=True)
                 for number, array in results.items()
-            ]
+            }
             try:
                 with first.backend.current():
-                    buffers.fill_from(addresses)
+                    buffers.fill_from(sources)
+                    order(homes, [first])
                     self._generation += 1
                     self._graph.launch(first.stream)
-                    for address, memory in targets:
-                        first.backend.download(first.stream, address, memory.address, memory.nbytes)
-                    first.backend.synchronize(first.stream)
+                    order([first], homes)
+                    for number, address in targets.items():
+                        home, memory = session.queues.homes[buffers.output_slots[number]], buffers.outputs[number]
+                        home.backend.download(home.stream, address, memory.address, memory.nbytes)
+                    for home in homes:
+                        home.backend.synchronize(home.stream)
             except BaseException:
                 with contextlib.suppress(RuntimeFailure):
                     session.queues.synchronize()
                 raise
 
-    @staticmethod
-    def _checked(what: str, array: Any, shape: Shape, dtype: np.dtype[Any]) -> int:
-        """The address of an array of this shape and type."""
-        if array.shape != shape:
-            raise ArgumentShapeError(f"{what} has shape {array.shape}, but this graph was captured with {shape}")
-        if array.dtype != dtype or not array.flags.c_contiguous:
-            raise ArgumentDtypeError(
-                f"{what} is an array of {array.dtype}, but the graph takes a contiguous one of {dtype}"
-            )
-        return int(array.__array_interface__["data"][0])
+    def _check_names(self, arguments: Mapping[str, Any], results: Mapping[int, Any]) -> None:
+        if arguments.keys() != self._wanted.keys():
+            raise ArgumentStructureError(f"the graph takes {', '.join(self._wanted)}, not {', '.join(arguments)}")
+        if wrong := results.keys() - set(range(len(self._made))):
+            raise ArgumentStructureError(f"the graph has {len(self._made)} outputs, from 0 on, and none {min(wrong)}")
 
     def _check_shapes(self, arguments: Sequence[Argument]) -> None:
         for argument, (name, shape) in zip(arguments, self.shapes.items(), strict=True):
@@ -474,3 +477,18 @@ class CapturedGraph:
 
 def _shape(sig: TensorSig, binding: Binding) -> Shape:
     return tuple(dim(extent).evaluate(binding.symbols) for extent in sig.shape)
+
+
+def _address(what: str, array: Any, shape: Shape, dtype: np.dtype[Any], *, written: bool = False) -> int:
+    """The address of a NumPy array of this shape and type."""
+    if not isinstance(array, np.ndarray):
+        raise ArgumentDtypeError(f"{what} is a {type(array).__name__}, not a NumPy array")
+    if array.shape != shape:
+        raise ArgumentShapeError(f"{what} has shape {array.shape}, but this graph was captured with {shape}")
+    if array.dtype != dtype:
+        raise ArgumentDtypeError(f"{what} is an array of {array.dtype}, and the graph was captured with {dtype}")
+    if not (array.flags.c_contiguous and array.flags.aligned and (array.flags.writeable or not written)):
+        raise ArgumentDtypeError(
+            f"{what} must be contiguous, row by row, and aligned{', and writable' if written else ''}; copy it"
+        )
+    return int(array.__array_interface__["data"][0])

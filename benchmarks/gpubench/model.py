@@ -344,7 +344,8 @@ def _products(spec: KernelSpec, launch: Launch) -> Fraction:
     if launch.wgmma:  # 64 rows by 16 columns, over 128 lanes
         return Fraction(1, 8)
     codes = isinstance(spec.body, LinearKernel) and spec.body.codes
-    sums = launch.tokens <= 8 and not codes and weight_of(spec.name, spec.operands[1]).late == "adds"
+    known = isinstance(spec.body, LinearKernel) and isinstance(spec.body.m, int)
+    sums = launch.tokens <= 8 and known and not codes and weight_of(spec.name, spec.operands[1]).late == "adds"
     return Fraction(launch.tokens * (2 if sums else 1), 128 if codes else 64)
 
 

@@ -9,8 +9,8 @@
 //
 // Instructions per weight of the whole loop on tensor cores, counted in SASS (docs/hot-loops.md; a test compares):
 // nf4, M = 1, sm_90a: 3.50; int4_g32, M = 1, sm_90a: 2.17; int4_g128, M = 1, sm_90a: 2.11; q4_K, M = 1, sm_90a: 3.27.
-// On an H200 (132 SMs, 4 instructions a clock each) 75 % of the copy bandwidth leaves about 5; the instructions before
-// integers were scaled late (3.29 and 5.11 of int4 and q4_K) set the time there all the same, at 40 % of that rate.
+// An H200 (132 SMs, 4 instructions a clock each) could issue about 5 at 75 % of the copy bandwidth. It issues 40 % of
+// that: int4 at 3.29 instructions, before its sums were scaled late, took 1.9 times the time of its bytes.
 //
 // A thread stores one result: a block has 16 of each row of x, which is one sector of memory, and for each a sum of as
 // many parts as there are warps.
@@ -107,10 +107,11 @@ template <int ROWS, bool MMA> struct qc_few_sums {
     }
 };
 
-// The shape of a launch: rows of x per pass, warps, tiles under way per lane, tiles of x (per warp) in shared memory.
-template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool Mma> struct qc_few {
+// The shape of a launch: rows of x per pass, warps, tiles under way per lane, tiles of x (per warp) in shared memory;
+// whether integers are scaled late, for which a loop over rows of x would lack registers.
+template <class W, class X, int Rows, int Warps, int Depth, int ChunkTiles, bool Mma, bool Late = false> struct qc_few {
     static constexpr int rows = Rows, warps = Warps, depth = Depth;
-    static constexpr bool mma = Mma;
+    static constexpr bool mma = Mma, late = Late;
     static constexpr int columns = qc_tile_of<W>::columns;
     static constexpr int padded = (int)((W::tiles * columns + 15) / 16 * 16);  // columns, to the last tile's end
     static constexpr int chunk = ChunkTiles * Warps * columns;  // columns of x in shared memory
@@ -309,7 +310,8 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const qc_entries<W>
                                 int64_t panel, int64_t k0, int lane, int live, const Shared* x, Table table,
                                 qc_few_sums<S::rows, S::mma>& sums) {
     const int g = lane / 4, t = lane % 4;
-    if constexpr (S::mma && qc_scales_late<W>::value) {
+    if constexpr (S::late) {
+        static_assert(S::mma && qc_scales_late<W>::value, "integers of few bits, in groups");
         qc_multiply_late<W, S>(tile, entries, lane, x + (g < live ? g : live - 1) * S::pitch + 4 * t, sums.of[0]);
         return;
     }

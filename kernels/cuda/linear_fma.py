@@ -94,7 +94,8 @@ def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool, groups: int 
 
 CROWDED_ARCH = 100
 """From here on ptxas needs four to nine registers more than 128 for pairs of rows whose codes a table decodes, in a
-loop over rows of x: it gets the registers of one block per multiprocessor, and spills none."""
+loop over rows of x: it gets the registers of one block per multiprocessor, and spills none. Sums that are scaled late
+need more here, and before sm_80, beside a norm or pairs."""
 
 
 def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None) -> PanelText:
@@ -112,8 +113,9 @@ def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None)
         linear_norm.room(shared, spec, shape.rows)
     table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
     numbers = f"{shape.rows}, {shape.warps}, {shape.depth}, {shape.chunk}"
-    kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}>"
     one_pass = isinstance(body.m, int) and body.m <= shape.rows
+    late = one_pass and shape.mma and scales_late(weight)
+    kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}, {str(late).lower()}>"
     m0, first = ("0", "true") if one_pass else ("m0", f"m0 == (int64_t)blockIdx.y * {shape.rows}")
     live = str(body.m) if one_pass else f"(int)qc_min({shape.rows}, {c_dim(body.m)} - m0)"
     product = [
@@ -152,8 +154,17 @@ def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None)
     blocks = resident(geometry, weight, one_row=shape.mma and body.m_class == "1", one_pass=body.m == 1)
     if finish.pairs and weight.lookup and body.m != 1 and arch_number(arch) >= CROWDED_ARCH:
         blocks = 1
+    number = arch_number(arch)
+    if late and (number < 80 or number >= CROWDED_ARCH) and (body.norms or finish.pairs):
+        blocks = 1 if weight.late == "adds" else min(blocks, 2)
     heads = (f"M class {body.m_class}", *notes)
     return PanelText(definitions, tuple(lines), geometry, heads, engine, blocks, waits=True)
+
+
+def scales_late(weight: Weight) -> bool:
+    """Whether products of a known number of few rows on tensor cores multiply its integers: linear.cuh's
+    `qc_scales_late`."""
+    return weight.late != "no" and not weight.scattered
 
 
 def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:

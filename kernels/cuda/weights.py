@@ -490,8 +490,10 @@ def _late_form(declaration: Declaration, kind: Codes, dtype: DType) -> _LateForm
 
 
 def _scaled_late(declaration: Declaration, kind: Codes, dtype: DType) -> list[str]:
-    """Members for products of integers whose sums are scaled afterwards: one rounding less of each element, and half of
-    the instructions. `late_shift` makes the integer that the scale multiplies of 128 (f16: 1024) + code, exactly; with
+    """Members for products of integers whose sums are scaled afterwards: one rounding less of each element, and two
+    thirds of the instructions.
+
+    `late_shift` is added to 128 (f16: 1024) + code and gives, exactly, the integer that the scale multiplies; with
     `late_adds` an element is scale * integer + offset.
     """
     form = _late_form(declaration, kind, dtype)

@@ -39,8 +39,8 @@ def form(spec: KernelSpec) -> Items:
 
 
 def converted(value: str, source: DType, target: DType) -> str:
-    """A value in the result's type. C++ leaves open which integer a float becomes that no integer equals, and the
-    backends' compilers differ: `qc_ftoi` takes the nearest one."""
+    """A value in the result's type. C++ leaves open what a float outside an integer type's range becomes, and the
+    backends' compilers differ: `qc_ftoi` drops the fraction, takes the nearest end of the range, and 0 for NaN."""
     kind = VALUE_TYPES[target]
     if source in FLOATS and target not in FLOATS and target != "i1":
         return f"qc_ftoi<{kind}>({value})"

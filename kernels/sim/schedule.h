@@ -71,6 +71,8 @@ void exit_thread();
 
 inline void fiber_main() {
     S.function(S.args.data());
+    if (!S.thread->waited)  // a kernel behind this one would not wait for those before it
+        fail("before-wait", "%s ends without qc_wait_for_kernels()", name_of(S.thread));
     exit_thread();
     __builtin_unreachable();
 }

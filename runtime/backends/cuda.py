@@ -40,7 +40,7 @@ from qcompiler.runtime.backends.cuda_driver import (
     NOT_READY,
     RUNTIME_NAMES,
     Api,
-    Current,
+    Held,
     api,
     arch_for,
     capability,
@@ -218,8 +218,8 @@ class CudaBackend(base.Backend):
         attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return bool(self.api.check(self._driver.cuDeviceGetAttribute(attribute, self._number), "reading an attribute"))
 
-    def current(self) -> Current:
-        return self.api.current(self.context)
+    def current(self) -> Held:
+        return Held(self.api, self.context)
 
     # --- memory ---
 

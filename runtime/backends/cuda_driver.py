@@ -57,10 +57,10 @@ _LOST = range(700, 720)
 
 
 class Current:
-    """See `Api.current`. A class, since a generator would take as long as the launch that it encloses. Inside another
-    one of the same context it does nothing: only our code runs there."""
+    """See `Api.current`. A class, since a generator would take as long as the launch that it encloses. Inside
+    `Held` of the same context it does nothing."""
 
-    __slots__ = ("_api", "_before", "_context", "_pushed")
+    __slots__ = ("_api", "_context", "_pushed")
 
     def __init__(self, found: Api, context: Any) -> None:
         self._api = found
@@ -68,23 +68,35 @@ class Current:
         self._pushed = False
 
     def __enter__(self) -> None:
-        here = self._api.here
-        self._before = getattr(here, "context", None)
-        if self._before is self._context:
+        if getattr(self._api.here, "context", None) is self._context:
             return
         driver = self._api.driver
         error, present = driver.cuCtxGetCurrent()
         if int(error) or int(present) != int(self._context):
             self._api.check(driver.cuCtxPushCurrent(self._context), "making the device current")
             self._pushed = True
-        here.context = self._context
 
     def __exit__(self, *_: object) -> None:
-        if self._before is self._context:
-            return
-        self._api.here.context = self._before
         if self._pushed:
             self._api.driver.cuCtxPopCurrent()
+
+
+class Held(Current):
+    """The same around several calls of the backend, each of which then need not ask which context is current.
+
+    Only where no exception can come between (`uninterrupted`), and no other code runs.
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._before = getattr(self._api.here, "context", None)
+        self._api.here.context = self._context
+
+    def __exit__(self, *_: object) -> None:
+        self._api.here.context = self._before
+        super().__exit__()
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,7 @@ class Api:
     core: Any
     libraries: dict[bytes, Any] = field(default_factory=dict)
     here: threading.local = field(default_factory=threading.local)
-    """`context`: the one that this thread's outermost `Current` made current."""
+    """`context`: the one that this thread holds (`Held`)."""
 
     def check(self, result: tuple[Any, ...], doing: str) -> Any:
         """The values that follow a driver call's status: None, one, or a tuple. DeviceError if the call failed."""

@@ -11,6 +11,7 @@ later one, and destroys a graph that the driver destroyed when the capture faile
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Callable
@@ -120,7 +121,11 @@ def _is_fork(found: Api, handle: Any) -> bool:
     status, _, number = _capture_of(found, handle)
     if not status:
         return False
-    return any(_capture_of(found, found.driver.CUstream(other))[2] == number for other in tuple(_captures))
+    for other in tuple(_captures):
+        with contextlib.suppress(DeviceError):  # of a stream that is gone
+            if _capture_of(found, found.driver.CUstream(other))[2] == number:
+                return True
+    return False
 
 
 def _shape(found: Api, graph: Any) -> base.GraphShape:

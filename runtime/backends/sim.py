@@ -187,7 +187,8 @@ class SimBackend(Backend):
             low, high = extent.hull
             what = f"operand '{operand.name}' of {name}"
             memory.append(self._resolve(address + low, high - low, what))
-            constant = operand.access == "r" and (operand.format is not None or operand.layout is not None)
+            # Weights in tiles, which the compiler makes of constants alone; nothing else may be read before the wait.
+            constant = operand.access == "r" and operand.layout not in (None, "canonical")
             ranges += [
                 Range(address + lo, address + hi, operand.access, operand.name, constant) for lo, hi in extent.pieces
             ]
