@@ -41,10 +41,10 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     parts = -(-body.cols // _COLUMNS)
     lines = [
         f"const int64_t i = blockIdx.x / {parts};",
-        f"const int begin = (int)(blockIdx.x % {parts}) * {_COLUMNS};",
+        f"const int64_t begin = (int64_t)(blockIdx.x % {parts}) * {_COLUMNS};",
         f"const int64_t id = (int64_t){identifier(ids.name)}[{offset(ids, ['i'])}];",
         f"const bool there = id >= 0 && id < {body.rows};",
-        f"for (int j = begin + (int)threadIdx.x; j < qc_min({body.cols}, begin + {_COLUMNS}); j += {_THREADS}) {{",
+        f"for (int64_t j = begin + threadIdx.x; j < qc_min({body.cols}, begin + {_COLUMNS}); j += {_THREADS}) {{",
         f"    qc_store({identifier(out.name)} + {place}, there ? {value} : NAN);",
         "}",
     ]

@@ -13,7 +13,7 @@
 // qc_multiply_tile ask of a shape.
 template <class W, class X, int Rows, int Warps, int Depth> struct qc_step_shape {
     static constexpr int rows = Rows, warps = Warps, depth = Depth;
-    static constexpr bool mma = false;
+    static constexpr bool mma = false, late = false;
     static constexpr int columns = qc_tile_of<W>::columns;
     static constexpr int padded = (int)((W::tiles * columns + 15) / 16 * 16);
     static constexpr int chunk = padded, pitch = padded;
