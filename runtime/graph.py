@@ -140,25 +140,18 @@ class SmallInputs:
     A copy costs the host as much as the launch of a graph.  `places` has where each input begins, by its number.
     """
 
-    def __init__(self, session: DeviceSession, places: dict[int, tuple[int, int]], total: int) -> None:
-        self.places = places
-        self._home = session.queues.first
-        self._memory = session.memory.allocate(_first_slot(session), total, "graph inputs") if places else None
-        self._bytes = (ctypes.c_uint8 * total)()
-        self._first = ctypes.addressof(self._bytes)
-
-    @staticmethod
-    def of(session: DeviceSession, binding: Binding) -> SmallInputs:
-        """Those of an entry point."""
-        places: dict[int, tuple[int, int]] = {}
-        total = 0
+    def __init__(self, session: DeviceSession, binding: Binding) -> None:
+        self.places: dict[int, tuple[int, int]] = {}
+        total, slot = 0, next(iter(session.program.slots))
         entry = session.program.plan.entries[binding.entry]
-        slot = _first_slot(session)
         for number, (sig, nbytes) in enumerate(zip(entry.inputs, binding.input_nbytes, strict=True)):
             if 0 < nbytes <= SMALL and session.memory.slot_of[sig.arena] == slot:
-                places[number] = (total, nbytes)
+                self.places[number] = (total, nbytes)
                 total += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        return SmallInputs(session, places, total)
+        self._home = session.queues.first
+        self._memory = session.memory.allocate(slot, total, "graph inputs") if self.places else None
+        self._bytes = (ctypes.c_uint8 * total)()
+        self._first = ctypes.addressof(self._bytes)
 
     def at(self, number: int) -> Part:
         """The memory of an input."""
@@ -181,10 +174,6 @@ class SmallInputs:
         self._home.backend.upload(self._home.stream, self._memory.address, self._first, len(self._bytes))
 
 
-def _first_slot(session: DeviceSession) -> str:
-    return next(iter(session.program.slots))
-
-
 class StaticBuffers:
     """A graph's own memory for inputs and outputs, at the sizes it was captured for."""
 
@@ -192,7 +181,7 @@ class StaticBuffers:
         entry = session.program.plan.entries[binding.entry]
         self._session = session
         self._binding = binding
-        self._together = SmallInputs.of(session, binding)
+        self._together = SmallInputs(session, binding)
         self.inputs = [
             self._memory(sig, nbytes, "input") if number not in self._together.places else self._together.at(number)
             for number, (sig, nbytes) in enumerate(zip(entry.inputs, binding.input_nbytes, strict=True))
@@ -354,8 +343,8 @@ class CapturedGraph:
         self._generation = 0
         entry = session.program.plan.entries[binding.entry]
         self.entry = entry.name
-        self.shapes: dict[str, Shape] = {sig.name: _shape(sig, binding) for sig in entry.inputs}
         self._wanted = {sig.name: (_shape(sig, binding), np.dtype(NUMPY_DTYPES[sig.dtype])) for sig in entry.inputs}
+        self.shapes: dict[str, Shape] = {name: shape for name, (shape, _) in self._wanted.items()}
         self._made = [(_shape(sig, binding), np.dtype(NUMPY_DTYPES[sig.dtype])) for sig in entry.outputs]
 
     def replay(self, *args: Any, stream: Any = None, out: Any = None, **kwargs: Any) -> Any:

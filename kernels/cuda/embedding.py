@@ -37,7 +37,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     ids, table, out = spec.operands
     element = _plain(spec, table) if table.format is None else _packed(spec, table)
     value = f"qk_{spec.name}_element({identifier(table.name)}, id, j)"
-    place = offset(out, ["i", "(int64_t)j"])
+    place = offset(out, ["i", "j"])
     parts = -(-body.cols // _COLUMNS)
     lines = [
         f"const int64_t i = blockIdx.x / {parts};",

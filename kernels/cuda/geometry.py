@@ -35,6 +35,9 @@ SHARED_LIMIT: dict[int, int] = {
 """Maximum bytes of shared memory per block (CUDA C++ Programming Guide, compute capabilities), by arch number."""
 
 
+MIN_BLOCKS = 96
+"""With fewer blocks than this, a GPU of 108 to 148 multiprocessors is mostly idle."""
+
 PAIR_TABLE = 256 * 16 * 8
 """Bytes of a table of pairs of codes in shared memory: linear.cuh's `qc_table256`."""
 

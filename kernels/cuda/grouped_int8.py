@@ -21,6 +21,7 @@ from qcompiler.kernels.cuda.linear_int8 import (
     add_few,
     add_staged,
     add_tile,
+    struct_name,
     warps_of_few,
 )
 from qcompiler.kernels.cuda.signature import signature
@@ -72,12 +73,12 @@ def _few(spec: KernelSpec, arch: str, pairs: int) -> CudaKernel:
     if tiles:
         lines += [
             "const auto finish_group = [&](const float (&sums)[1], int64_t m, int64_t n) { finish(sums[0], m, n); };",
-            f"qi_linear_tiles<{_struct(spec)}, qi_tile<{int8_tile.few_tile(warps).arguments}>, 1>(",
+            f"qi_linear_tiles<{struct_name(spec)}, qi_tile<{int8_tile.few_tile(warps).arguments}>, 1>(",
             f"    {weight}, {rows}, 1, 0, panel * 16, shared, scales, row_ones, finish_group);",
         ]
     else:
         lines += [
-            f"qi_linear_few<{_struct(spec)}, QI_{engine.upper()}, {warps}>(",
+            f"qi_linear_few<{struct_name(spec)}, QI_{engine.upper()}, {warps}>(",
             f"    {weight}, {rows}, 1, panel, staged, runs, sums_of, finish);",
         ]
     note = (
@@ -102,7 +103,7 @@ def _many(spec: KernelSpec, arch: str) -> CudaKernel:
         f"const int64_t expert = blockIdx.y, first = expert * {body.n};  // the last one: pairs without an expert",
         f"if ((first / 16 + (int64_t)blockIdx.x * {WARPS}) * 16 >= first + {body.n}) return;",
         *chosen(spec),
-        f"qi_grouped_many<{_struct(spec)}, QI_{engine.upper()}, {TOKENS // 8}, {WARPS}>(",
+        f"qi_grouped_many<{struct_name(spec)}, QI_{engine.upper()}, {TOKENS // 8}, {WARPS}>(",
         f"    (const uint8_t*){identifier(w.name)}, {identifier(x.name)}, {c_dim(x.strides[0])}, {pairs},",
         f"    {body.repeat}, first, {body.n}, expert < {body.experts}, chosen, {{listed, counts, next}}, staged, runs,",
         f"    {identifier(out.name)}, {c_dim(out.strides[0])});",
@@ -115,13 +116,9 @@ def _many(spec: KernelSpec, arch: str) -> CudaKernel:
     return _kernel(spec, geometry, lines, note, engine)
 
 
-def _struct(spec: KernelSpec) -> str:
-    return f"qk_{spec.name}_p"
-
-
 def _kernel(spec: KernelSpec, geometry: Geometry, lines: list[str], note: str, engine: str) -> CudaKernel:
     weight = weight_of(spec.name, spec.operands[1])
     head = header_comment(spec, note, "an index out of range gives NaN")
-    definitions = weight.definitions + struct_of(_struct(spec), weight, spec)
+    definitions = weight.definitions + struct_of(struct_name(spec), weight, spec)
     text = [head, definitions + signature(spec, geometry.threads, 1), *indent(lines), "}\n"]
     return CudaKernel("\n".join(text), geometry, engine, (note,))

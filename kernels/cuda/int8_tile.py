@@ -13,9 +13,6 @@ from qcompiler.plan.kinds.linear import LinearKernel
 CHUNK, PAD, SUM_PAD = 64, 16, 4
 """int8_tiles.cuh's QI_CHUNK, QI_PAD, QI_SUM_PAD. Emitted kernels assert the shared bytes computed here."""
 
-MIN_BLOCKS = 96
-"""With fewer blocks than this, a GPU of 108 to 148 multiprocessors is mostly idle."""
-
 
 @dataclass(frozen=True)
 class Groups:

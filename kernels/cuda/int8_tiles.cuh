@@ -542,16 +542,13 @@ template <class P, class T, class Rows> struct qi_tiles {
     }
 };
 
-// Where the outputs of a block begin, of which there are `m` by `n`; false for a block behind the last one. Blocks that
-// run together read few rows of x and few of w: QM_GROUP blocks of tokens by all rows of w at a time.
+// Where the outputs of a block begin, of which there are `m` by `n`; false for a block behind the last one.
 template <class T> QC_DEVICE bool qi_place_of(int64_t m, int64_t n, int64_t& m0, int64_t& n0) {
     const uint32_t tokens = (uint32_t)((m + T::TOKENS - 1) / T::TOKENS), rows = (uint32_t)((n + T::ROWS - 1) / T::ROWS);
     if ((uint64_t)blockIdx.x >= (uint64_t)tokens * rows) return false;
-    const uint32_t group = blockIdx.x / (QM_GROUP * rows), within = blockIdx.x - group * QM_GROUP * rows;
-    const uint32_t left = tokens - group * QM_GROUP, height = left < QM_GROUP ? left : QM_GROUP;
-    const uint32_t row = within / height;
-    m0 = (int64_t)(group * QM_GROUP + within - row * height) * T::TOKENS;
-    n0 = (int64_t)row * T::ROWS;
+    uint32_t token_block, row_block;
+    qm_numbered(blockIdx.x, tokens, rows, token_block, row_block);
+    m0 = (int64_t)token_block * T::TOKENS, n0 = (int64_t)row_block * T::ROWS;
     return true;
 }
 

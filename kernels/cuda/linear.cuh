@@ -412,8 +412,17 @@ template <class W> struct qc_entries {
     }
 };
 
-// What lanes pass to each other: what has the fewest words.
+// The words that lane `from` has. All lanes of the warp take part.
+template <class Words> QC_DEVICE Words qc_from_lane(const Words& mine, int from) {
+    Words its;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(Words) / 4); i++) its.of[i] = __shfl_sync(QC_ALL_LANES, mine.of[i], from);
+    return its;
+}
+
+// What lanes pass to each other: what has the fewest words. `its` is what is made of it in the end.
 template <class W> struct qc_passed {
+    typedef typename W::mma_parts its;
     static constexpr bool folded = sizeof(typename W::mma_parts) <= sizeof(typename W::parts) || W::pairs;
     typedef typename qc_if<folded, typename W::mma_parts, typename W::parts>::type made;
 
@@ -421,23 +430,30 @@ template <class W> struct qc_passed {
         if constexpr (folded) return W::fold(W::make(entry));
         else return W::make(entry);
     }
+    static QC_DEVICE its own(const typename W::entry& entry) { return W::fold(W::make(entry)); }
     // The parts that lane `from` made. All lanes of the warp take part.
-    static QC_DEVICE typename W::mma_parts from_lane(const made& mine, int from) {
-        made its;
-#pragma unroll
-        for (int i = 0; i < (int)(sizeof(made) / 4); i++) its.of[i] = __shfl_sync(QC_ALL_LANES, mine.of[i], from);
-        if constexpr (folded) return its;
-        else return W::fold(its);
+    static QC_DEVICE its from_lane(const made& mine, int from) {
+        const made passed = qc_from_lane(mine, from);
+        if constexpr (folded) return passed;
+        else return W::fold(passed);
     }
 };
 
+// The same for products that are scaled late: what scales sums.
+template <class W> struct qc_passed_late {
+    typedef typename W::late_parts made, its;
+
+    static QC_DEVICE made make(const typename W::entry& entry) { return W::late_of(W::make(entry)); }
+    static QC_DEVICE its own(const typename W::entry& entry) { return make(entry); }
+    static QC_DEVICE its from_lane(const made& mine, int from) { return qc_from_lane(mine, from); }
+};
+
 // What is made of them: `rows` are the parts of rows g and g + 8 for the group that was turned to.
-template <class W> struct qc_row_parts {
+template <class W, class passed = qc_passed<W>> struct qc_row_parts {
     typedef qc_entries<W> entries;
-    typedef qc_passed<W> passed;
     static constexpr int groups = entries::groups, pieces = qc_tile_of<W>::pieces;
     typename passed::made mine[entries::own ? 1 : entries::count];
-    typename W::mma_parts rows[2];
+    typename passed::its rows[2];
 
     QC_DEVICE void begin(const entries& e) {
         if constexpr (!entries::own) {
@@ -453,45 +469,11 @@ template <class W> struct qc_row_parts {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if constexpr (entries::own) {
-                    rows[half] = W::fold(W::make(e.of[2 * group + half]));
+                    rows[half] = passed::own(e.of[2 * group + half]);
                 } else {
                     const int from = lane / 4 * 4 + (groups == 4 ? group : 2 * group + half);
                     rows[half] = passed::from_lane(mine[groups == 4 ? half : 0], from);
                 }
-            }
-        }
-    }
-};
-
-// Whether products of a weight's integers are scaled when the columns of a group are added up.
-template <class W, bool CODED = W::packed> struct qc_scales_late { static constexpr bool value = false; };
-template <class W> struct qc_scales_late<W, true> {
-    static constexpr bool value = W::late && qc_tile_of<W>::groups > 0;
-};
-
-// What scales the sums of rows g and g + 8 of a group: as qc_row_parts.
-template <class W> struct qc_late_parts {
-    typedef qc_entries<W> entries;
-    static constexpr int groups = entries::groups, words = (int)(sizeof(typename W::late_parts) / 4);
-    typename W::late_parts mine[entries::own ? 1 : entries::count], rows[2];
-
-    QC_DEVICE void begin(const entries& e) {
-        if constexpr (!entries::own) {
-#pragma unroll
-            for (int i = 0; i < entries::count; i++) mine[i] = W::late_of(W::make(e.of[i]));
-        }
-    }
-    // All lanes of the warp take part.
-    QC_DEVICE void turn_to(const entries& e, int group, int lane) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if constexpr (entries::own) {
-                rows[half] = W::late_of(W::make(e.of[2 * group + half]));
-            } else {
-                const int from = lane / 4 * 4 + (groups == 4 ? group : 2 * group + half);
-#pragma unroll
-                for (int i = 0; i < words; i++)
-                    rows[half].of[i] = __shfl_sync(QC_ALL_LANES, mine[groups == 4 ? half : 0].of[i], from);
             }
         }
     }

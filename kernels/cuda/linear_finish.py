@@ -58,6 +58,14 @@ class Finish:
         """The parameters that such arrays are."""
         return ", ".join(f"const float (&{name})[{self.group}]" for name in sums)
 
+    def by_groups(self) -> list[str]:
+        """The statements that declare `finish`, which finishes arrays of sums from (m, n) on."""
+        return [
+            f"const auto finish = [&]({self.arrays(self.sums)}, int64_t m, int64_t n) QC_INLINED {{",
+            f"    {self.call_group(self.sums, 'm', 'n')}",
+            "};",
+        ]
+
 
 def finish_of(spec: KernelSpec) -> Finish:
     """Bias, epilogue, one rounding, store. The arguments are the kernel's own parameters, under their names."""

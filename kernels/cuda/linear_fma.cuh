@@ -275,11 +275,11 @@ QC_DEVICE void qc_multiply_late(const qc_lane_tile<W>& tile, const qc_entries<W>
     constexpr int groups = qc_tile_of<W>::groups, per_group = qc_tile_of<W>::pieces / groups;
     constexpr uint32_t one = qc_pair_of_ones(typename W::type());
     const uint32_t ones[4] = {one, one, one, one};
-    qc_late_parts<W> late;
+    qc_row_parts<W, qc_passed_late<W>> late;
     late.begin(entries);
 #pragma unroll
     for (int group = 0; group < groups; group++) {
-        late.turn_to(entries, group, lane);
+        late.turn_to(entries, group * per_group, lane);
         const uint32_t shift[2] = {W::late_shift(late.rows[0]), W::late_shift(late.rows[1])};
         float product[4] = {0.0f, 0.0f, 0.0f, 0.0f}, total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -311,7 +311,7 @@ QC_DEVICE void qc_multiply_tile(const qc_lane_tile<W>& tile, const qc_entries<W>
                                 qc_few_sums<S::rows, S::mma>& sums) {
     const int g = lane / 4, t = lane % 4;
     if constexpr (S::late) {
-        static_assert(S::mma && qc_scales_late<W>::value, "integers of few bits, in groups");
+        static_assert(S::mma && W::late, "integers of few bits, in groups");
         qc_multiply_late<W, S>(tile, entries, lane, x + (g < live ? g : live - 1) * S::pitch + 4 * t, sums.of[0]);
         return;
     }

@@ -100,7 +100,7 @@ need more here, and before sm_80, beside a norm or pairs."""
 
 def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None) -> PanelText:
     """A linear of few rows, on tensor cores if `mma`. KernelSelectionError for weights that no kernel decodes."""
-    weight = weight_of(spec.name, spec.operands[1])
+    weight, number = weight_of(spec.name, spec.operands[1]), arch_number(arch)
     body, finish, shape = linear_body(spec), finish_of(spec), few_shape(spec, weight, mma=mma, launch=launch)
     x, threads = spec.operands[0], 32 * shape.warps
     x_type = STORAGE_TYPES[x.dtype]
@@ -111,10 +111,10 @@ def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None)
     shared.add("partial", "float", shape.warps * shape.rows * 16, 4)
     if body.norms:
         linear_norm.room(shared, spec, shape.rows)
-    table = code_table(shared, weight, SHARED_LIMIT[arch_number(arch)])
+    table = code_table(shared, weight, SHARED_LIMIT[number])
     numbers = f"{shape.rows}, {shape.warps}, {shape.depth}, {shape.chunk}"
     one_pass = isinstance(body.m, int) and body.m <= shape.rows
-    late = one_pass and shape.mma and scales_late(weight)
+    late = one_pass and shape.mma and weight.late != "no"
     kind = f"qc_few<{weight.struct}, {x_type}, {numbers}, {str(shape.mma).lower()}, {str(late).lower()}>"
     m0, first = ("0", "true") if one_pass else ("m0", f"m0 == (int64_t)blockIdx.y * {shape.rows}")
     live = str(body.m) if one_pass else f"(int)qc_min({shape.rows}, {c_dim(body.m)} - m0)"
@@ -152,19 +152,12 @@ def few(spec: KernelSpec, arch: str, *, mma: bool, launch: Launch | None = None)
         definitions = weight.definitions + before + finish.definition
         notes = [f"after a norm of the rows of x: {note_of(spec)}", note]
     blocks = resident(geometry, weight, one_row=shape.mma and body.m_class == "1", one_pass=body.m == 1)
-    if finish.pairs and weight.lookup and body.m != 1 and arch_number(arch) >= CROWDED_ARCH:
+    if finish.pairs and weight.lookup and body.m != 1 and number >= CROWDED_ARCH:
         blocks = 1
-    number = arch_number(arch)
     if late and (number < 80 or number >= CROWDED_ARCH) and (body.norms or finish.pairs):
         blocks = 1 if weight.late == "adds" else min(blocks, 2)
     heads = (f"M class {body.m_class}", *notes)
     return PanelText(definitions, tuple(lines), geometry, heads, engine, blocks, waits=True)
-
-
-def scales_late(weight: Weight) -> bool:
-    """Whether products of a known number of few rows on tensor cores multiply its integers: linear.cuh's
-    `qc_scales_late`."""
-    return weight.late != "no" and not weight.scattered
 
 
 def _stores(finish: Finish, shape: Few, m0: str) -> list[str]:

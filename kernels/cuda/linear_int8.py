@@ -80,16 +80,15 @@ def few(spec: KernelSpec, arch: str, launch: Launch | None = None) -> PanelText:
         f"M class {body.m_class}, int8 {engine}: {FEW_ROWS} rows of x, {warps} warps share the columns of a panel; "
         f"{shared.nbytes} bytes of shared memory"
     )
-    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
-    notes = (note,) if made is None else (made.note(), note)
+    definitions = definitions_of(spec, weight, x)
     geometry = Geometry((weight.panels, _blocks(body.m, FEW_ROWS), 1), (32 * warps, 1, 1), shared.nbytes)
-    return PanelText(definitions, tuple(lines), geometry, notes, engine, 1, LEAST_WARPS)
+    return PanelText(definitions, tuple(lines), geometry, x.notes(note), engine, 1, LEAST_WARPS)
 
 
 def _few_tiles(spec: KernelSpec, weight: Weight, warps: int, x: RowsOfX) -> PanelText:
     """The same by tiles of one panel."""
     body, finish, shared = linear_body(spec), finish_of(spec), SharedMemory()
-    tile, made = int8_tile.few_tile(warps), x.made
+    tile = int8_tile.few_tile(warps)
     x.room(shared)
     add_tile(shared, tile, groups_of(spec))
     sums = ("sums", "others") if body.pairs else ("sums",)
@@ -106,10 +105,9 @@ def _few_tiles(spec: KernelSpec, weight: Weight, warps: int, x: RowsOfX) -> Pane
         f"M class {body.m_class}, int8 mma: {FEW_ROWS} rows of x, {warps} warps share the columns of a panel, "
         f"{tile.ahead} steps ahead; {shared.nbytes} bytes of shared memory"
     )
-    notes = (note,) if made is None else (made.note(), note)
-    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
+    definitions = definitions_of(spec, weight, x)
     geometry = Geometry((weight.panels, _blocks(body.m, FEW_ROWS), 1), (tile.threads, 1, 1), shared.nbytes)
-    return PanelText(definitions, tuple(lines), geometry, notes, "mma", 1, LEAST_WARPS)
+    return PanelText(definitions, tuple(lines), geometry, x.notes(note), "mma", 1, LEAST_WARPS)
 
 
 def add_tile(shared: SharedMemory, tile: Tile, groups: Groups) -> None:
@@ -146,9 +144,9 @@ def emit_many(spec: KernelSpec, arch: str) -> CudaKernel:
         f"M class {body.m_class}, int8 {engine}: {tokens} rows of x, {WARPS} warps with a panel each; "
         f"{shared.nbytes} bytes of shared memory"
     )
-    notes = (note,) if made is None else (made.note(), note)
+    notes = x.notes(note)
     geometry = Geometry((_blocks(body.m, tokens), blocks, 1), (32 * WARPS, 1, 1), shared.nbytes)
-    definitions = definitions_of(spec, weight) + (made.definition() if made is not None else "")
+    definitions = definitions_of(spec, weight, x)
     text = [header_comment(spec, *notes), definitions + signature(spec, 32 * WARPS, 1), *indent(lines), "}\n"]
     return CudaKernel("\n".join(text), geometry, engine, notes)
 
@@ -207,6 +205,10 @@ class RowsOfX:
         """The last argument, if a block does something before it reads its rows."""
         return "" if self.made is None and self.window is None else ", make"
 
+    def notes(self, *others: str) -> tuple[str, ...]:
+        """Notes for a comment, from what makes the rows on."""
+        return others if self.made is None else (self.made.note(), *others)
+
     def room(self, shared: SharedMemory) -> None:
         if self.made is not None:
             self.made.room(shared)
@@ -247,9 +249,11 @@ def struct_name(spec: KernelSpec) -> str:
     return f"qk_{spec.name}_p"
 
 
-def definitions_of(spec: KernelSpec, weight: Weight) -> str:
+def definitions_of(spec: KernelSpec, weight: Weight, x: RowsOfX) -> str:
+    """What stands before a kernel."""
     struct = struct_of(struct_name(spec), weight, spec, pairs=linear_body(spec).pairs)
-    return weight.definitions + struct + finish_of(spec).definition
+    made = "" if x.made is None else x.made.definition()
+    return weight.definitions + struct + finish_of(spec).definition + made
 
 
 def shape_of_many(arch: str) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from qcompiler.kernels.cuda import int8_tile
-from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
-from qcompiler.kernels.cuda.int8_tile import MIN_BLOCKS, RESERVED, Choice, Groups, Tile, fitting, groups_of
+from qcompiler.kernels.cuda.geometry import MIN_BLOCKS, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.int8_tile import RESERVED, Choice, Groups, Tile, fitting, groups_of
 from qcompiler.kernels.cuda.linear_finish import Finish, finish_of, linear_body
 from qcompiler.kernels.cuda.linear_int8 import ROWS_OF_MANY, MadeRows, RowsOfX, add_room, definitions_of, struct_name
 from qcompiler.kernels.cuda.signature import arch_number, signature
@@ -93,30 +93,21 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     cases, groups = cases_of(spec, arch), groups_of(spec)
     tokens, (threads,) = max(case.tile.tokens for case in cases), {case.tile.threads for case in cases}
     memory, finish = SharedMemory(), finish_of(spec)
-    made = _rows_made(spec, cases[0].tile)
-    x = RowsOfX(spec, made, "m0", tokens)
+    x = RowsOfX(spec, _rows_made(spec, cases[0].tile), "m0", tokens)
     x.room(memory)
     add_room(memory, max(case.tile.shared(groups) for case in cases), tokens)
-    lines = [*memory.declarations(), *_finish(finish)]
+    lines = [*memory.declarations(), *finish.by_groups()]
     for i, case in enumerate(cases):
         call = _call(spec, case.tile, groups, x, finish)
         if len(cases) > 1:
             head = "{" if case.most is None else f"if ({c_dim(body.m)} <= {case.most}) {{"
             call = [f"}} else {head}" if i else head, *indent(call), *(["}"] if case.most is None else [])]
         lines += call
-    notes = [*([] if made is None else [made.note()]), *(_note(body, case.tile, groups) for case in cases)]
+    notes = x.notes(*(_note(body, case.tile, groups) for case in cases))
     geometry = Geometry((_grid(body, cases), 1, 1), (threads, 1, 1), memory.nbytes)
-    opened = definitions_of(spec, weight) + ("" if made is None else made.definition()) + signature(spec, threads, 1)
+    opened = definitions_of(spec, weight, x) + signature(spec, threads, 1)
     text = "\n".join([header_comment(spec, *notes), opened, *indent(lines), "}\n"])
-    return CudaKernel(text, geometry, "mma", tuple(notes))
-
-
-def _finish(finish: Finish) -> list[str]:
-    return [
-        f"const auto finish = [&]({finish.arrays(finish.sums)}, int64_t m, int64_t n) QC_INLINED {{",
-        f"    {finish.call_group(finish.sums, 'm', 'n')}",
-        "};",
-    ]
+    return CudaKernel(text, geometry, "mma", notes)
 
 
 def _call(spec: KernelSpec, tile: Tile, groups: Groups, x: RowsOfX, finish: Finish) -> list[str]:

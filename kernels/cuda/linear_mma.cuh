@@ -278,17 +278,22 @@ template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class Place =
     }
 };
 
-// Which block of the output a block of the grid (token blocks, row blocks) computes: QM_GROUP token blocks by all row
-// blocks at a time, so that blocks that run together read few rows of x and few of w. Grids of 2^31 blocks and more go
+// The block of the output, of `tokens` by `rows` of them, that has a number: QM_GROUP token blocks by all row blocks at
+// a time, so that blocks that run together read few rows of x and few of w.
+QC_DEVICE void qm_numbered(uint32_t number, uint32_t tokens, uint32_t rows, uint32_t& token_block,
+                           uint32_t& row_block) {
+    const uint32_t per_group = QM_GROUP * rows, group = number / per_group, within = number - group * per_group;
+    const uint32_t left = tokens - group * QM_GROUP, height = left < QM_GROUP ? left : QM_GROUP;
+    row_block = within / height;
+    token_block = group * QM_GROUP + (within - row_block * height);
+}
+
+// Which block of the output a block of the grid (token blocks, row blocks) computes. Grids of 2^31 blocks and more go
 // as they are numbered, so that 32-bit divisions do.
 QC_DEVICE void qm_block(uint32_t& token_block, uint32_t& row_block) {
     token_block = blockIdx.x, row_block = blockIdx.y;
     if (gridDim.x == 1 || (uint64_t)gridDim.x * gridDim.y >= 1u << 31) return;
-    const uint32_t linear = blockIdx.y * gridDim.x + blockIdx.x, per_group = QM_GROUP * gridDim.y;
-    const uint32_t group = linear / per_group, within = linear - group * per_group;
-    const uint32_t left = gridDim.x - group * QM_GROUP, height = left < QM_GROUP ? left : QM_GROUP;
-    row_block = within / height;
-    token_block = group * QM_GROUP + (within - row_block * height);
+    qm_numbered(blockIdx.y * gridDim.x + blockIdx.x, gridDim.x, gridDim.y, token_block, row_block);
 }
 
 // One piece: the first 16 * COUNT tokens of the tile at `rows` (this lane's row for ldmatrix), times every panel.

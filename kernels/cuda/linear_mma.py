@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from qcompiler.kernels.cuda import linear_statistics
-from qcompiler.kernels.cuda.geometry import PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
+from qcompiler.kernels.cuda.geometry import MIN_BLOCKS, PAIR_TABLE, SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.im2col import PLACE_BYTES, declaration
 from qcompiler.kernels.cuda.linear_finish import finish_of, linear_body
 from qcompiler.kernels.cuda.signature import arch_number, signature
@@ -96,10 +96,6 @@ decoded once per block. With a ring of 55 KiB, two blocks share a multiprocessor
 
 LARGE_SPLIT = Tile(64, 2, 2, 2, 3, 1)
 """For outputs with few 128 x 128 tiles: 64 x 64 outputs, and the columns split in two."""
-
-MIN_BLOCKS = 96
-"""With fewer blocks than this, a GPU of 108 to 148 multiprocessors is mostly idle."""
-
 
 REGISTERS = 18
 """Prefetched words of codes and entries per lane and panel: three chunks of 4 bits with two entries."""
@@ -206,9 +202,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}, {finish.group}"
     lines = [
         *tile_declarations(tile, memory, table),
-        f"const auto finish = [&]({finish.arrays(finish.sums)}, int64_t m, int64_t n) QC_INLINED {{",
-        f"    {finish.call_group(finish.sums, 'm', 'n')}",
-        "};",
+        *finish.by_groups(),
     ]
     before, notes = "", [note]
     if body.given is not None:

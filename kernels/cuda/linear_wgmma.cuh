@@ -164,35 +164,27 @@ template <int HALVES> QC_DEVICE void qw_block(uint32_t& token_block, uint32_t& r
     row_block = row_block * HALVES + token_block % HALVES, token_block /= HALVES;
 }
 
-// One block of a linear: rows of x `x_row` elements apart.
+// The ring of x, whose rows a Norm normalises if there is one.
+template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS, class... Norm> struct qw_x {
+    typedef qm_normed_x<T, TOKENS, COLUMNS, COLS, THREADS, Norm..., qw_swizzled<TOKENS>> type;
+};
+template <class T, int TOKENS, int COLUMNS, int COLS, int THREADS> struct qw_x<T, TOKENS, COLUMNS, COLS, THREADS> {
+    typedef qm_x<T, TOKENS, COLUMNS, COLS, THREADS, qw_swizzled<TOKENS>> type;
+};
+
+// One block of a linear: rows of x `x_row` elements apart, and a norm of them or none.
 template <class W, int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES, int DEPTH, int HALVES, int GROUP, bool PAIRS,
-          class Table, class Finish>
+          class Table, class Finish, class... Norm>
 QC_DEVICE void qw_linear(
     const Table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, void* shared,
-    const Finish& finish) {
+    const Finish& finish, const Norm&... norm) {
     constexpr int COLUMNS = QM_CHUNK * GROUPS_K, THREADS = 128 * GROUPS_N * GROUPS_K;
     uint32_t token_block, row_block;
     qw_block<HALVES>(token_block, row_block);
     const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (64 * GROUPS_N);
     if (m0 >= m || n0 >= W::rows) return;  // a grid for any number of rows has too many blocks for some
-    const qm_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, qw_swizzled<TOKENS>> tile(x, x_row, m0, m);
-    qw_product<W, TOKENS, GROUPS_N, GROUPS_K, STAGES, DEPTH, GROUP, PAIRS>(
-        table, bytes, tile, m0, n0, m, shared, finish);
-}
-
-// One block of a linear whose rows of x are normalised: qw_linear with a norm.
-template <class W, int TOKENS, int GROUPS_N, int GROUPS_K, int STAGES, int DEPTH, int HALVES, int GROUP, bool PAIRS,
-          class Table, class Norm, class Finish>
-QC_DEVICE void qw_normed(
-    const Table& table, const uint8_t* bytes, const typename W::type* x, int64_t x_row, int64_t m, const Norm& norm,
-    void* shared, const Finish& finish) {
-    constexpr int COLUMNS = QM_CHUNK * GROUPS_K, THREADS = 128 * GROUPS_N * GROUPS_K;
-    uint32_t token_block, row_block;
-    qw_block<HALVES>(token_block, row_block);
-    const int64_t m0 = (int64_t)token_block * TOKENS, n0 = (int64_t)row_block * (64 * GROUPS_N);
-    if (m0 >= m || n0 >= W::rows) return;  // a grid for any number of rows has too many blocks for some
-    const qm_normed_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, Norm, qw_swizzled<TOKENS>> tile(
-        x, x_row, m0, m, norm);
+    const typename qw_x<typename W::type, TOKENS, COLUMNS, (int)W::cols, THREADS, Norm...>::type tile(
+        x, x_row, m0, m, norm...);
     qw_product<W, TOKENS, GROUPS_N, GROUPS_K, STAGES, DEPTH, GROUP, PAIRS>(
         table, bytes, tile, m0, n0, m, shared, finish);
 }

@@ -156,9 +156,7 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     lines = [
         *memory.declarations(),
         table,
-        f"const auto finish = [&]({finish.arrays(finish.sums)}, int64_t m, int64_t n) QC_INLINED {{",
-        f"    {finish.call_group(finish.sums, 'm', 'n')}",
-        "};",
+        *finish.by_groups(),
     ]
     before = ""
     if body.given is not None:
@@ -180,11 +178,10 @@ def _product(spec: KernelSpec, weight: Weight, tile: Tile, halves: int, finish: 
     body, (x, w) = linear_body(spec), spec.operands[:2]
     where = f"table, (const uint8_t*){identifier(w.name)}, {identifier(x.name)}, {c_dim(x.strides[0])}, {c_dim(body.m)}"
     arguments = f"{weight.struct}, {tile.arguments}, {tile.depth}, {halves}, {finish.group}, {str(body.pairs).lower()}"
-    function, norm = ("qw_linear", "") if body.given is None else ("qw_normed", "norm, ")
     lines = [
         f'static_assert(qw_shared<{tile.arguments}>::BYTES == {tile.shared}, "shared memory");',
-        f"{function}<{arguments}>(",
-        f"    {where}, {norm}shared, finish);",
+        f"qw_linear<{arguments}>(",
+        f"    {where}, shared, finish{'' if body.given is None else ', norm'});",
     ]
     if body.statistics is not None:
         place = (f"(int64_t)token_block * {tile.tokens}", f"(int64_t)row_block * {tile.rows}")

@@ -160,6 +160,7 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
     covers = shared_columns(fmt) or max(cols, 1)
     entries = [f for f in d.fields if f.covers != 1]
     whole_pieces = not straddles and (covers % PIECE == 0 or covers >= cols)
+    late = _late_form(d, kind, operand.dtype) if whole_pieces else None
     struct = f"qk_{name}_w"
     tables, looked_up = entry_tables(d, f"qk_{name}")
     code_table, code_value = _code_values(name, d, kind)
@@ -179,15 +180,14 @@ def _packed_weight(name: str, operand: Operand, fmt: Format) -> Weight:
         *indent(_entries(fmt, entries, sections, rows, cols, straddles=straddles)),
         *indent(_arithmetic(d, entries, looked_up)),
         *indent(_decoding(d, kind, operand.dtype, whole_pieces=whole_pieces)),
-        *indent(_scaled_late(d, kind, operand.dtype)),
+        *indent(_scaled_late(d, late, operand.dtype)),
         "};",
     ]
     definitions = "".join([*code_table, *tables]) + block(lines)
-    form = _late_form(d, kind, operand.dtype) if whole_pieces else None
-    late: Literal["no", "scales", "adds"] = "no" if form is None else "adds" if form.adds else "scales"
     return Weight(
-        "codes", operand.dtype, rows, cols, bits, struct, definitions, kind, covers, straddles, len(entries), late
-    )
+        "codes", operand.dtype, rows, cols, bits, struct, definitions, kind, covers, straddles, len(entries),
+        "no" if late is None else "adds" if late.adds else "scales",
+    )  # fmt: skip
 
 
 # --- what codes stand for --------------------------------------------------------------------------------------------
@@ -489,14 +489,13 @@ def _late_form(declaration: Declaration, kind: Codes, dtype: DType) -> _LateForm
     return _LateForm(scale, zero, adds, bias)
 
 
-def _scaled_late(declaration: Declaration, kind: Codes, dtype: DType) -> list[str]:
+def _scaled_late(declaration: Declaration, form: _LateForm | None, dtype: DType) -> list[str]:
     """Members for products of integers whose sums are scaled afterwards: one rounding less of each element, and two
     thirds of the instructions.
 
     `late_shift` is added to 128 (f16: 1024) + code and gives, exactly, the integer that the scale multiplies; with
     `late_adds` an element is scale * integer + offset.
     """
-    form = _late_form(declaration, kind, dtype)
     if form is None:
         return ["static constexpr bool late = false;"]
     names, bias = list(declaration.split.per_entry), form.bias

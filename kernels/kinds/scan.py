@@ -7,12 +7,10 @@ Integers, and booleans with an integer result, accumulate in the result's type a
 from __future__ import annotations
 
 from qcompiler.kernels.items import Axis, Items
-from qcompiler.kernels.scalar import fold_text
+from qcompiler.kernels.scalar import FLOATS, fold_text
 from qcompiler.kernels.text import VALUE_TYPES, offset
 from qcompiler.plan.kernel import DType, KernelSpec
 from qcompiler.plan.kinds.scan import ScanKernel
-
-FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 def form(spec: KernelSpec) -> Items:

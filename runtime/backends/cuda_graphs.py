@@ -69,14 +69,13 @@ def end(found: Api, stream: Any) -> tuple[Any, base.GraphShape]:
     held = _captures.get(handle)
     if held is None:
         if _is_fork(found, stream.handle):
-            found.check(
-                found.driver.cuStreamEndCapture(stream.handle), "ending a capture where it did not begin"
-            )  # 903
+            done = found.driver.cuStreamEndCapture(stream.handle)  # gives 903
+            found.check(done, "ending a capture where it did not begin")
         raise DeviceError("the stream does not capture, or not for this backend", 401, RUNTIME_NAMES[401])
     try:
         shape = _end(found, held.builder, stream.handle)
     except DeviceError:
-        if not _status(found, stream.handle)[0]:
+        if not _capture_of(found, stream.handle)[0]:
             _captures.pop(handle, None)
             _keep_for_ever(held.builder)
         raise
@@ -91,7 +90,7 @@ def end(found: Api, stream: Any) -> tuple[Any, base.GraphShape]:
 
 
 def _end(found: Api, builder: Any, handle: Any) -> base.GraphShape:
-    status, graph = _status(found, handle)
+    status, graph, _ = _capture_of(found, handle)
     if status != CAPTURING:
         found.check(found.driver.cuStreamEndCapture(handle), "ending a capture")
         raise DeviceError("ending a capture gave no graph", 901, RUNTIME_NAMES[901])
@@ -100,12 +99,6 @@ def _end(found: Api, builder: Any, handle: Any) -> base.GraphShape:
     finally:
         with found.translated("ending a capture"):
             builder.end_building()
-
-
-def _status(found: Api, handle: Any) -> tuple[int, Any]:
-    """The capture status of a stream, and the graph it captures into."""
-    status, graph, _ = _capture_of(found, handle)
-    return status, graph
 
 
 def _capture_of(found: Api, handle: Any) -> tuple[int, Any, int]:
