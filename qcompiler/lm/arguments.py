@@ -102,7 +102,7 @@ def add_sizes(command: argparse.ArgumentParser, where: str) -> None:
         "--kv-cache",
         default="auto",
         choices=("auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"),
-        help=f"{where}: how the cache stores keys and values; default auto, by the model's type",
+        help=f"{where}: how the cache stores keys and values; default auto, by the arithmetic",
     )
 
 

@@ -65,7 +65,8 @@ def open_model(options: argparse.Namespace, *, chats: bool = False) -> CausalLM:
         return lm
     _check_there(path, "a model is a .qca file, a .gguf file or a folder with config.json")
     recipe = recipe_of(options.quant, options.compute)
-    from qcompiler.lm.compile import compile_causal_lm, text_of  # torch and transformers, which take seconds to import
+    from qcompiler.lm.compile import compile_causal_lm  # torch and transformers, which take seconds to import
+    from qcompiler.lm.sources import text_of
 
     text = text_of(path)
     if text is None:
@@ -78,12 +79,20 @@ def open_model(options: argparse.Namespace, *, chats: bool = False) -> CausalLM:
         path, recipe, max_seq_len=options.max_seq_len, kv_cache=options.kv_cache, device=options.device, text=text,
         adapter=adapter, merge=options.adapter_beside is None,
     )  # fmt: skip
-    if options.compute is None and lm.device == "cpu" and multiplies_in_fp32(lm.run.plan):
-        note(
-            "linears multiply in fp32, exactly; with --compute bf16 or --compute int8, which llama.cpp has, they take "
-            "less time (docs/language-models.md, Arithmetic)"
-        )
+    if options.compute is None and (said := _arithmetic(lm)) is not None:
+        note(f"{said} (docs/language-models.md, Arithmetic)")
     return lm
+
+
+def _arithmetic(lm: CausalLM) -> str | None:
+    """What to say of a model's arithmetic where the options name none."""
+    decided = [] if lm.program is None else lm.program.report().choices
+    for choice in decided:
+        if choice.stage == "arithmetic":
+            return f"{choice.what}: {choice.why}"
+    if lm.device == "cpu" and multiplies_in_fp32(lm.run.plan):
+        return "linears multiply in fp32, exactly; with --compute bf16 or --compute int8 they take less time"
+    return None
 
 
 def multiplies_in_fp32(plan: Plan) -> bool:

@@ -14,9 +14,9 @@ import torch
 from qcompiler.api import qcompile
 from qcompiler.config import QuantConfig
 from qcompiler.device_map import Devices
-from qcompiler.errors import ArgumentError, ExportError, TokenizerError
+from qcompiler.errors import ArgumentError, ExportError
 from qcompiler.formats import cache_rows
-from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, transformers
+from qcompiler.frontends.checkpoints.checkpoint import transformers
 from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
 from qcompiler.inspect.report import Choice
@@ -24,11 +24,12 @@ from qcompiler.lm.adapter import adapted
 from qcompiler.lm.model import CausalLM
 from qcompiler.lm.probe import ring_rows
 from qcompiler.lm.record import LanguageModel
+from qcompiler.lm.sources import source_of, text_of
 from qcompiler.lm.state_reads import check_read
 from qcompiler.lm.text import Text
 from qcompiler.plan.kinds.sample import WORDS
 from qcompiler.runtime.backends.registry import is_available
-from qcompiler.runtime.progress import OnStep, note
+from qcompiler.runtime.progress import OnStep
 
 if TYPE_CHECKING:
     from qcompiler.lm.step import DecoderStep
@@ -69,7 +70,8 @@ def compile_causal_lm(
 
     `model` is a model (`LlamaForCausalLM`, …), a `Checkpoint`, a folder of Hugging Face (config.json and safetensors),
     or a .gguf file.  Any decoder runs that takes a cache; no list of architectures decides.  `quant` is as for
-    `qc.qcompile`; codes in a file are kept as they are.
+    `qc.qcompile`; codes in a file are kept as they are.  Linears of a .gguf file of codes multiply in bf16 where
+    `quant` names no arithmetic (docs/language-models.md, Arithmetic).
 
     Layers may keep other states than keys and values: windows of convolutions, states of recurrences (Mamba, gated
     delta nets).  They belong to a conversation as its cache does.
@@ -78,7 +80,8 @@ def compile_causal_lm(
     4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
     2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", "int8" or
     "fp8" (each head of each token with its own scale: 144 bytes for 128 numbers), "int4" (a step for each 32 numbers:
-    80 bytes for 128), or "auto", the model's type.  A prompt is read in pieces of at most `chunk` tokens (default 512).
+    80 bytes for 128), or "auto": bf16 where the recipe has attention round to it, else the model's type.  A
+    prompt is read in pieces of at most `chunk` tokens (default 512).
 
     `adapter` is a folder of PEFT with a LoRA or a DoRA.  It is merged into the weights before they are quantised, or
     with `merge=False` kept beside them as two small products per linear (LoRA), whatever the weights are stored as.
@@ -97,7 +100,8 @@ def compile_causal_lm(
     from qcompiler.lm.step import prepared
 
     text = text if text is not None else text_of(model)
-    model, weights = model_and_weights(model)
+    given = source_of(model, QuantConfig.of(quant), device, targets)
+    model, weights = given.module, given.weights
     if not isinstance(model, pretrained):
         raise ExportError(
             f"compile_causal_lm takes a model of transformers, a folder or a .gguf file, not {type(model).__name__}; "
@@ -113,19 +117,19 @@ def compile_causal_lm(
         inputs = list(calibration_inputs(calibrate, text, chunk, vocabulary=int(words.weight.shape[0])))
     with (
         adapted(model, weights, adapter, merge) as source,
-        prepared(model, max_batch, rows, CACHE_TYPES[kv_cache], length, chunk) as step,
+        prepared(model, max_batch, rows, _cache_type(kv_cache, model, given.recipe), length, chunk) as step,
     ):
         program = qcompile(
             step, (), inputs_to_trace(step, rows, chunk),
             dynamic_shapes=ranges_of(max_batch, chunk, step.has_states),
-            buckets=_buckets(max_batch, chunk), quant=quant, device=device, targets=targets, verify_each=verify_each,
-            dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source,
+            buckets=_buckets(max_batch, chunk), quant=given.recipe, device=device, targets=targets,
+            verify_each=verify_each, dump_ir=dump_ir, workdir=workdir, progress=progress, weights=source,
             calibrate=None if inputs is None else with_counts(inputs, step),
         )  # fmt: skip
         rings: dict[str, Any] = {}
         if step.ring is not None:
             rings = {"window": step.ring.window, "ring": step.ring.rows, "ring_layers": tuple(sorted(step.ring.layers))}
-        program.decided(_cache_choices(step, length, chunk))
+        program.decided([*given.choices, *_cache_choices(step, length, chunk)])
         dtype = step.cache_dtype
     config = model.config.get_text_config()
     record = LanguageModel(
@@ -136,6 +140,12 @@ def compile_causal_lm(
     )  # fmt: skip
     run = program.run if all(map(is_available, program.devices)) else None
     return CausalLM(run, record, program, text)
+
+
+def _cache_type(kv_cache: CacheType, model: Any, recipe: QuantConfig) -> torch.dtype | cache_rows.Kind | None:
+    """What a cache stores (None: the model's type)."""
+    rounds = recipe.attention in ("bf16", "int8") and model.dtype == torch.float32
+    return torch.bfloat16 if kv_cache == "auto" and rounds else CACHE_TYPES[kv_cache]
 
 
 def _cache_choices(step: DecoderStep, length: int, chunk: int) -> list[Choice]:
@@ -173,32 +183,6 @@ def in_fp32(path: Path, max_seq_len: int, chunk: int, device: Devices | None = N
     return compile_causal_lm(
         read(path, dtype=torch.float32), max_seq_len=max_seq_len, chunk=chunk, kv_cache="fp32", device=device
     )
-
-
-def text_of(model: Any) -> Text | None:
-    """The tokenizer beside a model's weights; None for a model in memory and for files without one."""
-    path = model.path if isinstance(model, Checkpoint) else Path(model) if isinstance(model, str | Path) else None
-    if path is None or path.suffix == ".qca":
-        return None
-    if path.suffix == ".gguf":
-        try:
-            return Text.from_gguf(path)
-        except TokenizerError as error:
-            note(f"ids only: {error}")
-            return None
-    return Text.from_folder(path) if (path / "tokenizer.json").is_file() else None
-
-
-def model_and_weights(model: Any) -> tuple[Any, Any]:
-    """The module and the source of its weights (None: its own parameters)."""
-    if isinstance(model, str | Path):
-        path = Path(model)
-        if path.suffix == ".qca":
-            raise ArgumentError(f"{path} is compiled already: qc.load_causal_lm({str(path)!r}) loads it")
-        model = from_gguf(path) if path.suffix == ".gguf" else from_checkpoint(path)
-    if isinstance(model, Checkpoint):
-        return model.module, model.weights
-    return model, None
 
 
 def sizes_of(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | None) -> tuple[int, int]:

@@ -14,12 +14,11 @@ from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, transformers
 from qcompiler.lm.compile import (
     calibration_inputs,
     inputs_to_trace,
-    model_and_weights,
     ranges_of,
     sizes_of,
-    text_of,
     with_counts,
 )
+from qcompiler.lm.sources import model_and_weights, text_of
 from qcompiler.lm.text import Text
 from qcompiler.recipes.result import SearchResult
 from qcompiler.recipes.search import Asked, Options, search_model

@@ -320,7 +320,7 @@ def test_a_saved_language_model_becomes_a_file_and_nothing_is_loaded_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, path = folders.folder_of("llama", tmp_path / "folder", **WIDE)
-    quant = qc.QuantConfig("float", linear="q4_K", embedding="q6_K")
+    quant = qc.QuantConfig("float", linear="q4_K", embedding="q6_K", compute="exact")
     lm = qc.compile_causal_lm(path, quant, calibrate=["the cat sat on the mat"] * 2, max_seq_len=64)
     lm.save(tmp_path / "lm.qca")
     with monkeypatch.context() as patched:
@@ -328,7 +328,7 @@ def test_a_saved_language_model_becomes_a_file_and_nothing_is_loaded_to_run(
         main(["convert", str(path), str(tmp_path / "out.gguf"), "--program", str(tmp_path / "lm.qca")])
     assert "5 tensors as they were, 16 in another format without loss" in capsys.readouterr().err  # norms stay
     assert check_file(tmp_path / "out.gguf", model, held_by(lm.program, model)) == 16
-    again = qc.compile_causal_lm(tmp_path / "out.gguf", max_seq_len=64)
+    again = qc.compile_causal_lm(tmp_path / "out.gguf", qc.QuantConfig("float", compute="exact"), max_seq_len=64)
     prompt = IDS[0, :16].tolist()
     assert again.generate(prompt, max_new_tokens=8) == lm.generate(prompt, max_new_tokens=8)
 

@@ -39,6 +39,8 @@ READ_BY_TRANSFORMERS = (
     "falcon",
 )
 
+EXACT = qc.QuantConfig("float", compute="exact")
+"""What is compared with transformers in fp32 (bf16 is a file's default: test_sources.py)."""
 
 PLAIN = {
     "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "attn_k_b", "altup_correct_coef", "altup_predict_coef",
@@ -87,7 +89,7 @@ def check(lm: qc.CausalLM, model: Any, prompt: Sequence[int], tokens: int) -> No
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_of_each_architecture_generates_what_its_codes_mean(name: str, tmp_path: Path) -> None:
     made = file_of(name, tmp_path / "model.gguf")
-    lm = qc.compile_causal_lm(made.path, max_seq_len=40, chunk=5)
+    lm = qc.compile_causal_lm(made.path, EXACT, max_seq_len=40, chunk=5)
     check(lm, made.model, PROMPT, 12)
     assert lm.program is not None
     stored = {row.parameters[0] for row in lm.program.ledger if row.reason.startswith("as stored")}
@@ -169,7 +171,7 @@ def test_longrope_of_a_file_on_both_sides_of_the_trained_length(length: int, tmp
         tmp_path / "model.gguf", model, "phi3", type_of, add_rope_scaling_orig_ctx_len=64,
         tensors={"rope_factors_long.weight": long, "rope_factors_short.weight": short},
     )  # fmt: skip
-    lm = qc.compile_causal_lm(made.path, max_seq_len=length, chunk=16)
+    lm = qc.compile_causal_lm(made.path, EXACT, max_seq_len=length, chunk=16)
     prompt = random.integers(3, 90, 30 if length == 40 else 100).tolist()
     check(lm, made.model, prompt, 4)
 
@@ -205,7 +207,7 @@ def own_file(own_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(own_file: Path) -> qc.CausalLM:
-    return qc.compile_causal_lm(own_file, max_seq_len=128, chunk=16)
+    return qc.compile_causal_lm(own_file, EXACT, max_seq_len=128, chunk=16)
 
 
 def own_dequantised(own_model: Any, path: Path) -> Any:
@@ -244,7 +246,7 @@ def test_the_chat_template_and_the_tokenizer_come_from_the_file(own: qc.CausalLM
 
 @pytest.mark.slow
 def test_the_commands_take_the_file(own: qc.CausalLM, own_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--max-seq-len", "128", "--json"]
+    options = ["--max-seq-len", "128", "--json", "--compute", "exact"]
     assert main(["generate", str(own_file), "--prompt", "def f(", "--tokens", "8", *options]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["text"] == "def f(" + own.complete("def f(", max_new_tokens=8)

@@ -52,12 +52,14 @@ _TORCH = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 """Types of plain values of weights, by GGUF's number of the type."""
 
 
-def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoint:
+def from_gguf(
+    path: str | Path, *, dtype: torch.dtype | None = None, of_codes: torch.dtype = torch.float32
+) -> Checkpoint:
     """The model of a GGUF file, of one of the architectures in `ARCHITECTURES` (docs/files.md has a table).
 
     Quantised tensors keep their codes, byte for byte; they are mapped, and never decoded as a whole.  `dtype` is the
-    model's compute type, to which plain tensors are converted: by default bf16 or fp16 if most elements of the file's
-    matrices have that type, else fp32.
+    model's compute type, to which plain tensors are converted: by default bf16, fp16 or fp32 if most elements of the
+    file's matrices have that type, and `of_codes` if most are codes.
 
     WeightsError for a damaged file (`GgufFile`), an architecture or a key that is not known, and for tensors that are
     missing, unexpected, or of a wrong shape.
@@ -75,7 +77,7 @@ def from_gguf(path: str | Path, *, dtype: torch.dtype | None = None) -> Checkpoi
     held = TensorTotals.of((tensor.shape, tensor.nbytes) for tensor in file.tensors.values())
     config = configured(architecture, keys, held)
     model = model_class(architecture.model, file.path)
-    module = hollow(model, config, dtype if dtype is not None else _most(file), file.path, held)
+    module = hollow(model, config, dtype or _most(file) or of_codes, file.path, held)
     if architecture.transposed:
         _use_linears(module)
     _scale_frequencies(file, module)
@@ -89,6 +91,11 @@ class GgufWeights(FileWeights):
     def __init__(self, file: GgufFile, tensors: Mapping[str, InFile]) -> None:
         super().__init__(file.path, tensors)
         self.file = file
+
+    @property
+    def holds_codes(self) -> bool:
+        """Whether most elements of the file's matrices are codes of a format, and no plain values."""
+        return _most(self.file) is None
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -119,12 +126,12 @@ def _scale_frequencies(file: GgufFile, module: nn.Module) -> None:
     rotary.original_inv_freq = rotary.inv_freq.clone()
 
 
-def _most(file: GgufFile) -> torch.dtype:
-    """bf16 or fp16 if most elements of the matrices are; else fp32."""
-    counts: dict[torch.dtype, int] = {}
+def _most(file: GgufFile) -> torch.dtype | None:
+    """The type of most elements of the matrices; None: they are codes."""
+    counts: dict[torch.dtype | None, int] = {}
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
-            dtype = _TORCH.get(tensor.type, torch.float32)
+            dtype = _TORCH.get(tensor.type)
             counts[dtype] = counts.get(dtype, 0) + math.prod(tensor.shape)
     return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)
 
