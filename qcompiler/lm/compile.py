@@ -23,9 +23,9 @@ from qcompiler.inspect.report import Choice
 from qcompiler.lm.adapter import adapted
 from qcompiler.lm.model import CausalLM
 from qcompiler.lm.probe import ring_rows
+from qcompiler.lm.reads import check_reads
 from qcompiler.lm.record import LanguageModel
 from qcompiler.lm.sources import source_of, text_of
-from qcompiler.lm.state_reads import check_read
 from qcompiler.lm.text import Text
 from qcompiler.plan.kinds.sample import WORDS
 from qcompiler.runtime.backends.registry import is_available
@@ -222,10 +222,10 @@ def example_inputs(batch: int, rows: int, chunk: int, counts: bool = False) -> d
 
 
 def inputs_to_trace(step: DecoderStep, rows: int, chunk: int) -> dict[str, torch.Tensor]:
-    """`example_inputs` of a step. ExportError if it keeps states that such a call does not read."""
+    """`example_inputs` of a step. ExportError if what the logits of such a call depend on would be wrong
+    (lm/reads.py)."""
     inputs = example_inputs(step.batch, rows, chunk, step.has_states)
-    if step.has_states:
-        check_read(step, step.language_model, [state.name for state in step.states], inputs)
+    check_reads(step, inputs)
     return inputs
 
 

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
+from qcompiler.lm.reads import TokenCounts
 from qcompiler.lm.rotation import block_of
 from qcompiler.lm.states import Kind, StateShape
 
@@ -216,7 +217,8 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             with torch.no_grad(), as_pairs(model), _states_in_modules(model), mode:
                 ids = torch.zeros(1, TOKENS, dtype=torch.int64)
-                found = model(input_ids=ids, use_cache=True, **{cache_argument(model): recorder})
+                with TokenCounts(ids) as counts:
+                    found = model(input_ids=ids, use_cache=True, **{cache_argument(model): recorder})
         except (
             ValueError,
             TypeError,
@@ -236,6 +238,11 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
         raise ExportError(
             f"{type(model).__name__} hands neither keys and values nor states to a cache; a causal language model of "
             "transformers with `use_cache` is needed"
+        )
+    if counts.looked_up:
+        raise ExportError(
+            f"{type(model).__name__} counts positions from its tokens, and padding among them: a text's first position "
+            "depends on the id of the padding token. Positions of a compiled model begin at 0"
         )
     return seen, int(found.logits.shape[-1])
 

@@ -12,6 +12,7 @@ transformers' model stays as it is.  It gets three things through the interfaces
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -78,9 +79,15 @@ class DecoderStep(nn.Module):
         self.counts: torch.Tensor | None = None
         self.caches: list[Any] = []
         self.asked: torch.Tensor | None = None
+        self.first: torch.Tensor | None = None
+        """What stands for the first sequence's position while lm/reads.py follows it."""
         self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
         self.kind = cache if isinstance(cache, str) else None
         found, self.vocabulary = probe.probe(model)
+        self.has_mask = bool(found.masks)
+        config: Any = model.config
+        self.replaced = config._attn_implementation == ATTENTION
+        """Whether all attention of the model is that of this module."""
         self.cache_argument = probe.cache_argument(model)
         self.windows = found.windows(tokens)
         self.shapes = dict(sorted(found.shapes.items()))
@@ -265,7 +272,7 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
     def get_seq_length(self) -> Any:
         """The position of the first sequence's first token, as a tensor: what models count from without positions."""
         assert self.step.positions is not None
-        return self.step.positions[0, 0]
+        return self.step.positions[0, 0] if self.step.first is None else self.step.first
 
     def get_max_length(self) -> int:
         return self.length
@@ -390,8 +397,8 @@ def prepared(
     try:
         with fixed_rotations(model, length), recurrences.replaced(model):
             model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+            _take_masks(config._attn_implementation)
             step = DecoderStep(model, batch, rows, length, chunk, cache).eval()
-            _check_batch(step, config)
             handle = head.register_forward_pre_hook(step.rows_of_head)
             yield step
     finally:
@@ -402,19 +409,25 @@ def prepared(
             module.training = training
 
 
-def _check_batch(step: DecoderStep, config: Any) -> None:
-    """ExportError for several sequences of a model that knows one position for all of them.
-
-    Some models (Falcon, GPT-J, GPT-Neo, Bloom) have attention and masks of their own, which transformers does not let
-    be replaced, or take no positions: they count from the first sequence's.
-    """
-    if step.batch == 1 or not step.shapes or (step.told and config._attn_implementation == ATTENTION):
+def _take_masks(implementation: str) -> None:
+    """Gives calls of a step or a probe `mask_by_position` under the name of an attention that transformers does not let
+    be replaced (Falcon, GPT-J, GPT-Neo, Bloom). All other calls, of any thread, get transformers' own mask."""
+    usual = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+    if implementation == ATTENTION or getattr(usual, "by_position", False):
         return
-    why = "takes no position_ids" if not step.told else "has an attention of its own, which transformers cannot replace"
-    raise ExportError(
-        f"{type(step.language_model).__name__} {why}, so that sequences of a batch cannot have different lengths: "
-        "compile it with max_batch=1, and run several conversations"
-    )
+
+    @functools.wraps(usual)
+    def mask(*args: Any, **how: Any) -> Any:
+        if states.current() is None and probe.current() is None:
+            return usual(*args, **how)
+        kept = mask_by_position(*args, **how)
+        if implementation != "eager":
+            return kept
+        dtype = how.get("dtype", torch.float32)
+        return torch.where(kept, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
+
+    vars(mask)["by_position"] = True
+    ALL_MASK_ATTENTION_FUNCTIONS.register(implementation, mask)
 
 
 @contextlib.contextmanager

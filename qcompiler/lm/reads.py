@@ -1,0 +1,168 @@
+"""What the logits of a step depend on, and what they must not depend on.
+
+- A layer of transformers may write a state in every call and read it only in calls of one token: its path for several
+  tokens is then that of a prompt, which begins without a state.  The step is traced with several tokens, so that each
+  call of such a program would forget the ones before it.
+- A model may count positions from the length of its cache, which is one number for all sequences of a batch.
+- A model may keep a mask of its own in a buffer and cut it by the number of keys (GPT-Neo).  A cache has as many rows
+  as it may hold tokens, so that the part that is cut is another token's.
+- A model may count positions from its tokens (RoBERTa, whose first position is 1 behind its padding token's id).
+  Positions are arguments of a step and begin at 0.
+
+No error would say so of any of them.  The checks follow numbers, not values: one call on fake tensors, in which each
+result notes what it depends on.  They need no weights.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from qcompiler.errors import ExportError
+from qcompiler.frontends.torch.capture.expert_weights import as_pairs
+
+if TYPE_CHECKING:
+    from qcompiler.lm.step import DecoderStep
+
+_aten = torch.ops.aten
+_SHAPES_ONLY = {
+    _aten.zeros_like, _aten.ones_like, _aten.empty_like, _aten.full_like, _aten.new_zeros, _aten.new_ones,
+    _aten.new_empty, _aten.new_full, _aten.new_empty_strided,
+}  # fmt: skip
+"""Operators whose result has the shape of its argument, and none of its numbers."""
+
+_FIRST = "the position of the first sequence"
+
+
+class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Notes for each storage which of the followed tensors its numbers depend on."""
+
+    def __init__(self, followed: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held: list[torch.UntypedStorage] = []  # a storage that is alive gives its address to no other
+        self.found: dict[int, frozenset[str]] = {}
+        for name, tensor in followed.items():
+            self.add(tensor, frozenset({name}))
+
+    def of(self, value: Any) -> frozenset[str]:
+        """The followed tensors that any tensor in `value` depends on."""
+        tensors = [each for each in tree_iter(value) if isinstance(each, torch.Tensor)]
+        return frozenset().union(*(self.found.get(_storage(each)._cdata, frozenset()) for each in tensors))
+
+    def add(self, tensor: torch.Tensor, names: frozenset[str]) -> None:
+        """Notes that a tensor depends on what `names` stand for."""
+        storage = _storage(tensor)
+        self.held.append(storage)
+        self.found[storage._cdata] = self.found.get(storage._cdata, frozenset()) | names
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        names = self.of((args, given))
+        results = func(*args, **given)
+        if names and func.overloadpacket not in _SHAPES_ONLY:
+            for each in tree_iter(results):
+                if isinstance(each, torch.Tensor):
+                    self.add(each, names)
+        return results
+
+
+class TokenCounts(Origins):  # type: ignore[no-untyped-call]  # as above
+    """Notes whether a model looks a table up by a count of its tokens; `ids` are the tokens."""
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        super().__init__({"ids": ids})
+        self.looked_up = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet, names = func.overloadpacket, self.of(args)
+        results = super().__torch_dispatch__(func, types, args, kwargs)
+        if packet is _aten.cumsum and names:
+            self.add(results, frozenset({"count"}))
+        self.looked_up |= packet is _aten.embedding and "count" in self.of(args[1])
+        return results
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def check_reads(step: DecoderStep, inputs: Mapping[str, torch.Tensor]) -> None:
+    """ExportError unless the logits of a call with `inputs` depend on each state of the step, on no mask that the model
+    keeps for itself, and in a step for several sequences on the position of none but their own."""
+    states = {shape.name: step.get_buffer(shape.name) for shape in step.states}
+    masks = {} if step.replaced or not step.shapes else dict(_masks(step))
+    several = step.batch > 1 and bool(step.shapes)
+    if not (states or masks or several):
+        return
+    step.first = torch.zeros((), dtype=torch.int64)
+    try:
+        found = _depends(step, {**states, **masks, _FIRST: step.first}, inputs)
+    finally:
+        step.first = None
+    name = type(step.language_model).__name__
+    _refuse_states(name, sorted(set(states) - found))
+    _refuse_mask(name, sorted(set(masks) & found))
+    if several and (_FIRST in found or not step.has_mask):
+        why = (
+            "counts positions from the length of its cache"
+            if _FIRST in found
+            else "makes no mask by transformers' rules"
+        )
+        raise ExportError(
+            f"{name} {why}, so that sequences of a batch cannot have different lengths: compile it with max_batch=1, "
+            "and run several conversations"
+        )
+
+
+def _masks(step: DecoderStep) -> Iterable[tuple[str, torch.Tensor]]:
+    """Buffers of the model that can be masks: matrices of truth values."""
+    for name, buffer in step.language_model.named_buffers():
+        if buffer.dtype in (torch.bool, torch.uint8) and buffer.ndim > 1:
+            yield name, buffer
+
+
+def _refuse_states(model: str, unread: list[str]) -> None:
+    if unread:
+        raise ExportError(
+            f"{model} keeps the states {', '.join(unread)} and does not read them in a call of several tokens, so that "
+            "a text that is read in several calls would be forgotten. transformers' implementation of this model must "
+            "read its states in such calls, too"
+        )
+
+
+def _refuse_mask(model: str, masks: list[str]) -> None:
+    if masks:
+        raise ExportError(
+            f"{model} has a mask of its own in '{masks[0]}', cut by the number of keys; a cache that is written in "
+            "place always has the same number of rows. transformers cannot run this model with a static cache either"
+        )
+
+
+def _depends(
+    step: DecoderStep, followed: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
+) -> frozenset[str]:
+    """The names of the followed tensors that the logits of a call with `inputs` depend on."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    origins = Origins(followed)
+    model = step.language_model
+    try:
+        with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True), origins:
+            logits, _ = step(**inputs)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/transformers/" in frame.filename]
+        line = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "a step"
+        way = "compile it with max_batch=1, and run several conversations" if step.batch > 1 else "it is not compiled"
+        raise ExportError(
+            f"{type(model).__name__} cannot be called with a cache that is written in place ({line}): "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; {way}"
+        ) from error
+    return origins.of(logits)
+
+
+__all__ = ["TokenCounts", "check_reads"]

@@ -1,0 +1,118 @@
+"""Models whose attention transformers cannot replace: right for sequences of different lengths, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from by_path import load
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+import qcompiler as qc
+from qcompiler.errors import ExportError
+from qcompiler.lm.compile import example_inputs
+from qcompiler.lm.reads import check_reads
+from qcompiler.lm.step import prepared
+
+IDS: Any = {"vocab_size": 199, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+DECODER: Any = {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96, **IDS}
+BERT: Any = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, **IDS}
+CONFIGS: dict[str, Any] = {
+    "gptj": lambda t: t.GPTJConfig(n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=64, **IDS),
+    "bloom": lambda t: t.BloomConfig(hidden_size=64, n_layer=2, n_head=4, **IDS),
+    "codegen": lambda t: t.CodeGenConfig(n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=64, **IDS),
+    "xglm": lambda t: t.XGLMConfig(d_model=64, num_layers=2, attention_heads=4, ffn_dim=96, **IDS),
+    "megatron-bert": lambda t: t.MegatronBertConfig(is_decoder=True, **BERT),
+    "gpt-neo": lambda t: t.GPTNeoConfig(
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=8,
+        max_position_embeddings=64,
+        **IDS,
+    ),
+    "gpt-neox-japanese": lambda t: t.GPTNeoXJapaneseConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_multiple_size=2, **IDS
+    ),
+    "bart": lambda t: t.BartConfig(is_decoder=True, **DECODER),
+    "roberta": lambda t: t.RobertaConfig(is_decoder=True, **BERT),
+}
+LENGTHS = (7, 1, 12)
+
+
+def build(name: str) -> Any:
+    """A model whose attention is far from uniform, so that a wrong mask shows."""
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](transformers)).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["gptj", "bloom", "codegen", "xglm", "megatron-bert"])
+def test_logits_are_those_of_transformers(name: str, batch: int) -> None:
+    check(build(name), batch)
+
+
+def check(model: Any, batch: int) -> None:
+    lm = qc.compile_causal_lm(model, max_seq_len=40, max_batch=batch, chunk=5)
+    random = np.random.default_rng(3)
+    prompts = [random.integers(2, 199, length).tolist() for length in LENGTHS[:batch]]
+    held = lm.conversation(batch)
+    whole = held.read(prompts, logits="all")
+    steps = held.read([[5], [6], [7]][:batch])
+    for i, prompt in enumerate(prompts):
+        with torch.no_grad():
+            theirs = model(torch.tensor([[*prompt, 5 + i]]), use_cache=False).logits[0].numpy()
+        ours = np.concatenate([whole[i], steps[i]])
+        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+def follow(model: Any, batch: int) -> None:
+    """What `compile_causal_lm` does before it compiles."""
+    with prepared(model, batch, 45, None, 40, 5) as step:
+        check_reads(step, example_inputs(batch, 45, 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "message"),
+    [
+        ("gpt-neo", 1, "has a mask of its own in 'transformer.h.0.attn.attention.bias'"),
+        ("roberta", 1, "counts positions from its tokens"),
+        ("bart", 3, "counts positions from the length of its cache.*max_batch=1"),
+        ("gpt-neox-japanese", 3, r"key = key.view\(batch_size \* num_attention_heads.*max_batch=1"),
+    ],
+)
+def test_a_model_whose_numbers_would_be_wrong_is_refused(name: str, batch: int, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        follow(build(name), batch)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("gptj", 3), ("bart", 1), ("gpt-neox-japanese", 1)])
+def test_what_is_right_is_not_refused(name: str, batch: int) -> None:
+    follow(build(name), batch)
+
+
+def test_other_calls_keep_the_masks_of_transformers() -> None:
+    model = build("gptj")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        before = model(ids).logits
+        follow(model, 3)
+        after = model(ids).logits
+    assert torch.equal(before, after) and model.config._attn_implementation == "eager"
+    mask: Any = ALL_MASK_ATTENTION_FUNCTIONS["eager"]
+    assert mask.by_position, "the name has our function now, which gives others transformers' mask"
+
+
+def test_falcon_is_among_them() -> None:
+    model = load("tests/models/zoo.py").DECODERS["falcon"].build()
+    with prepared(model, 3, 45, None, 40, 5) as step:
+        assert not step.replaced and step.has_mask
