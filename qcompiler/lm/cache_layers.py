@@ -16,7 +16,7 @@ from qcompiler.units import counted, human_bytes
 if TYPE_CHECKING:
     from qcompiler.lm.record import LanguageModel
 
-_NAME = re.compile(r"state\.(?:keys|values)_(\d{1,6})")
+_NAME = re.compile(r"state\.(?:keys|values|index)_(\d{1,6})")
 _STATE = re.compile(r"state\.(?:conv|recurrent)_(\d{1,6})_\d{1,3}")
 """What a layer keeps beside keys and values (lm/states.py)."""
 

@@ -56,11 +56,13 @@ class LayerShape:
 
 @dataclass
 class Probe:
-    """What was seen of each layer of the cache. `states` are those beside keys and values, by name. `uses` are the
+    """What was seen of each layer of the cache. `states` are those beside keys and values, by name. `indexers` are the
+    keys by which a layer chooses tokens. `uses` are the
     calls of attention that read a layer: the window that transformers handed over, and the rule of the mask."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     states: dict[str, StateShape] = field(default_factory=dict)
+    indexers: dict[int, LayerShape] = field(default_factory=dict)
     uses: dict[int, list[tuple[int | None, MaskRule | None]]] = field(default_factory=dict)
     keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     masks: list[tuple[torch.Tensor, MaskRule]] = field(default_factory=list)
@@ -262,6 +264,11 @@ class _Recorder(Cache):
         )
         self.seen.keys.append((key_states, layer_idx))
         return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        dim = int(indexer_key_states.shape[-1])
+        self.seen.indexers[layer_idx] = LayerShape(1, dim, 0, indexer_key_states.dtype)
+        return indexer_key_states
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         return None

@@ -106,6 +106,10 @@ class DecoderStep(nn.Module):
                 if self.kind is not None:
                     row = torch.zeros(cache_rows.row_bytes(dim, self.kind), dtype=torch.int8)
                 self.register_buffer(f"{name}_{number}", _rows(row, layer.heads, batch * rows))
+        self.indexed = frozenset(found.indexers)
+        for number, indexer in sorted(found.indexers.items()):
+            row = torch.zeros(indexer.key_dim, dtype=indexer.dtype)
+            self.register_buffer(f"index_{number}", _rows(row, 1, batch * rows))
         slots = mark_slots(batch)
         states.register(self, self.states, slots)
         self.register_buffer("drawn", torch.zeros(slots, dtype=torch.int64))
@@ -214,7 +218,7 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
 
     def __init__(self, step: DecoderStep, number: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.step = step
+        self.step, self.number = step, number
         self.keys: Any = getattr(step, f"keys_{number}")
         self.values: Any = getattr(step, f"values_{number}")
         self.length = step.rows_of(number)
@@ -235,6 +239,17 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         new, kept = (key_states, value_states), (self.keys, self.values)
         self.read, values = (self._update(*each) for each in zip(kept, new, self._stored(new), strict=True))
         return self.read, values
+
+    def update_indexer(self, keys: torch.Tensor) -> torch.Tensor:
+        """Writes the keys by which a layer chooses tokens (b, s, dim); returns each sequence's, (b, length, dim).  They
+        have the model's type, whatever the cache has."""
+        step = self.step
+        assert step.rows is not None
+        b, s, dim = keys.shape
+        kept: torch.Tensor = getattr(step, f"index_{self.number}")
+        kept.index_copy_(1, step.rows, keys.reshape(1, b * s, dim))
+        slots = kept.view(step.batch, self.length, dim)
+        return slots[:b] if step.batch > 1 else slots
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Keys or queries (…, dim) times the layer's rotation (lm/rotation.py)."""
@@ -326,7 +341,8 @@ def mask_by_position(
 def attention(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **how: Any
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot products with grouped heads.
+    """Scaled dot products with grouped heads.  `indices` (b, s, k) are the tokens that a layer chose to attend to
+    (DeepSeek's sparse attention).
 
     Soft caps, sinks and position biases, for which torch has no operator, are written out.
     """
@@ -339,6 +355,10 @@ def attention(
         step = states.current()
         assert step is not None
         layer = next((each for each in step.caches if getattr(each, "read", None) is key), None)
+    indices = how.get("indices")
+    if indices is not None and indices.shape[-1] < key.shape[2]:
+        chosen = torch.zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool)
+        attention_mask = attention_mask & chosen.scatter(-1, indices.long(), True)[:, None]
     if layer is not None and layer.is_rotated:
         dim = query.shape[-1]
         query, scale = layer.rotate(query), (scale if scale is not None else dim**-0.5) / rotation.squared(dim)

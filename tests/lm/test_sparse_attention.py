@@ -1,0 +1,99 @@
+"""Layers that choose by an index of their own which tokens they attend to (DeepSeek's sparse attention)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import qcompiler as qc
+from qcompiler.lm.compile import example_inputs
+from qcompiler.lm.step import prepared
+
+MODELS = ("DeepseekV32", "GlmMoeDsa", "HYV4")
+CHOSEN = 6
+"""Keys that a token attends to, of up to 40. With few heads of the index, scores of zero would be equal, and which of
+equal ones is taken is nobody's rule."""
+SIZES: Any = {
+    "vocab_size": 199, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "hidden_size": 64,
+    "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "n_shared_experts": 1, "n_routed_experts": 4, "kv_lora_rank": 16, "q_lora_rank": 24,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16, "n_group": 2, "topk_group": 1, "head_dim": 8,
+    "num_experts_per_tok": 2, "max_position_embeddings": 128, "index_head_dim": 16, "index_n_heads": 16,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def build(name: str, chosen: int = CHOSEN) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(index_topk=chosen, **SIZES)
+    model: Any = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+def logits_of(model: Any, ids: list[int]) -> Any:
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers_for_sequences_of_different_lengths(name: str, batch: int) -> None:
+    check(build(name), batch, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "limit"), [({"device": "sim:0"}, 1e-5), ({"kv_cache": "int8"}, 0.1)])
+def test_other_devices_and_caches(options: dict[str, Any], limit: float) -> None:
+    check(build("DeepseekV32"), 1, limit, **options)
+
+
+def check(model: Any, batch: int, limit: float, **options: Any) -> None:
+    lm = qc.compile_causal_lm(model, max_seq_len=40, max_batch=batch, chunk=5, **options)
+    random = np.random.default_rng(3)
+    prompts = [random.integers(2, 199, length).tolist() for length in ((20,) if batch == 1 else (7, 1, 20))]
+    held = lm.conversation(batch)
+    whole = held.read(prompts, logits="all")
+    steps = held.read([[5], [6], [7]][:batch])
+    for i, prompt in enumerate(prompts):
+        held.truncate(len(prompt) - 1, i)
+    again = held.read([prompt[-1:] for prompt in prompts], logits="all")
+    for i, prompt in enumerate(prompts):
+        theirs = logits_of(model, [*prompt, 5 + i])
+        ours = np.concatenate([whole[i], steps[i]])
+        assert np.linalg.norm(ours - theirs) <= limit * np.linalg.norm(theirs)
+        assert np.allclose(again[i], whole[i][-1:], atol=1e-4), "a conversation that was shortened goes on"
+
+
+def called(model: Any, ids: list[int], parts: tuple[int, ...]) -> Any:
+    """The logits of a step that is called without a compiler, for so many tokens at once."""
+    with prepared(model, 1, 40, None, 40, 8) as step, torch.no_grad():
+        found, start = [], 0
+        for count in parts:
+            inputs = example_inputs(1, 40, 8)
+            places = torch.arange(start, start + count)[None]
+            inputs |= {"ids": torch.tensor([ids[start : start + count]]), "positions": places, "rows": places}
+            found.append(step(**(inputs | {"wanted": torch.arange(count)}))[0].numpy())
+            start += count
+    return np.concatenate(found)
+
+
+def test_a_token_sees_the_tokens_that_its_layers_choose_and_no_others() -> None:
+    ids = np.random.default_rng(3).integers(2, 199, 20).tolist()
+    model = build("DeepseekV32")
+    theirs = logits_of(model, ids)
+    ours = called(model, ids, (5, 8, 1, 6))
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    model.config.index_topk = 64
+    for layer in model.model.layers:
+        layer.self_attn.indexer.index_topk = 64
+    dense = called(model, ids, (20,))
+    assert np.linalg.norm(dense - theirs) > 0.1 * np.linalg.norm(theirs), "choosing changes these logits"
+    assert np.allclose(dense, logits_of(model, ids), atol=1e-4)
