@@ -40,6 +40,7 @@ _LATENT = {
     "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "num_key_value_heads": 8, "head_dim": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
+_CHOOSING = {**_LATENT, "index_head_dim": 32, "index_n_heads": 16, "index_topk": 6}
 _MAMBA_2 = {
     "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8,
 }  # fmt: skip
@@ -160,6 +161,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         **_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
     "deepseek2 without experts": ("Youtu", _LATENT),
     "deepseek2 of GLM": ("Glm4MoeLite", _LATENT),
+    "deepseek32": ("DeepseekV32", _CHOOSING),
+    "glm-dsa": ("GlmMoeDsa", _CHOOSING),
+    "glm-dsa with shared choices": ("GlmMoeDsa", {**_CHOOSING, "indexer_types": ["full", "shared"]}),
     "mimo2": ("MiMoV2Flash", {
         "num_hidden_layers": 5, "num_key_value_heads": 2, "v_head_dim": 16, "sliding_window": 5,
         "layer_types": ["full_attention", *3 * ["sliding_attention"], "full_attention"],
@@ -227,6 +231,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "deepseek2": {"scoring_func": "sigmoid"},
     "deepseek2 with scaled positions": {"scoring_func": "sigmoid"},
     "deepseek2 of GLM": {"scoring_func": "sigmoid"},
+    "deepseek32": {"scoring_func": "sigmoid"},
+    "glm-dsa": {"scoring_func": "sigmoid"},
+    "glm-dsa with shared choices": {"scoring_func": "sigmoid"},
     "solar-open": {"partial_rotary_factor": 1.0},
     "gemma4": {"global_head_dim": 32},
     "gemma4 with experts": {"global_head_dim": 32},

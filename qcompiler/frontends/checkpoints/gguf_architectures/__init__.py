@@ -43,9 +43,9 @@ from qcompiler.frontends.checkpoints.gguf_architectures.recurrent import (
 ARCHITECTURES = {**DENSE, **GEMMAS, **HYBRIDS, **MIXTURES, **OLDER, **RECURRENT}
 """By `general.architecture`."""
 
-_SPARSE = "its attention chooses tokens by an index of its own, and `compile_causal_lm` takes no such model"
+_SPARSE = "no table has the names of its index, which chooses the tokens that it attends to"
 NOT_READ = {
-    **dict.fromkeys(("deepseek32", "deepseek4", "dots3note", "glm-dsa", "hy_v4", "qwen4exp"), _SPARSE),
+    **dict.fromkeys(("deepseek4", "dots3note", "hy_v4", "qwen4exp"), _SPARSE),
     "dbrx": "its experts find their tokens by value (`nonzero`), which no program can hold",
     "gemma4-assistant": "it drafts tokens for another model, whose cache it reads",
 }  # fmt: skip

@@ -119,14 +119,16 @@ class Keys:
             )
 
     def layers(self, full: str, kind: type) -> list[Any] | None:
-        """The key `full` as a value of `kind` (bool, int or float) for each layer; None without the key.
+        """The key `full` as a value of `kind` (bool, int or float) for each layer, with or without those that predict
+        further tokens; None without the key.
 
         WeightsError for anything else."""
         value = self.metadata.get(full)
         if value is None:
             return None
         count = self.blocks()
-        if not isinstance(value, list | tuple) or len(value) != count or any(type(each) is not kind for each in value):
+        counts = (count, self.model_layers())
+        if not isinstance(value, list | tuple) or len(value) not in counts or any(type(e) is not kind for e in value):
             raise WeightsError(
                 f"{self.file.path}: the key '{full}' is {shown(value)}, and not {count} values of the type "
                 f"{kind.__name__}, one for each layer"

@@ -312,6 +312,24 @@ def _deepseek_v2(keys: Keys) -> dict[str, Any]:
     return _deepseek2(keys) | {"topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
 
 
+def _glm_dsa(keys: Keys) -> dict[str, Any]:
+    """GLM DSA computes as DeepSeek V3.2 does, and layers without an index take the choice of the layer before."""
+    choosing = keys.flags("attention.indexer.types")
+    layers = keys.model_layers()
+    kinds = None if choosing is None else ["full" if chooses else "shared" for chooses in choosing[:layers]]
+    return _deepseek_v32(keys) | {"indexer_types": kinds}
+
+
+def _deepseek_v32(keys: Keys) -> dict[str, Any]:
+    """DeepSeek V3.2, whose layers choose by an index which tokens they attend to."""
+    routing(keys, "sigmoid")
+    return _deepseek2(keys) | {
+        "index_n_heads": keys.count("attention.indexer.head_count"),
+        "index_head_dim": keys.count("attention.indexer.key_length"),
+        "index_topk": keys.count("attention.indexer.top_k"),
+    }
+
+
 def _deepseek_v3(keys: Keys) -> dict[str, Any]:
     if keys.count("expert_count", 0, least=0):
         routing(keys, "sigmoid")
@@ -435,6 +453,11 @@ _AFMOE_INSIDE = _GROUPED_INSIDE | {
     "post_mlp_layernorm": "post_ffw_norm", "self_attn.gate_proj": "attn_gate", "mlp.router.gate": "ffn_gate_inp",
 }  # fmt: skip
 _LATENT_INSIDE = LATENT_INSIDE | SHARED_EXPERTS
+_CHOOSING_INSIDE = _LATENT_INSIDE | {
+    "self_attn.indexer.wq_b": "indexer.attn_q_b", "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.weights_proj": "indexer.proj",
+}  # fmt: skip
+"""Attention to the tokens that an index chooses (DeepSeek V3.2)."""
 _LATENT_WHOLE = {**WHOLE, LATENT: ("attn_k_b.weight", "attn_v_b.weight")}
 _LLAMA4_INSIDE = INSIDE | {
     **{f"feed_forward.{kind}_proj": f"ffn_{kind}" for kind in ("gate", "up", "down")},
@@ -492,6 +515,10 @@ MIXTURES = {
     ),
     "deepseek2": Architecture(
         "DeepseekV3ForCausalLM", "DeepseekV3Config", _deepseek_v3, inside=_LATENT_INSIDE, whole=_LATENT_WHOLE),
+    "deepseek32": Architecture(
+        "DeepseekV32ForCausalLM", "DeepseekV32Config", _deepseek_v32, inside=_CHOOSING_INSIDE, whole=_LATENT_WHOLE),
+    "glm-dsa": Architecture(
+        "GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", _glm_dsa, inside=_CHOOSING_INSIDE, whole=_LATENT_WHOLE),
     "laguna": Architecture(
         "LagunaForCausalLM", "LagunaConfig", _laguna, inside=_GROUPED_INSIDE | {"self_attn.g_proj": "attn_gate"}),
     "mellum": Architecture("MellumForCausalLM", "MellumConfig", _mellum),
