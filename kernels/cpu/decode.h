@@ -402,6 +402,62 @@ private:
 };
 template <> struct qg_sequences<4> : qg_sequence_spans<4> {};
 template <> struct qg_sequences<2> : qg_sequence_spans<2> {};
+
+// The same for 3 bits, where the windows of two places never lie at the two ends of 16 bits: each is moved to the
+// highest 12 of them, but for one that lies in the lowest 12 bits of a half word as it is. A sequence has 24 bits of
+// codes in a group: bits 0 to 15 in a half word, bits 16 to 23 in a byte of the other plane.
+template <> struct qg_sequences<3> : qg_sequence_words<3> {
+    __m512i before[2], now[2], newest[2];  // of a pair of sequences bits -16 to -1, 0 to 15 and 8 to 23
+    int64_t held;                          // the group that `newest` is of: the next one has these bits before it
+
+    QG_METHOD void start(const qg_packed& from, int64_t panel) {
+        qg_sequence_words<3>::start(from, panel);
+        held = -1;
+    }
+    QG_METHOD void at(int64_t k) {
+        const auto [group, last] = find(k);
+        if (last == held) {
+            before[0] = newest[0];
+            before[1] = newest[1];
+        } else {
+            before[0] = highest_bits<0>(words_of<0>(last), last);
+            before[1] = highest_bits<1>(words_of<1>(last), last);
+        }
+        held = group;
+        now[0] = words_of<0>(group);
+        now[1] = words_of<1>(group);
+        newest[0] = highest_bits<0>(now[0], group);
+        newest[1] = highest_bits<1>(now[1], group);
+    }
+    // A window ends at bit 3 * place + 2. The two sequences of a pair share the instructions that move it.
+    template <int J> QG_METHOD qu window(int) const {
+        constexpr int PAIR = sequence(J) / 2, PLACE = place(J);
+        constexpr bool ODD = sequence(J) % 2;
+        if constexpr (PLACE == 3) return ODD ? (qu)now[PAIR] >> 16 & 0xfffu : (qu)now[PAIR] & 0xfffu;
+        const __m512i top = moved<PLACE>(before[PAIR], now[PAIR], newest[PAIR]);
+        return ODD ? (qu)top >> 20 : (qu)_mm512_maskz_srli_epi16(0x55555555, top, 4);
+    }
+
+private:
+    template <int PAIR> QG_METHOD __m512i words_of(int64_t group) const { return (__m512i)pair_of(group, PAIR).r[0]; }
+    // Bits 8 to 23: the higher bytes of the half words, and above them bytes 2 * PAIR and 2 * PAIR + 1 of the other
+    // plane's word.
+    template <int PAIR> QG_METHOD __m512i highest_bits(__m512i words, int64_t group) const {
+        const __m512i bytes = _mm512_loadu_si512(highest + group * 16);
+        const __m128i first = _mm_set1_epi32(PAIR ? 0x03000200 : 0x01000000);
+        const __m128i from = _mm_add_epi8(first, _mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+        return _mm512_mask_shuffle_epi8(
+            _mm512_srli_epi16(words, 8), 0xaaaaaaaaaaaaaaaa, bytes, _mm512_broadcast_i32x4(from));
+    }
+    template <int PLACE> static QG_METHOD __m512i moved(__m512i before, __m512i now, __m512i newest) {
+        constexpr int UP = 13 - 3 * PLACE;  // bits that `now` goes up
+        if constexpr (PLACE < 3) return _mm512_or_si512(_mm512_srli_epi16(before, 16 - UP), _mm512_slli_epi16(now, UP));
+        if constexpr (PLACE == 4) return _mm512_slli_epi16(now, UP);
+        if constexpr (PLACE == 5)
+            return _mm512_or_si512(_mm512_srli_epi16(now, -UP), _mm512_slli_epi16(newest, UP + 8));
+        return PLACE == 7 ? newest : _mm512_slli_epi16(newest, UP + 8);
+    }
+};
 #endif
 
 // --- what codes stand for: `value<J>(codes)` gives the 16 lanes of column J ------------------------------------------

@@ -103,9 +103,9 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_
         constexpr int PARTS = SUMS < 4 ? SUMS : 4;
         for (int64_t group = 0; k + D::SHARED <= job->k; k += D::SHARED, group++) {
             vf part[MR][PARTS] = {};
-            decoder[0].at(k);
+            decoder[0].entries_at(k);
             _Pragma("GCC unroll 4") for (int at = 0; at < D::SHARED; at += D::GROUP) {
-                if (at > 0) decoder[0].codes_at(k + at);
+                decoder[0].codes_at(k + at);
                 qg_code_step<D, MR, PARTS> body{decoder[0], x + k + at, stride, part};
                 qg_steps<0, D::GROUP>(body, D::GROUP);
             }

@@ -143,12 +143,14 @@ template <class W> struct qg_coded {
         if (W::COVERS == 0) entries.load(*from, p, 0);
     }
     QG_METHOD void at(int64_t k) {
-        if (W::COVERS != 0 && k >= until) {
-            constexpr int64_t step = W::COVERS ? W::COVERS : 1;
-            until = ((uint64_t)k / step + 1) * step;
-            entries.load(*from, panel, k);
-        }
+        entries_at(k);
         codes_at(k);
+    }
+    QG_METHOD void entries_at(int64_t k) {
+        if (W::COVERS == 0 || k < until) return;
+        constexpr int64_t step = W::COVERS ? W::COVERS : 1;
+        until = ((uint64_t)k / step + 1) * step;
+        entries.load(*from, panel, k);
     }
     QG_METHOD void codes_at(int64_t k) {
         codes.at(k);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,3 +84,16 @@ def test_sums_are_exact_without_vnni(build: Any, build_folder: Path, harness: An
     kernels.library = harness.compile_source(source, "x86-64-v4", build_folder)
     for bits in BITS:
         check(kernels, bits, "1")
+
+
+@pytest.mark.slow
+def test_a_window_of_3_bits_takes_few_instructions(build: Any, build_folder: Path, harness: Any) -> None:
+    """2.1 to 2.2 shifts and logical instructions with AVX-512, where two sequences share what they can; 3 otherwise."""
+    source = build([spec_of(3, "1")], "x86-64-v4").source + harness.PARALLEL
+    library = harness.compile_source(source, "x86-64-v4", build_folder, "-O3")._name
+    found = subprocess.run(["objdump", "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
+    products = [each for each in re.split(r"\n(?=[0-9a-f]+ <)", found.stdout) if "vpdpbusd" in each]
+    assert products
+    for text in products:
+        cut = re.findall(r"\b(?:vps[lr]l[wd]|vpand|vpor|vpternlog|vpshufb)\w*\s.*zmm", text)
+        assert len(cut) <= 2.3 * len(re.findall(r"\bvpmulld\s.*zmm", text))
