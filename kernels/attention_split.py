@@ -50,6 +50,8 @@ class SplitQuery:
     kv_heads: int
     queries: int | None
     keys: int
+    part_rows: int
+    """Rows, of a head and a query, of a block that takes a part."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def verdict(query: SplitQuery, kind: str, isas: tuple[str, ...]) -> Verdict:
         return Verdict(1, limit)
     devices = {isa: device_cost(isa, kind) for isa in isas}
     wanted = BLOCKS_PER_MULTIPROCESSOR * max(_multiprocessors(device) for device in devices.values())
-    blocks = blocks_of(query)
+    blocks = blocks_of(query, query.part_rows)
     parts = min(-(-wanted // blocks), -(-query.keys // PART_KEYS), MOST_PARTS)
     if parts < 2:
         if query.keys <= PART_KEYS:
@@ -83,23 +85,23 @@ def verdict(query: SplitQuery, kind: str, isas: tuple[str, ...]) -> Verdict:
     return Verdict(parts, "; ".join(estimates))
 
 
-def blocks_of(query: SplitQuery) -> int:
-    """Blocks without parts, of the smallest batch."""
+def blocks_of(query: SplitQuery, rows: int) -> int:
+    """Blocks of all keys, or of each part, that take so many rows; of the smallest batch."""
     assert query.queries is not None
-    rows = query.heads // query.kv_heads * query.queries
-    return max(1, query.batch[0]) * query.kv_heads * -(-rows // ROWS)
+    every = query.heads // query.kv_heads * query.queries
+    return max(1, query.batch[0]) * query.kv_heads * -(-every // rows)
 
 
 def time_whole(query: SplitQuery, device: DeviceCost) -> float:
     """The estimated time, in microseconds, of the kernel without parts: a multiprocessor reads all keys of a head."""
-    rounds = -(-blocks_of(query) // _multiprocessors(device))
+    rounds = -(-blocks_of(query, ROWS) // _multiprocessors(device))
     return rounds * _time_of_keys(query.keys, device)
 
 
 def time_in_parts(query: SplitQuery, parts: int, device: DeviceCost) -> float:
     """The same of `parts` parts, and of the kernel that joins them: its launch, and its trips to memory."""
     at_once = BLOCKS_PER_MULTIPROCESSOR * _multiprocessors(device)
-    rounds = -(-blocks_of(query) * parts // at_once)
+    rounds = -(-blocks_of(query, query.part_rows) * parts // at_once)
     keys = BLOCKS_PER_MULTIPROCESSOR * max(PART_KEYS, -(-query.keys // parts))
     return rounds * _time_of_keys(keys, device) + device.launch + ROUND_TRIPS * device.latency
 

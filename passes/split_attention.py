@@ -31,8 +31,9 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import Target, qc_context
 from qcompiler.ir.module import functions, path_of, ranges_of
-from qcompiler.ir.types import shape_of, tensor
+from qcompiler.ir.types import shape_of, tensor, tensor_dtype
 from qcompiler.kernels.attention_split import SplitQuery, verdict
+from qcompiler.kernels.cuda.attention_decode import rows_of_part, value_width
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.plan.dims import Range, dim
 from qcompiler.plan.kinds.attention import COLUMNS_BEHIND
@@ -80,6 +81,7 @@ def _query(op: qc.AttentionOp, ranges: dict[str, Range]) -> SplitQuery:
         kv_heads=int(kv_heads),
         queries=queries if isinstance(queries, int) else None,
         keys=min(dim(kv_len).bounds(ranges)[1], _most_seen(op, queries)),
+        part_rows=rows_of_part(int(op.value_dim), value_width(tensor_dtype(op.v.type), op.rows_of)),
     )
 
 

@@ -33,7 +33,7 @@ from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.plan.kernel import ITEMSIZE, DType, KernelSpec
 from qcompiler.plan.kinds.attention import COLUMNS_BEHIND, AttentionKernel
 
 ROWS = 8
@@ -59,6 +59,22 @@ _SHARED = 48 * 1024
 """Bytes of shared memory that a block may use on every architecture without opting in."""
 
 
+def value_width(dtype: DType, cache: str | None) -> int:
+    """Elements of a value that a lane reads at once: 16 bytes, or 8 codes."""
+    return 16 // ITEMSIZE[dtype] if cache is None else 8
+
+
+def lanes_of_value(value_dim: int, width: int) -> int:
+    """Warp lanes that share a value row, a power of two."""
+    return min(32, 1 << (-(-value_dim // width) - 1).bit_length())
+
+
+def rows_of_part(value_dim: int, width: int) -> int:
+    """The most rows of a block that takes a part."""
+    lanes = lanes_of_value(value_dim, width)
+    return max(1, PART_SUMS // (width * -(-value_dim // (width * lanes))))
+
+
 @dataclass(frozen=True)
 class Share:
     """How a block's warp lanes share keys and values. `k_width` and `v_width` are the elements of one
@@ -78,8 +94,9 @@ class Share:
     @property
     def rows(self) -> int:
         """Rows per block, whose sums stay in registers: 64 per lane, or 32 where two blocks share a multiprocessor."""
-        at_most = ROWS // self.v_groups if self.body.parts is None else PART_SUMS // (self.v_groups * self.v_width)
-        return min(self.all_rows, max(1, at_most))
+        if self.body.parts is not None:
+            return min(self.all_rows, rows_of_part(self.body.value_dim, self.v_width))
+        return min(self.all_rows, max(1, ROWS // self.v_groups))
 
     @property
     def row_blocks(self) -> int:
@@ -121,7 +138,7 @@ class Share:
     @property
     def value_lanes(self) -> int:
         """Warp lanes that share a value row, a power of two."""
-        return min(32, 1 << (-(-self.body.value_dim // self.v_width) - 1).bit_length())
+        return lanes_of_value(self.body.value_dim, self.v_width)
 
     @property
     def v_groups(self) -> int:
@@ -144,13 +161,14 @@ class Share:
     @staticmethod
     def of(spec: KernelSpec) -> Share:
         """16 warps, or 8 for a part of the keys, or as many as shared memory allows."""
-        k_width, v_width = (16 // ITEMSIZE[operand(spec, role).dtype] for role in "kv")
-        if body_of(spec).cache is not None:  # eight codes where sixteen would leave lanes idle, or take more registers
-            k_width, v_width = 16 if body_of(spec).head_dim > 64 else 8, 8
-        warps = 16 if body_of(spec).parts is None else _PART_WARPS
-        while warps > 1 and Share(body_of(spec), k_width, v_width, warps).shared().nbytes > _SHARED:
+        body = body_of(spec)
+        k_width, v_width = 16 // ITEMSIZE[operand(spec, "k").dtype], value_width(operand(spec, "v").dtype, body.cache)
+        if body.cache is not None:  # eight codes where sixteen would leave lanes idle, or take more registers
+            k_width = 16 if body.head_dim > 64 and body.cache != "int4" else 8
+        warps = 16 if body.parts is None else _PART_WARPS
+        while warps > 1 and Share(body, k_width, v_width, warps).shared().nbytes > _SHARED:
             warps //= 2
-        return Share(body_of(spec), k_width, v_width, warps)
+        return Share(body, k_width, v_width, warps)
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
