@@ -6,8 +6,9 @@ with 8 key heads, on a GPU of 132 multiprocessors. With parts there are as many 
 trips to memory.
 
 The number of parts makes two blocks for each multiprocessor of the largest GPU of the target, and no part is shorter
-than `PART_KEYS` when the cache is full. The estimates are those of a full cache. With few keys in it one part has them
-all: the launch that joins is then the price. No GPU has measured this yet.
+than `PART_KEYS` when the cache is full. The estimates are those of a cache that is half full, as a text finds it on
+average. While it has no more than `PART_KEYS` keys, one part has them all, and the launch that joins is paid for
+nothing. No GPU has measured this yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qcompiler.kernels.cost import ROUND_TRIPS, DeviceCost, device_cost
+from qcompiler.kernels.cost import ATTAINED_FRACTION, ROUND_TRIPS, DeviceCost, device_cost
 from qcompiler.kernels.cuda.attention_decode import PART_KEYS, ROWS, STRIP
 from qcompiler.plan.dims import Range
 from qcompiler.plan.kinds.attention import FEW_QUERIES, MOST_PARTS
@@ -27,10 +28,10 @@ BLOCKS_PER_MULTIPROCESSOR = 2
 WARPS = 16
 """Warps that a multiprocessor holds, of one block without parts or of two with them."""
 
-INSTRUCTIONS = 64
+INSTRUCTIONS = 69
 """Instructions of a warp for a key of 128 columns in bf16 with four rows, from its loads to its weighted value
-(tests/cuda/test_attention_parts.py counts them in machine code). They grow with rows and columns, and are used as they
-are: a block takes no fewer for the keys of a smaller head than the trips below let it hide."""
+(tests/cuda/test_attention_parts.py counts them in machine code). More rows and columns take more, and fewer take fewer:
+the estimates are those of a large model's head."""
 
 CLOCK = 1700.0
 """Cycles per microsecond, about that of an H100 and of an A100 (1.4 to 1.8 GHz). A multiprocessor issues four
@@ -52,6 +53,8 @@ class SplitQuery:
     keys: int
     part_rows: int
     """Rows, of a head and a query, of a block that takes a part."""
+    key_bytes: int
+    """Bytes of a key and its value."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,10 @@ def verdict(query: SplitQuery, kind: str, isas: tuple[str, ...]) -> Verdict:
     estimates = list[str]()
     for isa, device in devices.items():
         whole, divided = time_whole(query, device), time_in_parts(query, parts, device)
-        text = f"estimated for {isa} with {query.keys} keys: {divided:.1f} us in {parts} parts, {whole:.1f} us whole"
+        text = (
+            f"estimated for {isa} with {_expected(query)} of {query.keys} keys: {divided:.1f} us in {parts} parts, "
+            f"{whole:.1f} us whole"
+        )
         if divided >= whole:
             return Verdict(1, text)
         estimates.append(text)
@@ -95,21 +101,33 @@ def blocks_of(query: SplitQuery, rows: int) -> int:
 def time_whole(query: SplitQuery, device: DeviceCost) -> float:
     """The estimated time, in microseconds, of the kernel without parts: a multiprocessor reads all keys of a head."""
     rounds = -(-blocks_of(query, ROWS) // _multiprocessors(device))
-    return rounds * _time_of_keys(query.keys, device)
+    return max(rounds * _time_of_keys(_expected(query), device), _time_of_bytes(query, device))
 
 
 def time_in_parts(query: SplitQuery, parts: int, device: DeviceCost) -> float:
     """The same of `parts` parts, and of the kernel that joins them: its launch, and its trips to memory."""
-    at_once = BLOCKS_PER_MULTIPROCESSOR * _multiprocessors(device)
-    rounds = -(-blocks_of(query, query.part_rows) * parts // at_once)
-    keys = BLOCKS_PER_MULTIPROCESSOR * max(PART_KEYS, -(-query.keys // parts))
-    return rounds * _time_of_keys(keys, device) + device.launch + ROUND_TRIPS * device.latency
+    keys = max(PART_KEYS, -(-_expected(query) // parts))
+    used = blocks_of(query, query.part_rows) * min(parts, -(-_expected(query) // keys))
+    each = -(-used // _multiprocessors(device))  # parts of a multiprocessor
+    reading = max(_time_of_keys(each * keys, device), _time_of_bytes(query, device))
+    return reading + device.launch + ROUND_TRIPS * device.latency
+
+
+def _expected(query: SplitQuery) -> int:
+    """The keys that the estimates are made for."""
+    return -(-query.keys // 2)
 
 
 def _time_of_keys(keys: int, device: DeviceCost) -> float:
     """The time of one multiprocessor for so many keys: the longer of its instructions and of its trips to memory."""
     strips = -(-keys // (STRIP * WARPS))
     return max(keys * INSTRUCTIONS / 4 / CLOCK, strips * TRIPS_PER_STRIP * device.latency)
+
+
+def _time_of_bytes(query: SplitQuery, device: DeviceCost) -> float:
+    """The time in which the device's memory gives all keys and values."""
+    nbytes = max(1, query.batch[0]) * query.kv_heads * _expected(query) * query.key_bytes
+    return nbytes / (ATTAINED_FRACTION * device.bandwidth)
 
 
 def _multiprocessors(device: DeviceCost) -> int:

@@ -36,6 +36,7 @@ from qcompiler.kernels.attention_split import SplitQuery, verdict
 from qcompiler.kernels.cuda.attention_decode import rows_of_part, value_width
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.plan.dims import Range, dim
+from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.kinds.attention import COLUMNS_BEHIND
 
 
@@ -81,6 +82,7 @@ def _query(op: qc.AttentionOp, ranges: dict[str, Range]) -> SplitQuery:
         kv_heads=int(kv_heads),
         queries=queries if isinstance(queries, int) else None,
         keys=min(dim(kv_len).bounds(ranges)[1], _most_seen(op, queries)),
+        key_bytes=sum(int(shape_of(x.type)[3]) * ITEMSIZE[tensor_dtype(x.type)] for x in (op.k, op.v)),
         part_rows=rows_of_part(int(op.value_dim), value_width(tensor_dtype(op.v.type), op.rows_of)),
     )
 

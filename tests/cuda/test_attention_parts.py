@@ -12,14 +12,16 @@ import pytest
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import cache_rows
 from qcompiler.formats.cache_rows import row_bytes
+from qcompiler.kernels.attention_split import INSTRUCTIONS, TRIPS_PER_STRIP
 from qcompiler.kernels.cpu.emit import emit_kernel as emit_cpu
 from qcompiler.kernels.cuda import signature
-from qcompiler.kernels.cuda.attention_decode import PART_KEYS
+from qcompiler.kernels.cuda.attention_decode import PART_KEYS, STRIP, Share
 from qcompiler.kernels.cuda.emit import emit_kernel
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.join_attention import JoinAttentionKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
+from qcompiler.runtime import sass
 
 Array = np.ndarray
 ROUNDING = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
@@ -276,12 +278,23 @@ def test_no_kernel_spills_on_any_architecture(nvrtc: Callable[..., Any], arch: s
             assert used.registers <= 128, "two blocks of 256 threads share the 65536 registers of a multiprocessor"
 
 
+@pytest.mark.slow
+def test_a_key_takes_as_many_instructions_as_the_estimate_says(nvrtc_functions: Callable[..., Any]) -> None:
+    """Four rows of 128 columns in bf16: an iteration of the loop over strips, of its loops over keys and values."""
+    made = replace(BY_NAME["three"], name="count", dtype="bf16", heads=32, kv_heads=8, dim=128, value_dim=128, parts=33)
+    spec = made.attention(33)
+    share = Share.of(spec)
+    assert (share.rows, share.warps, share.keys_ahead, share.turns, share.values_ahead) == (4, 8, 2, 2, 8)
+    strip, (keys, values) = sass.nested_loops(nvrtc_functions([spec], "sm_90a")["qk_count_33"], "FFMA")
+    per_value = share.values_ahead * 32 // share.value_lanes
+    assert round(strip / STRIP + keys / (4 * share.keys_ahead) + values / per_value) == INSTRUCTIONS
+    assert STRIP // (4 * share.keys_ahead) + STRIP // per_value == TRIPS_PER_STRIP
+
+
 def test_what_no_kernel_does_is_refused_by_name() -> None:
     case = BY_NAME["three"]
     with pytest.raises(KernelSelectionError, match="divides the keys into parts; only GPUs have kernels that do"):
         emit_cpu(case.attention(3), "x86-64-v3")
-    with pytest.raises(KernelSelectionError, match="threads of a CPU share one attention without dividing"):
-        emit_cpu(case.join, "x86-64-v3")
     with pytest.raises(KernelSelectionError, match="divides the keys of 5 queries; it does so for at most 4"):
         emit_kernel(replace(case, q=5).attention(3), "sm_80")
     assert emit_kernel(case.attention(3), "sm_80").geometry.at({}) == (3 * 2 * 3, 1, 1)

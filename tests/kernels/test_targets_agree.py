@@ -261,7 +261,6 @@ def attentions() -> Iterator[KernelSpec]:
 
 
 def joins() -> Iterator[KernelSpec]:
-    """Nothing on the CPU, which divides no keys."""
     for out, parts, size in itertools.product(FLOATS, (1, 33, 256), (8, 300)):
         ends = [plain("x", "f32", (2, 8, 3, parts, size + 2)), plain("out", out, (2, 8, 3, size), "w")]
         yield make("join_attention", ends, batch=2, heads=8, q_len=3, parts=parts, value_dim=size)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, Contract, Role, RoleKernel, Symbols, volume
@@ -18,10 +17,6 @@ class JoinAttentionKernel(RoleKernel, frozen=True, tag="join_attention"):
     the sums of a part, its top and its total. out (batch, heads, q_len, value_dim). Parts are added in their order, in
     fp32, and the result is rounded once. A query without a key gives zeros.
     """
-
-    lacks: ClassVar[Mapping[str, str]] = {
-        "cpu": "the threads of a CPU share one attention without dividing its keys; compile the model for the CPU"
-    }
 
     batch: Dim
     heads: int

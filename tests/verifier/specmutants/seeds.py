@@ -435,11 +435,13 @@ def attention_decode(kind: str) -> ProgramImage:
 
 
 def attention_parts(kind: str) -> ProgramImage:
-    """Keys in parts, and what joins them: of a CPU, whose kernels have no parts, the attention alone."""
+    """Keys in parts, and what joins them: of a CPU, whose kernels divide no keys, the joining alone."""
     q, kv = ("b", 2, 1, 8), ("b", 1, 12, 8)
     reads = [operand("q", q), operand("k", kv), operand("v", kv), operand("last", ("b", 1), dtype="i64")]
+    joins = JoinAttentionKernel(batch="b", heads=2, q_len=1, parts=3, value_dim=8)
     if kind == "cpu":
-        return attention_decode(kind)
+        ends = (operand("x", ("b", 2, 1, 3, 10)), operand("out", q, "w"))
+        return Maker({"b": (1, 3)}, kind).kernel(spec("join", joins, ends, "b")).image(ARCHS[kind])
     maker = Maker({"b": (1, 3)}, kind)
     for each in reads:
         maker.input(each.name, each.shape, each.dtype)
@@ -451,7 +453,6 @@ def attention_parts(kind: str) -> ProgramImage:
     places = [view_of(each, each.name) for each in reads]
     maker.launch(spec("parts", body, (*reads, made), "b"), [*places, view_of(made, "parts")])
     x, out = replace(made, name="x", access="r"), operand("out", q, "w")
-    joins = JoinAttentionKernel(batch="b", heads=2, q_len=1, parts=3, value_dim=8)
     maker.launch(spec("join", joins, (x, out), "b"), [view_of(x, "parts"), view_of(out, "out")])
     return maker.image(ARCHS[kind])
 
@@ -734,7 +735,8 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         linear_writes, linear_given, linears, norm_added, linear_plain, convolution, linear_codes, convolution_codes,
         grouped, grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
         attention_parts, attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding,
-        embedding_plain, gather, gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route,
+        embedding_plain, gather, gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan,
+        top_k, argmax, top_p, route,
         sample, linear_attention, hadamard, whole,
     )
 }  # fmt: skip
