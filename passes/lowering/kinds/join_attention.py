@@ -25,4 +25,4 @@ def body(op: qc.JoinAttentionOp, operands: Operands, serves: str) -> JoinAttenti
     return JoinAttentionKernel(batch=x[0], heads=heads, q_len=x[2], parts=parts, value_dim=value_dim)
 
 
-LOWERING = Lowering(JoinAttentionKernel, (qc.JoinAttentionOp,), draft, body, only_floats=True)
+LOWERING = Lowering(JoinAttentionKernel, (qc.JoinAttentionOp,), draft, body)
