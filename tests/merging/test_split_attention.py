@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from by_path import load
 
 import qcompiler as qc
@@ -122,3 +123,29 @@ def test_a_language_model_with_a_long_cache_has_parts_and_the_tokens_of_the_cpu(
     found = lm.generate(prompts, max_new_tokens=9)
     assert found == compiled("cpu", batch, cache_type).generate(prompts, max_new_tokens=9)
     assert len(replays) >= 8
+
+
+class Step(torch.nn.Module):
+    """One query of each sequence, which sees the keys up to its position."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        seen = torch.arange(k.shape[2])[None, None, None] <= position[:, None, None, None]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["sim:0", "sim:1"])
+def test_a_replay_divides_the_keys_that_its_own_positions_see(device: str) -> None:
+    """Lengths of 1, 7, 64, of one part and of four, and one key beyond each; a sequence may see none."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 4, n, 16) for n in (1, 1024, 1024))
+    program = qc.qcompile(Step(), (q, k, v, torch.tensor([5, 9, 1000])), device=device)
+    (attention,) = [each.body for each in program.plan.kernels if isinstance(each.body, AttentionKernel)]
+    assert (attention.parts, attention.last) == (4, True)
+    graph = program.capture(*(each.numpy() for each in (q, k, v, torch.tensor([5, 9, 1000]))))
+    for lengths in ([1, 7, 64], [256, 257, 1024], [1023, 512, 513], [255, 8, 65]):
+        given = [*(torch.randn_like(each) for each in (q, k, v)), torch.tensor(lengths) - 1]
+        replayed, called = graph.replay(*(each.numpy() for each in given)), program.run(*given)
+        assert np.array_equal(np.asarray(replayed), np.asarray(called))
+        want = Step()(*(each.double() if each.is_floating_point() else each for each in given))
+        np.testing.assert_allclose(np.asarray(replayed), want.numpy(), rtol=0, atol=2e-6)
