@@ -2,7 +2,7 @@
 
     %y = qc.attention %q, %k, %v last(%n) {…} : tensor<1x32x1x128xbf16>
     ->
-    %p = qc.attention %q, %k, %v last(%n) {…, parts = 33} : tensor<1x32x1x33x130xf32>
+    %p = qc.attention %q, %k, %v last(%n) {…, parts = 32} : tensor<1x32x1x32x130xf32>
     %y = qc.join_attention %p : tensor<1x32x1x128xbf16>
 
 A block of one query reads all keys of its head, so a model of 8 key heads keeps 8 multiprocessors of a GPU busy. The

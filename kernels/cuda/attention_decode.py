@@ -492,7 +492,7 @@ def _out_row(spec: KernelSpec, share: Share) -> list[str]:
     """Declares `out_row`, where the block's row `r` is written."""
     place = f"out_head + i * {stride(spec, 'out')}"
     if share.body.parts is not None:
-        place += f" + part * {c_dim(operand(spec, 'out').strides[3])}"
+        place += f" + (int64_t)part * {c_dim(operand(spec, 'out').strides[3])}"
     return [*_row(spec, share, "r"), *head_pointers(spec, ("out",)), f"const auto out_row = {place};"]
 
 

@@ -73,7 +73,7 @@ def _asked(spec: KernelSpec, body: JoinAttentionKernel) -> list[str]:
         f"float value[{ahead}];",
         "const auto ask = [&](int first) {",
         "#pragma unroll",
-        f"    for (int n = 0; n < {ahead}; n++) value[n] = {there} ? parts[(first + n) * {step} + c] : 0.0f;",
+        f"    for (int n = 0; n < {ahead}; n++) value[n] = {there} ? parts[(int64_t)(first + n) * {step} + c] : 0.0f;",
         "};",
     ]
 
@@ -83,8 +83,8 @@ def _weights(spec: KernelSpec, body: JoinAttentionKernel, threads: int) -> list[
     step = c_dim(spec.operands[0].strides[3])
     return [
         "float top = -INFINITY, total = 0.0f;",
-        f"if (p < {body.parts}) top = parts[p * {step} + {body.value_dim}], "
-        f"total = parts[p * {step} + {body.value_dim + 1}];",
+        f"const float* const own = parts + (int64_t)p * {step} + {body.value_dim};",
+        f"if (p < {body.parts}) top = own[0], total = own[1];",
         *_asked(spec, body),
         "ask(0);",
         f"const float best = qc_block_max<{threads // WARP}>(top, partial);",
