@@ -30,6 +30,7 @@ from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import Target, qc_context
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of, ranges_of
 from qcompiler.ir.types import shape_of, tensor, tensor_dtype
 from qcompiler.kernels.attention_split import SplitQuery, verdict
@@ -106,5 +107,4 @@ def _split(op: qc.AttentionOp, parts: int) -> None:
     joined.attributes.update(op.attributes)
     builder.insert(joined)
     op.result.replace_all_uses_with(joined.result)
-    op.detach()
-    op.erase()
+    erase_if_dead(op)
