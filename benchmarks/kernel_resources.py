@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 
 from qcompiler.kernels.cuda import emit, signature
+from qcompiler.plan.attention_parts import COLUMNS_BEHIND
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
-from qcompiler.plan.kinds.attention import COLUMNS_BEHIND, AttentionKernel
+from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.join_attention import JoinAttentionKernel
 from qcompiler.plan.kinds.linear import LinearKernel

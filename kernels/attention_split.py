@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from qcompiler.kernels.cost import ATTAINED_FRACTION, ROUND_TRIPS, DeviceCost, device_cost
 from qcompiler.kernels.cuda.attention_decode import PART_KEYS, ROWS, STRIP
+from qcompiler.plan.attention_parts import FEW_QUERIES, MOST_PARTS
 from qcompiler.plan.dims import Range
-from qcompiler.plan.kinds.attention import FEW_QUERIES, MOST_PARTS
 
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Blocks of a part that a multiprocessor holds at once: 128 registers for each of 2 x 256 threads fill its registers

@@ -36,9 +36,9 @@ from qcompiler.ir.types import shape_of, tensor, tensor_dtype
 from qcompiler.kernels.attention_split import SplitQuery, verdict
 from qcompiler.kernels.cuda.attention_decode import rows_of_part, value_width
 from qcompiler.passes.checks.numerics import Numerics, Reordered
+from qcompiler.plan.attention_parts import COLUMNS_BEHIND
 from qcompiler.plan.dims import Range, dim
 from qcompiler.plan.kernel import ITEMSIZE
-from qcompiler.plan.kinds.attention import COLUMNS_BEHIND
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,10 @@ from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import float_literal
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent
+from qcompiler.plan.attention_parts import COLUMNS_BEHIND
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import ITEMSIZE, DType, KernelSpec
-from qcompiler.plan.kinds.attention import COLUMNS_BEHIND, AttentionKernel
+from qcompiler.plan.kinds.attention import AttentionKernel
 
 ROWS = 8
 KEYS_IN_FLIGHT = 4

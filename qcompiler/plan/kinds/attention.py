@@ -8,6 +8,7 @@ from typing import Literal
 
 from qcompiler.errors import PlanError
 from qcompiler.formats import cache_rows
+from qcompiler.plan.attention_parts import COLUMNS_BEHIND, FEW_QUERIES, MOST_PARTS
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel_body import (
     COUNTED_IN_32_BITS,
@@ -21,16 +22,6 @@ from qcompiler.plan.kernel_body import (
     volume,
 )
 from qcompiler.plan.operands import Operand
-
-FEW_QUERIES = 4
-"""The most queries whose keys may be divided into parts: those of the kernels for few queries, which read keys in
-place. More queries have blocks enough."""
-
-MOST_PARTS = 256
-"""The most parts of the keys: a block that joins them has a thread for each."""
-
-COLUMNS_BEHIND = 2
-"""Columns behind the sums of a part: the largest score, and the total of the weights."""
 
 
 class AttentionKernel(RoleKernel, frozen=True, tag="attention"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qcompiler.plan.attention_parts import COLUMNS_BEHIND, MOST_PARTS
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel_body import COUNTED_IN_32_BITS, Contract, Role, RoleKernel, Symbols, volume
-from qcompiler.plan.kinds.attention import COLUMNS_BEHIND, MOST_PARTS
 from qcompiler.plan.operands import Operand
 
 
