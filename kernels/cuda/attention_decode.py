@@ -72,9 +72,9 @@ def lanes_of_value(value_dim: int, width: int) -> int:
 
 
 def rows_of_part(value_dim: int, width: int) -> int:
-    """The most rows of a block that takes a part."""
+    """The most rows of a block that takes a part. A row also has a maximum and a total in registers."""
     lanes = lanes_of_value(value_dim, width)
-    return max(1, PART_SUMS // (width * -(-value_dim // (width * lanes))))
+    return max(1, min(ROWS // 2, PART_SUMS // (width * -(-value_dim // (width * lanes)))))
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def _aligned(spec: KernelSpec, role: str) -> str:
 
 
 def _scores(spec: KernelSpec, share: Share) -> list[str]:
-    """Dot products of 4 `keys_ahead` keys at a time: a lane takes every fourth of them."""
+    """Dot products of 4 times `keys_ahead` keys at a time: a lane takes every fourth of them."""
     ahead, turn, turns = share.keys_ahead, share.turn, share.turns
     step, pieces = stride(spec, "k"), share.depth // (turn * turns)
     products = [
