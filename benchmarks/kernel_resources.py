@@ -17,11 +17,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from qcompiler.kernels.cuda import emit, signature
+from qcompiler.plan.attention_parts import COLUMNS_BEHIND
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kinds.join_attention import JoinAttentionKernel
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.loop import AffineAccess, LoopKernel
 from qcompiler.plan.kinds.norm import NormKernel
@@ -41,7 +45,7 @@ FORMATS: dict[str, FormatRef | None] = {
 }
 DTYPES: tuple[DType, ...] = ("f32", "bf16", "f16")
 M_CLASSES = ("1", "2-8", "9-64", "large")
-PARTS = ("linear", "grouped_linear", "norm", "softmax", "attention", "loop")
+PARTS = ("linear", "grouped_linear", "norm", "softmax", "attention", "join_attention", "loop")
 GROUPED: tuple[tuple[str, DType], ...] = (("nf4", "bf16"), ("int8", "bf16"), ("q4_K", "bf16"), ("plain", "f16"))
 
 Strides = tuple[Dim, ...]
@@ -112,6 +116,28 @@ def attention(dtype: DType, *, decode: bool, heads: int = 32, kv_heads: int = 8,
     return KernelSpec(name=name, symbols=("s", "t"), operands=operands, body=body)
 
 
+def attention_in_parts(dtype: DType, parts: int = 32) -> list[KernelSpec]:
+    """The attention of one query with its keys in parts, and what joins them."""
+    whole = attention(dtype, decode=True)
+    _, heads, _, size = (int(n) for n in whole.operands[-1].shape)
+    row = parts * (size + COLUMNS_BEHIND)
+    divided = tensor(
+        "out",
+        "f32",
+        (1, heads, 1, parts, size + COLUMNS_BEHIND),
+        (heads * row, row, row, size + COLUMNS_BEHIND, 1),
+        "w",
+    )
+    made = msgspec.structs.replace(
+        whole, name=f"attention_parts_{dtype}", operands=(*whole.operands[:-1], divided),
+        body=msgspec.structs.replace(whole.body, parts=parts),
+    )  # fmt: skip
+    x = msgspec.structs.replace(divided, name="x", access="r")
+    body = JoinAttentionKernel(batch=1, heads=heads, q_len=1, parts=parts, value_dim=size)
+    operands = (x, tensor("out", dtype, (1, heads, 1, size), (heads * size, size, size, 1), "w"))
+    return [made, KernelSpec(name=f"join_attention_{dtype}", symbols=(), operands=operands, body=body)]
+
+
 def loop(name: str, program: ScalarProgram, accesses: Sequence[Strides]) -> KernelSpec:
     """A nest over (m, 4096): `accesses` are the operands' coefficients, the output last (it reduces if that is 0)."""
     dtype, last = program.inputs[0][1], len(accesses) - 1
@@ -175,7 +201,10 @@ def specs(part: str) -> list[KernelSpec]:
         case "softmax":
             return [softmax(dtype) for dtype in DTYPES]
         case "attention":
-            return [attention(dtype, decode=decode) for dtype, decode in itertools.product(DTYPES, (True, False))]
+            whole = [attention(dtype, decode=decode) for dtype, decode in itertools.product(DTYPES, (True, False))]
+            return [*whole, attention_in_parts("bf16")[0]]
+        case "join_attention":
+            return [attention_in_parts("bf16")[1]]
         case "loop":
             return [spec for dtype in DTYPES for spec in loops(dtype)]
     raise SystemExit(f"there is no part {part!r}; there are {', '.join(PARTS)}")

@@ -93,6 +93,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("merge-linears"),
     _stage("fuse-norm-prologue"),
     _stage("fuse-row-statistics"),
+    _stage("split-attention"),
     _stage("select-kernels"),
     _stage("pack-weights"),
     _stage("lower-to-rt"),

@@ -443,6 +443,7 @@ def pass_options(
             "merge-linears",
             "fuse-norm-prologue",
             "fuse-row-statistics",
+            "split-attention",
             "merge-launches",
         )
         options.update({name: {"separate": separate} for name in names})

@@ -361,6 +361,22 @@ def _in_order(after: Mapping[int, set[int]], start: int) -> list[int]:
     return order[::-1]
 
 
+def nested_loops(function: Function, product: str) -> tuple[int, tuple[int, ...]]:
+    """Instructions of one iteration of the outermost loop with the most `product`s, without those of its inner loops
+    that have some, and of one iteration of each of these. SassError if the kernel has no such loop."""
+    graph = _graph(function)
+    loops = _loops(graph)
+    products = {
+        h: sum(i.opcode == product for block in body for i in graph.instructions(block)) for h, body in loops.items()
+    }
+    header = max(loops, key=lambda h: (products[h], len(loops[h])), default=None)
+    if header is None or not products[header]:
+        raise SassError(f"{function.name}: no loop holds {product}")
+    inner = [h for h, body in loops.items() if body < loops[header] and products[h]]
+    outside = _path(graph, loops, header, product).once.total()
+    return outside, tuple(_path(graph, loops, h, product).once.total() for h in sorted(inner))
+
+
 def hot_loop(function: Function, bits: int, products_per_weight: Fraction) -> HotLoop:
     """The hot loop of a kernel whose weights are stored `bits` wide in 16-byte loads (the width of a plane if codes
     are split into planes).  SassError if the kernel has no loop with loads of weights and products, or if products and

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu import attention_bf16, attention_decode
 from qcompiler.kernels.cpu.attention_operands import (
     has_scales,
@@ -141,6 +142,11 @@ def emit(spec: KernelSpec, isa: str) -> str:
     """Tasks are (batch, head, block of queries), with the block as the fastest index."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
+    if body.parts is not None:
+        raise KernelSelectionError(
+            f"kernel '{spec.name}' ({spec.serves}) divides the keys into parts; only GPUs have kernels that do, and "
+            "the threads of a CPU share one attention: compile the model for the CPU"
+        )
     if attention_decode.fits(body):
         return attention_decode.emit(spec, isa)
     geometry = _geometry(spec, isa)

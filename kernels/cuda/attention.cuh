@@ -69,26 +69,56 @@ QC_DEVICE void qc_unpack_pair(uint32_t pair, float& low, float& high, qc_bf16) {
 QC_DEVICE void qc_unpack_pair(uint32_t pair, float& low, float& high, qc_f16) {
     low = qc_f32_of_f16((uint16_t)(pair & 0xffffu)), high = qc_f32_of_f16((uint16_t)(pair >> 16));
 }
-QC_DEVICE void qc_read_16(float (&value)[4], const float* p) {
-    const float4 four = *(const float4*)p;
-    value[0] = four.x, value[1] = four.y, value[2] = four.z, value[3] = four.w;
+QC_DEVICE void qc_unpack_16(float (&value)[4], uint4 raw, float) {
+    value[0] = __uint_as_float(raw.x), value[1] = __uint_as_float(raw.y);
+    value[2] = __uint_as_float(raw.z), value[3] = __uint_as_float(raw.w);
 }
-template <class T> QC_DEVICE void qc_read_16(float (&value)[8], const T* p) {
-    const uint4 eight = *(const uint4*)p;
-    qc_unpack_pair(eight.x, value[0], value[1], T());
-    qc_unpack_pair(eight.y, value[2], value[3], T());
-    qc_unpack_pair(eight.z, value[4], value[5], T());
-    qc_unpack_pair(eight.w, value[6], value[7], T());
+template <class T> QC_DEVICE void qc_unpack_16(float (&value)[8], uint4 raw, T) {
+    qc_unpack_pair(raw.x, value[0], value[1], T());
+    qc_unpack_pair(raw.y, value[2], value[3], T());
+    qc_unpack_pair(raw.z, value[4], value[5], T());
+    qc_unpack_pair(raw.w, value[6], value[7], T());
 }
 
-// WIDTH elements (16 bytes) of a row from column c of COLUMNS on, zeros behind its end or where the row is not there.
-template <int COLUMNS, int WIDTH, class T>
-QC_DEVICE void qc_read_columns(float (&value)[WIDTH], const T* row, int c, bool there, bool aligned) {
-    if (there && aligned && c + WIDTH <= COLUMNS) {
-        qc_read_16(value, row + c);
-    } else {
+// The bits of an element from column c of COLS on, zeros behind the end.
+template <int COLS> QC_DEVICE uint32_t qc_bits_of(const float* row, int c) {
+    return c < COLS ? __float_as_uint(row[c]) : 0;
+}
+template <int COLS, class T> QC_DEVICE uint32_t qc_bits_of(const T* row, int c) { return c < COLS ? row[c].bits : 0; }
+
+// --- rows of keys and values, read in place --------------------------------------------------------------------------
+
+// How a lane reads `width` elements of a row from column c (a multiple of `width`) on: `load` asks for them as they are
+// stored, `unpack` makes floats of them, zeros behind the end of the row. Rows of T with COLS columns:
+template <class T, int COLS> struct qc_float_rows {
+    static constexpr int width = 16 / (int)sizeof(T), cols = COLS;
+    using raw = uint4;
+    static QC_DEVICE raw load(const T* row, int c, bool aligned) {
+        if (COLS % width == 0 && aligned) return *(const uint4*)(row + c);
+        uint32_t word[4];
 #pragma unroll
-        for (int i = 0; i < WIDTH; i++) value[i] = there && c + i < COLUMNS ? qc_load(row + c + i) : 0.0f;
+        for (int i = 0; i < 4; i++) {
+            if constexpr (sizeof(T) == 4) word[i] = qc_bits_of<COLS>(row, c + i);
+            else word[i] = qc_bits_of<COLS>(row, c + 2 * i + 1) << 16 | qc_bits_of<COLS>(row, c + 2 * i);
+        }
+        return make_uint4(word[0], word[1], word[2], word[3]);
+    }
+    static QC_DEVICE void unpack(float (&value)[width], const raw& of, int) { qc_unpack_16(value, of, T()); }
+};
+
+// Columns c, c + TURN, … of the rows `row`, row + step, …, zeros from row number `left` on. All loads are under way
+// before the first result is used.
+template <class ROWS, int COUNT, int TURNS, int TURN, class T>
+QC_DEVICE void qc_load_rows(typename ROWS::raw (&to)[COUNT][TURNS], const T* row, int64_t step, int c, int left,
+                            bool aligned) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+#pragma unroll
+        for (int t = 0; t < TURNS; t++) {
+            to[i][t] = typename ROWS::raw();
+            if (i < left && (ROWS::cols % (TURN * TURNS) == 0 || c + t * TURN < ROWS::cols))
+                to[i][t] = ROWS::load(row + i * step, c + t * TURN, aligned);
+        }
     }
 }
 

@@ -2,8 +2,13 @@
 
 A block owns up to `ROWS` of the *rows* (query head, query) that share a key head, so grouped-query attention reads the
 cache once. Its warps take turns at strips of 32 keys: dot products with 8 warp lanes per key, the online softmax with
-one lane per key, then the weighted values with a few lanes per value row. At the end the results of the warps are
-merged in the order of the warps, so every run gives the same bits.
+one lane per key, then the weighted values with a few lanes per value row. A lane asks for several vectors of keys,
+and of values, before it uses the first one. At the end the results of the warps are merged in the order of the
+warps, so every run gives the same bits.
+
+With `parts`, the keys that the queries of a batch see are divided into equal runs, at least `PART_KEYS` long, and a
+block takes one of them: it writes what it has summed, and `join_attention` joins the parts (flash-decoding). A part
+that is left without keys says so and ends.
 """
 
 from __future__ import annotations
@@ -26,17 +31,50 @@ from qcompiler.kernels.cuda.attention_operands import (
 from qcompiler.kernels.cuda.geometry import CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.signature import signature
 from qcompiler.kernels.scalar import float_literal
-from qcompiler.kernels.text import header_comment, indent
+from qcompiler.kernels.text import STORAGE_TYPES, c_dim, header_comment, indent
+from qcompiler.plan.attention_parts import COLUMNS_BEHIND
 from qcompiler.plan.dims import dim
-from qcompiler.plan.kernel import ITEMSIZE, KernelSpec
+from qcompiler.plan.kernel import ITEMSIZE, DType, KernelSpec
 from qcompiler.plan.kinds.attention import AttentionKernel
 
 ROWS = 8
-_STRIP = 32
+KEYS_IN_FLIGHT = 4
+VALUES_IN_FLIGHT = 8
+"""Vectors of 16 bytes of keys, and of values, that a lane asks for at once: 2 and 4 KiB a warp. Bandwidth is limited by
+bytes in flight divided by latency (Little's law): the 16 warps of a multiprocessor have 32 KiB of keys in flight, with
+which 132 of them reach the 4.8 TB/s of an H200 at a latency of up to 0.9 us (idle memory: 0.25 us, kernels/cost.py).
+More would cost registers, and with them warps."""
+
+_PART_WARPS = 8
+"""Two blocks of 8 warps share a multiprocessor, and one can read while the other merges its warps."""
+
+PART_SUMS = 32
+"""Sums of a lane that takes a part: with the loads in flight they fit 128 registers, so that two blocks of a part's
+threads are resident."""
+
+PART_KEYS = 32 * _PART_WARPS
+"""The fewest keys of a part: a strip for each warp. Fewer leave warps idle, and the part ends no sooner."""
+
+STRIP = 32
 _KEY_LANES = 8
-_XYZW = tuple(enumerate("xyzw"))
 _SHARED = 48 * 1024
 """Bytes of shared memory that a block may use on every architecture without opting in."""
+
+
+def value_width(dtype: DType, cache: str | None) -> int:
+    """Elements of a value that a lane reads at once: 16 bytes, or 8 codes."""
+    return 16 // ITEMSIZE[dtype] if cache is None else 8
+
+
+def lanes_of_value(value_dim: int, width: int) -> int:
+    """Warp lanes that share a value row, a power of two."""
+    return min(32, 1 << (-(-value_dim // width) - 1).bit_length())
+
+
+def rows_of_part(value_dim: int, width: int) -> int:
+    """The most rows of a block that takes a part. A row also has a maximum and a total in registers."""
+    lanes = lanes_of_value(value_dim, width)
+    return max(1, min(ROWS // 2, PART_SUMS // (width * -(-value_dim // (width * lanes)))))
 
 
 @dataclass(frozen=True)
@@ -57,7 +95,9 @@ class Share:
 
     @property
     def rows(self) -> int:
-        """Rows per block; at most 64 sums per lane stay in registers."""
+        """Rows per block, whose sums stay in registers: 64 per lane, or 32 where two blocks share a multiprocessor."""
+        if self.body.parts is not None:
+            return min(self.all_rows, rows_of_part(self.body.value_dim, self.v_width))
         return min(self.all_rows, max(1, ROWS // self.v_groups))
 
     @property
@@ -65,15 +105,42 @@ class Share:
         return -(-self.all_rows // self.rows)
 
     @property
+    def turn(self) -> int:
+        """Columns of a key that 8 lanes read with one load each."""
+        return _KEY_LANES * self.k_width
+
+    @property
+    def turns(self) -> int:
+        """Loads of a key per lane that are in flight together."""
+        return min(-(-self.body.head_dim // self.turn), KEYS_IN_FLIGHT // 2)
+
+    @property
     def depth(self) -> int:
-        """Columns of q in shared memory, rounded up to a multiple of what 8 lanes read at once."""
-        turn = _KEY_LANES * self.k_width
-        return -(-self.body.head_dim // turn) * turn
+        """Columns of q in shared memory, rounded up to a multiple of what 8 lanes ask for at once."""
+        at_once = self.turn * self.turns
+        return -(-self.body.head_dim // at_once) * at_once
+
+    @property
+    def keys_ahead(self) -> int:
+        """Keys that a lane asks for at once: their 16-byte vectors, or 32 numbers, since codes take more registers as
+        numbers than as codes."""
+        return min(KEYS_IN_FLIGHT // self.turns, 32 // self.k_width)
+
+    @property
+    def values_ahead(self) -> int:
+        """Rows of values that a lane asks for at once: as many as its sums leave registers for, and at most a strip's
+        share of a lane."""
+        loads = VALUES_IN_FLIGHT if self.rows * self.v_groups * self.v_width <= PART_SUMS else VALUES_IN_FLIGHT // 2
+        return min(max(1, loads // self.v_groups), self.value_lanes)
+
+    @property
+    def parts(self) -> int:
+        return self.body.parts or 1
 
     @property
     def value_lanes(self) -> int:
         """Warp lanes that share a value row, a power of two."""
-        return min(32, 1 << (-(-self.body.value_dim // self.v_width) - 1).bit_length())
+        return lanes_of_value(self.body.value_dim, self.v_width)
 
     @property
     def v_groups(self) -> int:
@@ -87,7 +154,7 @@ class Share:
     def shared(self) -> SharedMemory:
         memory = SharedMemory()
         memory.add("q_rows", "float", self.rows * self.depth, 4)
-        memory.add("scores", "float", self.warps * self.rows * _STRIP, 4)
+        memory.add("scores", "float", self.warps * self.rows * STRIP, 4)
         memory.add("sums", "float", self.warps * self.rows * self.columns, 4)
         memory.add("tops", "float", self.warps * self.rows, 4)
         memory.add("totals", "float", self.warps * self.rows, 4)
@@ -95,14 +162,15 @@ class Share:
 
     @staticmethod
     def of(spec: KernelSpec) -> Share:
-        """16 warps, or as many as shared memory allows."""
-        k_width, v_width = (16 // ITEMSIZE[operand(spec, role).dtype] for role in "kv")
-        if body_of(spec).cache is not None:  # eight codes where sixteen would leave lanes idle, or take more registers
-            k_width, v_width = 16 if body_of(spec).head_dim > 64 else 8, 8
-        warps = 16
-        while warps > 1 and Share(body_of(spec), k_width, v_width, warps).shared().nbytes > _SHARED:
+        """16 warps, or 8 for a part of the keys, or as many as shared memory allows."""
+        body = body_of(spec)
+        k_width, v_width = 16 // ITEMSIZE[operand(spec, "k").dtype], value_width(operand(spec, "v").dtype, body.cache)
+        if body.cache is not None:  # eight codes where sixteen would leave lanes idle, or take more registers
+            k_width = 16 if body.head_dim > 64 and body.cache != "int4" else 8
+        warps = 16 if body.parts is None else _PART_WARPS
+        while warps > 1 and Share(body, k_width, v_width, warps).shared().nbytes > _SHARED:
             warps //= 2
-        return Share(body_of(spec), k_width, v_width, warps)
+        return Share(body, k_width, v_width, warps)
 
 
 def emit(spec: KernelSpec, arch: str) -> CudaKernel:
@@ -111,38 +179,71 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     body = body_of(spec)
     share = Share.of(spec)
     threads, memory = 32 * share.warps, share.shared()
-    blocks = dim(body.batch) * body.kv_heads * share.row_blocks
+    blocks = dim(body.batch) * body.kv_heads * share.row_blocks * share.parts
     note = (
-        f"{share.rows} (head, query) rows share a block of {share.warps} warps; a warp takes {_STRIP} keys at a time, "
+        f"{share.rows} (head, query) rows share a block of {share.warps} warps; a warp takes {STRIP} keys at a time, "
         f"{32 // share.value_lanes} value rows at once"
     )
-    turn = _STRIP * share.warps
-    begin = next_keys(spec, f"first_key + {_STRIP} * warp", _STRIP, turn)
-    after = next_keys(spec, f"k0 + {turn}", _STRIP, turn)
+    if body.parts is not None:
+        note += f"; a block takes one of {body.parts} parts of the keys"
+    turn = STRIP * share.warps
+    begin = next_keys(spec, f"{'first_key' if body.parts is None else 'begin'} + {STRIP} * warp", STRIP, turn)
+    after = next_keys(spec, f"k0 + {turn}", STRIP, turn)
     lines = [
         *memory.declarations(),
         *_place(spec, share),
+        *(_part(spec, share) if body.parts is not None else ["const int64_t end = seen;"]),
+        *_start(spec, share),
         *_stage_queries(spec, share),
-        f"for (int64_t k0 = {begin}; k0 < seen; k0 = {after}) {{",
+        f"for (int64_t k0 = {begin}; k0 < end; k0 = {after}) {{",
         *indent([*_scores(spec, share), *_softmax(spec, share), *_values(spec, share)]),
         "}",
         *_publish(share),
         *_merge(spec, share),
     ]
-    text = "\n".join([header_comment(spec, note), signature(spec, threads, 1), *indent(lines), "}\n"])
+    text = "\n".join(
+        [header_comment(spec, note), signature(spec, threads, 1 if body.parts is None else 2), *indent(lines), "}\n"]
+    )
     geometry = Geometry((blocks.to_dim(), 1, 1), (threads, 1, 1), memory.nbytes)
     return CudaKernel(text, geometry, "fma", (note,))
 
 
 def _place(spec: KernelSpec, share: Share) -> list[str]:
+    """Declares the head, the rows and the part of this block, and the keys that its queries see."""
     body = body_of(spec)
-    rest = "blockIdx.x" if share.row_blocks == 1 else f"blockIdx.x / {share.row_blocks}"
-    first = "0" if share.row_blocks == 1 else f"(int)(blockIdx.x % {share.row_blocks}) * {share.rows}"
+    whole = "(int64_t)blockIdx.x" if share.parts == 1 else f"(int64_t)blockIdx.x / {share.parts}"
+    rest = whole if share.row_blocks == 1 else f"{whole} / {share.row_blocks}"
+    first = "0" if share.row_blocks == 1 else f"(int)({whole} % {share.row_blocks}) * {share.rows}"
     return [
         "const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;",
-        f"const int64_t b = ({rest}) / {body.kv_heads}, kv_h = ({rest}) % {body.kv_heads};",
+        f"const int64_t b = {rest} / {body.kv_heads}, kv_h = {rest} % {body.kv_heads};",
         f"const int first_row = {first};",
-        *seen_keys(spec, "0", str(body.q_len), _STRIP),
+        *seen_keys(spec, "0", str(body.q_len), STRIP),
+    ]
+
+
+def _part(spec: KernelSpec, share: Share) -> list[str]:
+    """Declares `begin` and `end`, the keys of this block's part. A block without keys writes so and ends."""
+    lines = [
+        *_out_row(spec, share),
+        f"qc_store(out_row + c, c == {body_of(spec).value_dim} ? -INFINITY : 0.0f);",
+    ]
+    return [
+        f"const int part = (int)(blockIdx.x % {share.parts});",
+        f"const int64_t share = (qc_max(0, seen - first_key) + {share.parts * STRIP - 1}) / {share.parts * STRIP} "
+        f"* {STRIP};",
+        f"const int64_t part_keys = qc_max({PART_KEYS}, share), begin = first_key + part * part_keys;",
+        "const int64_t end = qc_min(seen, begin + part_keys);",
+        "if (begin >= end) {",
+        *indent(_each_column(share, lines)),
+        "    return;",
+        "}",
+    ]
+
+
+def _start(spec: KernelSpec, share: Share) -> list[str]:
+    """Declares where keys and values begin, and the sums of a lane."""
+    return [
         *head_pointers(spec, ("k", "v")),
         *rows_aligned(spec),
         f"float top[{share.rows}], total[{share.rows}], sum[{share.rows}][{share.v_groups}][{share.v_width}];",
@@ -185,65 +286,81 @@ def _stage_queries(spec: KernelSpec, share: Share) -> list[str]:
         *indent(lines),
         "}",
         "__syncthreads();",
-        f"float* const mine = scores + warp * {share.rows * _STRIP};  // of this warp: [row][key]",
+        f"float* const mine = scores + warp * {share.rows * STRIP};  // of this warp: [row][key]",
     ]
 
 
-def _read(spec: KernelSpec, role: str, to: str, row: str, there: str) -> str:
-    """The statement that reads the columns from `c` on of a row of keys or values."""
+def _rows_of(spec: KernelSpec, share: Share, role: str) -> str:
+    """The C++ type that reads rows of keys or values."""
     body = body_of(spec)
-    columns = body.head_dim if role == "k" else body.value_dim
+    columns, width = (body.head_dim, share.k_width) if role == "k" else (body.value_dim, share.v_width)
     if body.cache is not None:
-        return f"qc_read_codes<qc_code_{body.cache}, {columns}>({to}, {row}, c, {there});"
-    return f"qc_read_columns<{columns}>({to}, {row}, c, {there}, {role}_aligned);"
+        return f"qc_code_rows<qc_code_{body.cache}, {columns}, {width}>"
+    return f"qc_float_rows<{STORAGE_TYPES[operand(spec, role).dtype]}, {columns}>"
+
+
+def _aligned(spec: KernelSpec, role: str) -> str:
+    return "true" if body_of(spec).cache is not None else f"{role}_aligned"
 
 
 def _scores(spec: KernelSpec, share: Share) -> list[str]:
-    """Dot products of 8 keys at a time, two keys per group of 8 lanes."""
-    width = share.k_width
-    turn = _KEY_LANES * width
-    dots = [
-        f"const int c = d + lane % {_KEY_LANES} * {width};",
-        f"float key[2][{width}];",
-        _read(spec, "k", "key[0]", "key_row", "j < seen"),
-        _read(spec, "k", "key[1]", f"key_row + 4 * {stride(spec, 'k')}", "j + 4 < seen"),
-        "#pragma unroll",
-        f"for (int r = 0; r < {share.rows}; r++) {{",
-        "#pragma unroll",
-        f"    for (int e = 0; e < {width}; e += 4) {{",
-        f"        const float4 query = *(const float4*)(q_rows + r * {share.depth} + c + e);",
-        "#pragma unroll",
-        "        for (int pair = 0; pair < 2; pair++) {",
-        *indent(
-            [f"dot[r][pair] = fmaf(query.{x}, key[pair][e + {n}], dot[r][pair]);" for n, x in enumerate("xyzw")], 3
-        ),
-        "        }",
-        "    }",
-        "}",
+    """Dot products of 4 times `keys_ahead` keys at a time: a lane takes every fourth of them."""
+    ahead, turn, turns = share.keys_ahead, share.turn, share.turns
+    step, pieces = stride(spec, "k"), share.depth // (turn * turns)
+    products = [
+        f"const int c = {'d + ' if pieces > 1 else ''}lane % {_KEY_LANES} * {share.k_width};",
+        f"keys::raw raw[{ahead}][{turns}];",
+        f"qc_load_rows<keys, {ahead}, {turns}, {turn}>(raw, key_row, 4 * {step}, c, left, {_aligned(spec, 'k')});",
+        *_dots(share),
     ]
-    if share.depth == turn:
-        product = ["const int d = 0;", *dots]
-    else:
-        product = [f"for (int d = 0; d < {share.depth}; d += {turn}) {{", *indent(dots), "}"]
+    if pieces > 1:
+        products = [f"for (int d = 0; d < {share.depth}; d += {turn * turns}) {{", *indent(products), "}"]
     return [
-        f"const int count = (int)qc_min({_STRIP}, seen - k0);",
-        "for (int strip = 0; strip < count; strip += 8) {",
-        f"    const int64_t j = k0 + strip + lane / {_KEY_LANES};  // and j + 4",
-        f"    const auto key_row = k_head + j * {stride(spec, 'k')};",
-        f"    float dot[{share.rows}][2] = {{}};",
-        *indent(product),
+        f"using keys = {_rows_of(spec, share, 'k')};",
+        f"const int count = (int)qc_min({STRIP}, end - k0);",
+        "#pragma unroll 1",
+        f"for (int strip = 0; strip < count; strip += {4 * ahead}) {{",
+        f"    const int j = strip + lane / {_KEY_LANES}, left = (count - j + 3) / 4;  // keys j, j + 4, …",
+        f"    const auto key_row = k_head + (k0 + j) * {step};",
+        f"    float dot[{share.rows}][{ahead}] = {{}};",
+        *indent(products),
         "#pragma unroll",
         f"    for (int r = 0; r < {share.rows}; r++) {{",
         "#pragma unroll",
-        "        for (int pair = 0; pair < 2; pair++) {",
-        "            float s = dot[r][pair];",
+        f"        for (int i = 0; i < {ahead}; i++) {{",
+        "            float s = dot[r][i];",
         f"            for (int step = {_KEY_LANES // 2}; step > 0; step >>= 1)",
         "                s += __shfl_xor_sync(QC_ALL_LANES, s, step);",
-        f"            if (lane % {_KEY_LANES} == 0) mine[r * {_STRIP} + strip + lane / {_KEY_LANES} + 4 * pair] = s;",
+        f"            if (lane % {_KEY_LANES} == 0) mine[r * {STRIP} + j + 4 * i] = s;",
         "        }",
         "    }",
         "}",
         "__syncwarp();",
+    ]
+
+
+def _dots(share: Share) -> list[str]:
+    """Adds the products of a lane's columns of its keys."""
+    ahead = share.keys_ahead
+    products = [f"dot[r][i] = fmaf(query.{x}, key[i][e + {n}], dot[r][i]);" for n, x in enumerate("xyzw")]
+    return [
+        "#pragma unroll",
+        f"for (int t = 0; t < {share.turns}; t++) {{",
+        f"    float key[{ahead}][{share.k_width}];",
+        "#pragma unroll",
+        f"    for (int i = 0; i < {ahead}; i++) keys::unpack(key[i], raw[i][t], c + t * {share.turn});",
+        "#pragma unroll",
+        f"    for (int r = 0; r < {share.rows}; r++) {{",
+        "#pragma unroll",
+        f"        for (int e = 0; e < {share.k_width}; e += 4) {{",
+        f"            const float4 query = *(const float4*)(q_rows + r * {share.depth} + c + t * {share.turn} + e);",
+        "#pragma unroll",
+        f"            for (int i = 0; i < {ahead}; i++) {{",
+        *indent(products, 4),
+        "            }",
+        "        }",
+        "    }",
+        "}",
     ]
 
 
@@ -254,7 +371,7 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
     needs_row = reads_row or body.mask != "none"
     unseen = hidden(spec, "number" if body.last else "i", "k0 + lane", "lane >= count")
     codes = body.cache is not None and body.cache != "int4"  # whose values are whole
-    score = f"mine[r * {_STRIP} + lane] * {float_literal(body.scale, 'f32')}{' * key_scale' if codes else ''}"
+    score = f"mine[r * {STRIP} + lane] * {float_literal(body.scale, 'f32')}{' * key_scale' if codes else ''}"
     rule = masked(spec, "i", "(k0 + lane)")
     lines = [
         *(_row(spec, share, "r") if needs_row else []),
@@ -268,7 +385,7 @@ def _softmax(spec: KernelSpec, share: Share) -> list[str]:
         "const float best = fmaxf(top[r], qc_warp_max(s));",
         "const float shift = best == -INFINITY ? 0.0f : best;  // nothing seen yet: all weights are exp(-inf) = 0",
         "const float fade = expf(top[r] - shift), weight = expf(s - shift);",
-        f"mine[r * {_STRIP} + lane] = weight{' * value_scale' if codes else ''};",
+        f"mine[r * {STRIP} + lane] = weight{' * value_scale' if codes else ''};",
         "top[r] = best;",
         "total[r] = fmaf(total[r], fade, weight);",
         "#pragma unroll",
@@ -304,27 +421,35 @@ def _row_scales(spec: KernelSpec) -> list[str]:
 
 
 def _values(spec: KernelSpec, share: Share) -> list[str]:
-    lanes = share.value_lanes
-    at_once = 32 // lanes
-    group = [
-        f"float value[{share.v_width}];",
-        f"const int c = (g * {lanes} + lane % {lanes}) * {share.v_width};",
-        _read(spec, "v", "value", "value_row", "j < count"),
+    """Adds the weighted values, of which a lane takes `values_ahead` rows at a time."""
+    lanes, ahead, groups, width = share.value_lanes, share.values_ahead, share.v_groups, share.v_width
+    step, at_once = stride(spec, "v"), 32 // lanes
+    left = f"(count - j + {at_once - 1}) / {at_once}" if at_once > 1 else "count - j"
+    use = [
         "#pragma unroll",
-        f"for (int r = 0; r < {share.rows}; r++) {{",
-        f"    const float weight = mine[r * {_STRIP} + j];",
+        f"for (int g = 0; g < {groups}; g++) {{",
+        f"    float value[{width}];",
+        f"    values::unpack(value, raw[n][g], (g * {lanes} + lane % {lanes}) * {width});",
         "#pragma unroll",
-        f"    for (int e = 0; e < {share.v_width}; e++) sum[r][g][e] = fmaf(weight, value[e], sum[r][g][e]);",
+        f"    for (int r = 0; r < {share.rows}; r++) {{",
+        f"        const float weight = mine[r * {STRIP} + j + n * {at_once}];",
+        "#pragma unroll",
+        f"        for (int e = 0; e < {width}; e++) sum[r][g][e] = fmaf(weight, value[e], sum[r][g][e]);",
+        "    }",
         "}",
     ]
     return [
-        "#pragma unroll 2",
-        f"for (int strip = 0; strip < count; strip += {at_once}) {{",
-        f"    const int j = strip + lane / {lanes};",
-        f"    const auto value_row = v_head + (k0 + j) * {stride(spec, 'v')};",
+        f"using values = {_rows_of(spec, share, 'v')};",
+        "#pragma unroll 1",
+        f"for (int strip = 0; strip < count; strip += {ahead * at_once}) {{",
+        f"    const int j = strip + lane / {lanes}, left = {left};  // value rows j, j + {at_once}, …",
+        f"    values::raw raw[{ahead}][{groups}];",
+        f"    qc_load_rows<values, {ahead}, {groups}, {lanes * width}>(",
+        f"        raw, v_head + (k0 + j) * {step}, {at_once} * {step}, lane % {lanes} * {width}, left, "
+        f"{_aligned(spec, 'v')});",
         "#pragma unroll",
-        f"    for (int g = 0; g < {share.v_groups}; g++) {{",
-        *indent(group, 2),
+        f"    for (int n = 0; n < {ahead}; n++) {{",
+        *indent(use, 2),
         "    }",
         "}",
         "__syncwarp();",
@@ -352,11 +477,34 @@ def _publish(share: Share) -> list[str]:
     return ["#pragma unroll", f"for (int r = 0; r < {share.rows}; r++) {{", *indent(lines), "}", "__syncthreads();"]
 
 
-def _merge(spec: KernelSpec, share: Share) -> list[str]:
-    body, rows = body_of(spec), share.rows
+def _each_column(share: Share, lines: list[str]) -> list[str]:
+    """A loop of the block's threads over row `r` and column `c` of what it writes."""
+    rows, columns = share.rows, share.body.value_dim + (COLUMNS_BEHIND if share.body.parts is not None else 0)
     live = f"{rows}" if share.all_rows % rows == 0 else f"qc_min({rows}, {share.all_rows} - first_row)"
-    lines = [
-        f"const int r = e / {body.value_dim}, c = e % {body.value_dim};",
+    return [
+        f"for (int e = (int)threadIdx.x; e < {live} * {columns}; e += {32 * share.warps}) {{",
+        f"    const int r = e / {columns}, c = e % {columns};",
+        *indent(lines),
+        "}",
+    ]
+
+
+def _out_row(spec: KernelSpec, share: Share) -> list[str]:
+    """Declares `out_row`, where the block's row `r` is written."""
+    place = f"out_head + i * {stride(spec, 'out')}"
+    if share.body.parts is not None:
+        place += f" + (int64_t)part * {c_dim(operand(spec, 'out').strides[3])}"
+    return [*_row(spec, share, "r"), *head_pointers(spec, ("out",)), f"const auto out_row = {place};"]
+
+
+def _merge(spec: KernelSpec, share: Share) -> list[str]:
+    """Joins what the warps have summed, in the order of the warps."""
+    body, rows = body_of(spec), share.rows
+    column = "c" if body.parts is None else f"qc_min(c, {body.value_dim - 1})"
+    stored = "all == 0.0f ? 0.0f : value / all);  // no key: zeros"
+    if body.parts is not None:
+        stored = f"c < {body.value_dim} ? value : c == {body.value_dim} ? best : all);"
+    return _each_column(share, [
         "float best = -INFINITY;",
         f"for (int w = 0; w < {share.warps}; w++) best = fmaxf(best, tops[w * {rows} + r]);",
         "const float shift = best == -INFINITY ? 0.0f : best;",
@@ -364,14 +512,8 @@ def _merge(spec: KernelSpec, share: Share) -> list[str]:
         f"for (int w = 0; w < {share.warps}; w++) {{",
         f"    const float fade = expf(tops[w * {rows} + r] - shift);",
         f"    all = fmaf(totals[w * {rows} + r], fade, all);",
-        f"    value = fmaf(sums[(w * {rows} + r) * {share.columns} + c], fade, value);",
+        f"    value = fmaf(sums[(w * {rows} + r) * {share.columns} + {column}], fade, value);",
         "}",
-        *_row(spec, share, "r"),
-        *head_pointers(spec, ("out",)),
-        f"qc_store(out_head + i * {stride(spec, 'out')} + c, all == 0.0f ? 0.0f : value / all);  // no key: zeros",
-    ]
-    return [
-        f"for (int e = (int)threadIdx.x; e < {live} * {body.value_dim}; e += {32 * share.warps}) {{",
-        *indent(lines),
-        "}",
-    ]
+        *_out_row(spec, share),
+        f"qc_store(out_row + c, {stored}",
+    ])  # fmt: skip

@@ -141,3 +141,9 @@ def masked(spec: KernelSpec, query: str, key: str, head: str = "mask_head") -> l
     if body.mask == "bool":
         return [f"if (!qc_load({address})) s = -INFINITY;"]
     return [f"s += qc_load({address});"]
+
+
+def place_of(each: Operand, indices: Sequence[str]) -> str:
+    """The address of the first element at these leading indices."""
+    terms = [f"{index} * {c_dim(step)}" for index, step in zip(indices, each.strides, strict=False) if step != 0]
+    return " + ".join([identifier(each.name), *terms])

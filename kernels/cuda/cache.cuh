@@ -55,56 +55,70 @@ template <class CODE> QC_DEVICE void qc_unpack_codes(float* value, uint32_t word
     for (int i = 0; i < 4; i++) value[i] = CODE::value(word >> 8 * i & 0xffu);
 }
 
-// The values of WIDTH (4, 8 or 16) columns of a row of 4 bits, from column c on (a multiple of WIDTH).
-template <int COLS, int WIDTH>
-QC_DEVICE void qc_read_int4(float (&value)[WIDTH], const int8_t* row, int c, bool there) {
-    uint32_t word[(WIDTH + 7) / 8] = {}, scales = 0;
-    if (there && c < COLS) {
-        scales = *(const uint32_t*)(row + qc_group_scales_at(COLS) + c / 32 * 4);
+// How a lane reads WIDTH columns of a row of COLS codes from column c (a multiple of WIDTH) on: `load` asks for them as
+// they are stored, `unpack` makes floats of them, zeros behind the end of the row. Of 4 bits, WIDTH is 4, 8 or 16:
+template <class CODE, int COLS, int WIDTH, bool IN_GROUPS = CODE::in_groups> struct qc_code_rows {
+    static constexpr int width = WIDTH, cols = COLS;
+    struct raw {
+        uint32_t word[(WIDTH + 7) / 8], scales;
+    };
+    static QC_DEVICE raw load(const int8_t* row, int c, bool) {
+        raw of;
+        of.scales = *(const uint32_t*)(row + qc_group_scales_at(COLS) + c / 32 * 4);
         if constexpr (WIDTH == 16) {
             const uint2 two = *(const uint2*)(row + c / 2);
-            word[0] = two.x, word[1] = two.y;
+            of.word[0] = two.x, of.word[1] = two.y;
         } else if constexpr (WIDTH == 8) {
-            word[0] = *(const uint32_t*)(row + c / 2);
+            of.word[0] = *(const uint32_t*)(row + c / 2);
         } else {
-            word[0] = *(const uint16_t*)(row + c / 2);
+            of.word[0] = *(const uint16_t*)(row + c / 2);
+        }
+        return of;
+    }
+    static QC_DEVICE void unpack(float (&value)[WIDTH], const raw& of, int c) {
+        const float step = __uint_as_float(of.scales << 16), least = __uint_as_float(of.scales & 0xffff0000u);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            value[i] = fmaf((float)(of.word[i / 8] >> i % 8 * 4 & 15u), step, least);
+            if (COLS % WIDTH != 0) value[i] = c + i < COLS ? value[i] : 0.0f;
         }
     }
-    const float step = __uint_as_float(scales << 16), least = __uint_as_float(scales & 0xffff0000u);
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++) {
-        value[i] = fmaf((float)(word[i / 8] >> i % 8 * 4 & 15u), step, least);
-        if (COLS % WIDTH != 0) value[i] = c + i < COLS ? value[i] : 0.0f;
-    }
-}
+};
 
-// WIDTH codes of a byte (8 or 16) of a row of COLS columns from column c on, zeros behind its end or where it is not
-// there.
-template <class CODE, int COLS, int WIDTH>
-QC_DEVICE void qc_read_bytes(float (&value)[WIDTH], const int8_t* row, int c, bool there) {
-    uint32_t word[WIDTH / 4] = {};
-    if (there && c < COLS) {
+// Of a byte, 8 or 16 codes at a time, without their scale.
+template <class CODE, int COLS, int WIDTH> struct qc_code_rows<CODE, COLS, WIDTH, false> {
+    static constexpr int width = WIDTH, cols = COLS;
+    struct raw {
+        uint32_t word[WIDTH / 4];
+    };
+    static QC_DEVICE raw load(const int8_t* row, int c, bool) {
+        raw of;
         if constexpr (WIDTH == 16) {
             const uint4 four = *(const uint4*)(row + c);
-            word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
+            of.word[0] = four.x, of.word[1] = four.y, of.word[2] = four.z, of.word[3] = four.w;
         } else {
             const uint2 two = *(const uint2*)(row + c);
-            word[0] = two.x, word[1] = two.y;
+            of.word[0] = two.x, of.word[1] = two.y;
+        }
+        return of;
+    }
+    static QC_DEVICE void unpack(float (&value)[WIDTH], const raw& of, int c) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 4; i++) qc_unpack_codes<CODE>(value + 4 * i, of.word[i]);
+        if (COLS % WIDTH != 0 && c + WIDTH > COLS) {  // the scale stands behind the last code
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) value[i] = c + i < COLS ? value[i] : 0.0f;
         }
     }
-#pragma unroll
-    for (int i = 0; i < WIDTH / 4; i++) qc_unpack_codes<CODE>(value + 4 * i, word[i]);
-    if (COLS % WIDTH != 0 && c + WIDTH > COLS) {  // the scale stands behind the last code
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) value[i] = c + i < COLS ? value[i] : 0.0f;
-    }
-}
+};
 
-// Codes of a byte, or values of codes in groups.
+// Codes of a byte, or values of codes in groups; zeros where the row is not there.
 template <class CODE, int COLS, int WIDTH>
 QC_DEVICE void qc_read_codes(float (&value)[WIDTH], const int8_t* row, int c, bool there) {
-    if constexpr (CODE::in_groups) qc_read_int4<COLS>(value, row, c, there);
-    else qc_read_bytes<CODE, COLS>(value, row, c, there);
+    using rows = qc_code_rows<CODE, COLS, WIDTH>;
+    typename rows::raw of = {};
+    if (there && c < COLS) of = rows::load(row, c, true);
+    rows::unpack(value, of, c);
 }
 
 // tile[r * STRIDE + c] = value c0 + c of row r, in fp32, for ROWS x WIDTH (a multiple of 4) elements of rows of COLS
@@ -118,7 +132,7 @@ QC_DEVICE void qc_stage_cache(float* tile, const int8_t* rows, int64_t row_strid
         const bool there = r < live && c0 + c < COLS;
         const int8_t* const row = rows + r * row_stride;
         float value[4];
-        if constexpr (CODE::in_groups) qc_read_int4<COLS>(value, row, c0 + c, there);
+        if constexpr (CODE::in_groups) qc_read_codes<CODE, COLS>(value, row, c0 + c, there);
         else qc_unpack_codes<CODE>(value, there ? *(const uint32_t*)(row + c0 + c) : 0u);
         const float scale = there ? qc_row_scale<CODE, COLS>(row) : 0.0f;
 #pragma unroll

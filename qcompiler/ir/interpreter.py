@@ -5,8 +5,8 @@
     outputs = interpreter.run([x], entry="main", states={"kv": kv})
     run_together(module, weights, [[x], [y]], Watch(…))         # op by op over several inputs, for calibration
 
-`interpreter_qc.py`, `interpreter_linear_attention.py`, `interpreter_linalg.py`, `interpreter_scalar.py` hold one rule
-per op. Every result is checked against the type that the IR states.
+`interpreter_qc.py`, `interpreter_attention.py`, `interpreter_linear_attention.py`, `interpreter_linalg.py` and
+`interpreter_scalar.py` hold one rule per op. Every result is checked against the type that the IR states.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from xdsl.ir import Operation, SSAValue
 
 from qcompiler.errors import DimError, InterpreterError
 from qcompiler.ir import (  # they register their rules
+    interpreter_attention,  # noqa: F401
     interpreter_linalg,  # noqa: F401
     interpreter_linear_attention,  # noqa: F401
     interpreter_qc,  # noqa: F401

@@ -19,7 +19,6 @@ from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.qc_index import RouteOp, SampleOp, TopPOp
 from qcompiler.ir.types import QTensorType, tensor_dtype
-from qcompiler.plan.kernel import DType
 from qcompiler.plan.kinds.hadamard import scale_of
 from qcompiler.plan.kinds.recurrent import GATES
 from qcompiler.plan.kinds.top_p import SHARE_OF_ALL, WEIGHT_BITS
@@ -319,46 +318,6 @@ def _windows(op: qc.WindowsOp, operands: Sequence[Array], _frame: Frame) -> list
     windows = np.lib.stride_tricks.sliding_window_view(padded, (dh * (kh - 1) + 1, dw * (kw - 1) + 1), axis=(1, 2))
     windows = windows[:, ::sh, ::sw, :, ::dh, ::dw].transpose(0, 1, 2, 4, 5, 3)  # (B, H', W', kh, kw, C)
     return [windows.reshape(*windows.shape[:3], -1)]
-
-
-def _factor(x: Array, acc: np.dtype[Any], narrow: DType | None) -> Array:
-    """`x` as attention multiplies it: rounded to `narrow`, if there is one."""
-    return (x if narrow is None else round_to(x, narrow)).astype(acc, copy=False)
-
-
-@rule(qc.AttentionOp)
-def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    read = list(operands[:3])
-    if op.rows_of is not None:
-        dims = (operands[0].shape[-1], frame.shape(op.result.type)[-1])
-        kind = cache_rows.kind_of(op.rows_of)
-        read[1:] = [cache_rows.dequantise(rows, cols, kind) for rows, cols in zip(read[1:], dims, strict=True)]
-    acc = accumulator(*read)
-    narrow: DType | None = "bf16" if op.rounds_to is not None else None
-    stored = None if op.rows_of in ("int8", "fp8") else narrow  # codes of a cache are exact in bf16
-    q, k, v = (_factor(x, acc, to) for x, to in zip(read, (narrow, stored, stored), strict=True))
-    repeat = q.shape[1] // k.shape[1]
-    k, v = (np.repeat(x, repeat, axis=1) if repeat > 1 else x for x in (k, v))
-    scores = np.matmul(q, k.swapaxes(-1, -2)) * acc.type(op.scale.value.data)
-    if op.cap is not None:
-        scores = acc.type(op.cap) * np.tanh(scores / acc.type(op.cap))
-    if op.mask is not None:
-        mask = operands[3]
-        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(acc, copy=False)
-    rows, columns = np.ogrid[: q.shape[2], : k.shape[2]]
-    if op.last is not None:
-        rows = operands[-1].astype(np.int64)[:, None, :, None]
-    if op.causal is not None or op.last is not None:
-        scores = np.where(columns <= rows, scores, -np.inf)
-    if op.ring is not None:
-        scores = np.where((rows - columns) % k.shape[2] < op.keys_back, scores, -np.inf)
-    elif op.keys_back is not None:
-        scores = np.where(columns > rows - op.keys_back, scores, -np.inf)
-    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isneginf(peak), 0, peak)).astype(acc, copy=False)
-    total = weights.sum(axis=-1, keepdims=True, dtype=acc)
-    out = np.matmul(_factor(weights, acc, narrow), v) / np.where(total == 0, 1, total)
-    return [round_to(out, tensor_dtype(op.result.type))]
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import IndexType, IntegerType
 from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 
+from qcompiler.errors import QCompilerError
 from qcompiler.formats import cache_rows
 from qcompiler.ir import build, qc
 from qcompiler.ir.linalg_base import (
@@ -24,6 +25,7 @@ from qcompiler.ir.linalg_base import (
     rounded,
 )
 from qcompiler.ir.linalg_rows import cache_values
+from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
 
 
@@ -61,6 +63,9 @@ def _softmax(op: qc.SoftmaxOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
 
 def _attention(op: qc.AttentionOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     b, keys, values = lowering.builder, op.k, op.v
+    if op.parts is not None:
+        why = "split-attention divided its keys for the kernels of a GPU: take the text of a stage before that one"
+        raise QCompilerError(f"{op.name} at '{path_of(op) or '?'}' cannot be lowered to linalg: {why}")
     if op.rows_of is not None:
         kind, sizes = cache_rows.kind_of(op.rows_of), (shape_of(op.q.type)[3], shape_of(op.result.type)[3])
         keys, values = (cache_values(b, rows, int(n), kind) for rows, n in zip((keys, values), sizes, strict=True))

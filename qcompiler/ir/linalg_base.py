@@ -75,6 +75,7 @@ RULES: dict[type[Operation], Rule] = {}
 """The lowering of each op; linalg_lowering.py fills it."""
 
 WITHOUT: dict[str, str] = {
+    "qc.join_attention": "split-attention makes it for the kernels of a GPU: take the text of a stage before that one",
     "qc.quantize": "it encodes a matrix, and weights are encoded when the program is compiled; no frontend makes it",
     "qc.torch_call": "torch runs it: compile the program without fallback='torch', or leave the operator out",
 }

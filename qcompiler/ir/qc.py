@@ -7,8 +7,9 @@ they share is in `qc_base.py`.  An op is in the dialect as soon as one of these 
     values      const  dim  state  state_update  copy
     quantised   quantize  dequantize, in qc_rows.py: quantize_rows  dequantize_rows, in qc_cache.py: quantize_cache
                 dequantize_cache
-    matmuls     linear  batch_matmul  attention, in qc_experts.py: grouped_linear, in qc_conv.py: conv2d  windows, in
-                qc_recurrent.py: recurrent, in qc_linear_attention.py: linear_attention
+    matmuls     linear  batch_matmul, in qc_attention.py: attention  join_attention, in qc_experts.py:
+                grouped_linear, in qc_conv.py: conv2d  windows, in qc_recurrent.py: recurrent, in
+                qc_linear_attention.py: linear_attention
     norms       rms_norm  layer_norm  softmax
     rotation    hadamard, in qc_hadamard.py
     positions   qc_index.py, whose head lists them: ops that read along, or order, an axis
@@ -22,15 +23,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from xdsl.dialects.builtin import (
-    FloatAttr,
     IndexType,
-    IntegerAttr,
     StringAttr,
     SymbolRefAttr,
     TensorType,
     UnitAttr,
-    f64,
-    i64,
 )
 from xdsl.ir import Attribute, Dialect, Operation, Region, SSAValue
 from xdsl.irdl import (
@@ -51,8 +48,8 @@ from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from qcompiler.errors import DimError
-from qcompiler.formats import cache_rows
 from qcompiler.ir import (
+    qc_attention,
     qc_cache,
     qc_conv,
     qc_experts,
@@ -65,6 +62,7 @@ from qcompiler.ir import (
     qc_torch,
 )
 from qcompiler.ir.effects import ReadsState, WritesState
+from qcompiler.ir.qc_attention import AttentionOp, JoinAttentionOp
 from qcompiler.ir.qc_base import QCOp
 from qcompiler.ir.qc_cache import DequantizeCacheOp, QuantizeCacheOp
 from qcompiler.ir.qc_conv import Conv2dOp, WindowsOp
@@ -101,8 +99,8 @@ from qcompiler.plan.row_statistics import Kind
 __all__ = [
     "QC", "ArgmaxOp", "AttentionOp", "BatchMatmulOp", "ConstOp", "Conv2dOp", "CopyOp", "CumsumOp", "DequantizeCacheOp",
     "DequantizeOp", "DequantizeRowsOp", "DimOp", "EmbeddingOp", "GatherOp", "GroupedLinearOp", "HadamardOp",
-    "IndexUpdateOp", "LayerNormOp", "LinearAttentionOp", "LinearOp", "QCOp", "QuantizeCacheOp", "QuantizeOp",
-    "QuantizeRowsOp", "RecurrentOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp",
+    "IndexUpdateOp", "JoinAttentionOp", "LayerNormOp", "LinearAttentionOp", "LinearOp", "QCOp", "QuantizeCacheOp",
+    "QuantizeOp", "QuantizeRowsOp", "RecurrentOp", "RmsNormOp", "RopeOp", "ScatterOp", "SoftmaxOp", "SortOp", "StateOp",
     "StateUpdateOp", "TopkOp", "TorchCallOp", "WindowsOp", "YieldOp",
 ]  # fmt: skip
 
@@ -474,159 +472,6 @@ class BatchMatmulOp(QCOp):
         self.expect(out == (*a[:-1], b[-1]), f"the result must have shape {(*a[:-1], b[-1])}, not {out}")
 
 
-@irdl_op_definition
-class AttentionOp(QCOp):
-    """`softmax(q kᵀ * scale + mask) v` on (B, H, S, D), (B, Hkv, T, D), (B, Hkv, T, Dv); H % Hkv == 0.
-
-    A boolean mask keeps where it is true; a float mask is added. Mask dims are equal to (B, H, S, T) or 1.
-
-    `causal`: query i sees keys j <= i. `window`: query i sees keys j > i - window. `last` (B or 1, S or 1), integers,
-    is device data: the position of query i of batch b is last[b, i] in both rules, and it sees keys j <= last[b, i].
-    With it, attention over a partly filled cache only does work for the filled part. `softcap`: scaled scores x become
-    softcap * tanh(x / softcap), before any mask. A row that sees no key gives zeros.
-
-    `ring`, with `last` and `window` and without a mask: k and v are a ring of T >= window + S - 1 rows. Row r holds the
-    key of the latest position p <= last[b, i] with p % T == r, if p >= 0; the window counts positions.
-
-    `cache`: k and v are rows of that kind (`qc.quantize_cache`), i8 (B, Hkv, T, row_bytes(D, cache)) and
-    (…, row_bytes(Dv, cache)).
-
-    `compute`, "bf16": q, k, v and the weights exp(score - largest) are rounded to bf16 before they are multiplied; the
-    total of the weights and all sums are fp32. Codes of int8 and fp8 rows are not rounded: their scales are factors
-    outside. A kernel may leave out any of these roundings.
-    """
-
-    name = "qc.attention"
-    q = operand_def(TensorType)
-    k = operand_def(TensorType)
-    v = operand_def(TensorType)
-    mask = opt_operand_def(TensorType)
-    last = opt_operand_def(TensorType)
-    scale = prop_def(FloatAttr)
-    causal = opt_prop_def(UnitAttr)
-    window = opt_prop_def(IntegerAttr)
-    softcap = opt_prop_def(FloatAttr)
-    ring = opt_prop_def(UnitAttr)
-    cache = opt_prop_def(StringAttr)
-    compute = opt_prop_def(StringAttr)
-    result = result_def(TensorType)
-    irdl_options = (AttrSizedOperandSegments(as_property=True),)
-    traits = traits_def(Pure())
-
-    def __init__(
-        self,
-        q: SSAValue | Operation,
-        k: SSAValue | Operation,
-        v: SSAValue | Operation,
-        mask: SSAValue | Operation | None,
-        type_: Attribute,
-        *,
-        scale: float,
-        causal: bool = False,
-        window: int | None = None,
-        softcap: float | None = None,
-        last: SSAValue | Operation | None = None,
-        ring: bool = False,
-        cache: str | None = None,
-        compute: str | None = None,
-    ) -> None:
-        super().__init__(
-            operands=[q, k, v, [mask] if mask is not None else [], [last] if last is not None else []],
-            properties={
-                "scale": FloatAttr(scale, f64),
-                "causal": UnitAttr() if causal else None,
-                "window": None if window is None else IntegerAttr(window, i64),
-                "softcap": None if softcap is None else FloatAttr(softcap, f64),
-                "ring": UnitAttr() if ring else None,
-                "cache": None if cache is None else StringAttr(cache),
-                "compute": None if compute is None else StringAttr(compute),
-            },
-            result_types=[type_],
-        )
-
-    def verify_op(self) -> None:
-        q, k, v, out = (shape_of(t) for t in (self.q.type, self.k.type, self.v.type, self.result.type))
-        self.expect(len(q) == len(k) == len(v) == 4, "q, k and v need rank 4")
-        self.expect(q[0] == k[0] == v[0], "batch dims differ")
-        self.expect(k[1] == v[1] and k[2] == v[2], "q, k and v do not fit together")
-        if self.rows_of is None:
-            self.expect(q[3] == k[3], "q, k and v do not fit together")
-            self.expect(out == (*q[:3], v[3]), f"the result must have shape {(*q[:3], v[3])}, not {out}")
-        else:
-            self.expect(self.rows_of in cache_rows.KINDS, f"cache is one of {', '.join(cache_rows.KINDS)}")
-            kind = cache_rows.kind_of(self.rows_of)
-            self.expect(len(out) == 4 and out[:3] == q[:3], f"the result has the dims {q[:3]} and that of a value")
-            for name, stored, size in (("k", self.k, q[3]), ("v", self.v, out[3])):
-                self.expect(tensor_dtype(stored.type) == "i8", f"{name} holds the rows of a cache, i8")
-                self.expect_shape(stored, (*shape_of(stored.type)[:3], cache_rows.row_bytes(int(size), kind)), name)
-        self.expect(int(q[1]) % int(k[1]) == 0, f"{q[1]} heads are not a multiple of {k[1]} kv heads")
-        if self.mask is not None:
-            mask, full = shape_of(self.mask.type), (q[0], q[1], q[2], k[2])
-            fits = len(mask) == 4 and all(m in (f, 1) for m, f in zip(mask, full, strict=True))
-            self.expect(fits, f"mask of shape {mask} does not broadcast to {full}")
-        if self.last is not None:
-            last, rows = shape_of(self.last.type), (q[0], q[2])
-            fits = len(last) == 2 and all(m in (f, 1) for m, f in zip(last, rows, strict=True))
-            self.expect(fits, f"last of shape {last} does not broadcast to {rows}")
-            self.expect(tensor_dtype(self.last.type) in ("i64", "i32"), "last must be i32 or i64")
-            self.expect(self.causal is None, "causal and last exclude each other: last says which keys are seen")
-        self.expect(self.keys_back is None or self.keys_back >= 1, "a window shows at least one key")
-        self.expect(self.cap is None or self.cap > 0, "softcap must be positive")
-        self.expect(self.rounds_to in (None, "bf16"), "compute is bf16, if it is there")
-        if self.ring is not None:
-            is_whole = self.last is not None and self.keys_back is not None and self.mask is None
-            self.expect(is_whole, "a ring needs last and a window, and takes no mask")
-            if isinstance(k[2], int) and isinstance(q[2], int):
-                least = (self.keys_back or 1) + q[2] - 1
-                self.expect(k[2] >= least, f"a ring of {k[2]} rows is shorter than window + queries - 1 = {least}")
-
-    def rebuilt(
-        self,
-        q: SSAValue,
-        k: SSAValue,
-        v: SSAValue,
-        mask: SSAValue | None,
-        last: SSAValue | None,
-        type_: Attribute | None = None,
-    ) -> AttentionOp:
-        """The same attention on other operands, without attributes such as the path."""
-        return AttentionOp(
-            q,
-            k,
-            v,
-            mask,
-            self.result.type if type_ is None else type_,
-            scale=self.scale.value.data,
-            causal=self.causal is not None,
-            window=self.keys_back,
-            softcap=self.cap,
-            last=last,
-            ring=self.ring is not None,
-            cache=self.rows_of,
-            compute=self.rounds_to,
-        )
-
-    @property
-    def rows_of(self) -> str | None:
-        """`cache` as a string."""
-        return None if self.cache is None else self.cache.data
-
-    @property
-    def rounds_to(self) -> str | None:
-        """`compute` as a string."""
-        return None if self.compute is None else self.compute.data
-
-    @property
-    def keys_back(self) -> int | None:
-        """`window` as a number."""
-        return None if self.window is None else self.window.value.data
-
-    @property
-    def cap(self) -> float | None:
-        """`softcap` as a number."""
-        return None if self.softcap is None else self.softcap.value.data
-
-
 # --- terminator -------------------------------------------------------------------------------------------
 
 
@@ -662,6 +507,7 @@ QC = Dialect(
         *(
             vars(module)
             for module in (
+                qc_attention,
                 qc_cache,
                 qc_conv,
                 qc_experts,

@@ -20,7 +20,7 @@ resources = load("benchmarks/kernel_resources.py")
 
 SPECS: tuple[KernelSpec, ...] = tuple(spec for part in resources.PARTS for spec in resources.specs(part))
 ARCHS: tuple[str, ...] = resources.archs()
-HOT = ("linear", "grouped_linear", "attention")
+HOT = ("linear", "grouped_linear", "attention", "join_attention")
 SHARES = 8
 """An architecture's part of the list in `make test`."""
 
@@ -46,7 +46,8 @@ def check(arch: str, kernels: list[KernelSpec]) -> None:
 def test_shares_cover_every_kernel() -> None:
     together = {spec.name for arch in ARCHS for spec in share(arch)}
     assert together == {spec.name for spec in SPECS}
-    assert {"linear", "grouped_linear", "norm", "softmax", "attention", "loop"} == {spec.template for spec in SPECS}
+    templates = {"linear", "grouped_linear", "norm", "softmax", "attention", "join_attention", "loop"}
+    assert templates == {spec.template for spec in SPECS}
 
 
 @pytest.mark.parametrize("arch", ARCHS)

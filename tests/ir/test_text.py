@@ -81,6 +81,11 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         heads = b.insert(qc.AttentionOp(heads, ring, ring, None, kind, scale=0.5, window=9, last=at, ring=True)).result
         stored = b.insert(qc.QuantizeCacheOp(heads, T(("b", 2, "s", 16), "i8"), kind="int8")).result
         heads = b.insert(qc.AttentionOp(heads, stored, stored, None, kind, scale=0.5, cache="int8")).result
+        divided = T(("b", 2, "s", 3, 6), "f32")
+        divided = b.insert(
+            qc.AttentionOp(heads, stored, stored, None, divided, scale=0.5, cache="int8", parts=3)
+        ).result
+        heads = b.insert(qc.JoinAttentionOp(divided, kind)).result
         heads = b.insert(qc.DequantizeCacheOp(stored, kind, kind="int8")).result
         index = build.fill(b, 1, (2,), "i64")
         rows = b.insert(qc.GatherOp(state, index, T((2, 8), "f32"), axis=0)).result

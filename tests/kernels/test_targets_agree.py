@@ -260,6 +260,12 @@ def attentions() -> Iterator[KernelSpec]:
         )  # fmt: skip
 
 
+def joins() -> Iterator[KernelSpec]:
+    for out, parts, size in itertools.product(FLOATS, (1, 33, 256), (8, 300)):
+        ends = [plain("x", "f32", (2, 8, 3, parts, size + 2)), plain("out", out, (2, 8, 3, size), "w")]
+        yield make("join_attention", ends, batch=2, heads=8, q_len=3, parts=parts, value_dim=size)
+
+
 def made_cache_rows() -> Iterator[KernelSpec]:
     for kind, dtype, last in itertools.product(cache_rows.KINDS, DTYPES, (1, 3)):
         ends = [
@@ -463,7 +469,7 @@ SPECS: dict[str, Callable[[], Iterator[KernelSpec]]] = {
     "argmax": argmaxes, "attention": attentions, "batch_matmul": batch_matmuls,
     "dequantize_cache": read_cache_rows, "embedding": embeddings, "gather": gathers, "grouped_linear": grouped_linears,
     "hadamard": hadamards,
-    "index_update": index_updates, "linear": linears, "linear_attention": linear_attentions,
+    "index_update": index_updates, "join_attention": joins, "linear": linears, "linear_attention": linear_attentions,
     "linears": launches_of_linears, "loop": loops, "norm": norms,
     "order": orders, "parts": launches_of_parts, "quantize_cache": made_cache_rows, "quantize_rows": quantized_rows,
     "recurrent": recurrents, "route": routes, "sample": samples, "scan": scans, "scatter": scatters,

@@ -22,9 +22,9 @@ def select(op: qc.AttentionOp, ranges: Ranges, context: QCContext) -> None:
         require_own_memory(op, op.v)
     if context.target.kind != "cuda":
         return
-    q, out = shape_of(op.q.type), shape_of(op.result.type)
+    q = shape_of(op.q.type)
     types = (tensor_dtype(op.q.type), tensor_dtype(op.k.type), tensor_dtype(op.v.type))
-    facts = {"attention": engines.attention_facts(types, q[2], int(q[3]), int(out[3]), op.rows_of)}
+    facts = {"attention": engines.attention_facts(types, q[2], int(q[3]), int(op.value_dim), op.rows_of)}
     report_engines(op, context, cuda.ENGINES, facts)
 
 
@@ -46,7 +46,7 @@ def draft(op: qc.AttentionOp, memory: ValueMemory) -> Draft:
 
 
 def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel:
-    q, k, out = (named(operands, name) for name in ("q", "k", "out"))
+    q, k = (named(operands, name) for name in ("q", "k"))
     masks = [operand.dtype for operand in operands if operand.name == "mask"]
     return AttentionKernel(
         batch=q.shape[0],
@@ -55,7 +55,7 @@ def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel
         q_len=q.shape[2],
         kv_len=k.shape[2],
         head_dim=int(q.shape[3]),
-        value_dim=int(out.shape[3]),
+        value_dim=int(op.value_dim),
         scale=op.scale.value.data,
         causal=op.causal is not None,
         mask="none" if not masks else "bool" if masks[0] == "i1" else "float",
@@ -65,6 +65,7 @@ def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel
         ring=op.ring is not None,
         cache=op.rows_of,  # type: ignore[arg-type]
         compute=op.rounds_to,  # type: ignore[arg-type]
+        parts=op.divided_into,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from qcompiler.errors import PlanError
 from qcompiler.formats import cache_rows
+from qcompiler.plan.attention_parts import COLUMNS_BEHIND, FEW_QUERIES, MOST_PARTS
 from qcompiler.plan.dims import Dim, dim
 from qcompiler.plan.kernel_body import (
     COUNTED_IN_32_BITS,
@@ -42,6 +43,10 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
       and row_bytes(value_dim, cache) columns of i8.
     - `compute`: with "bf16" a kernel may round queries, keys, values and the weights of the softmax to bf16 before it
       multiplies them; sums and the softmax stay fp32. A code of 8 bits is exact, and its scale is a factor outside.
+    - `parts`: the kernel divides the keys that the queries of a batch see into so many parts, each key in one of them.
+      out is f32 (batch, heads, q_len, parts, value_dim + 2): per part the sums of the values weighed with
+      exp(score - top), then `top`, the part's largest score, and the total of these weights; zeros, -inf and 0 where a
+      query sees no key of a part.
 
     A query that sees no key gives zeros.
     """
@@ -62,6 +67,7 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     ring: bool = False
     cache: cache_rows.Kind | None = None
     compute: Literal["bf16"] | None = None
+    parts: int | None = None
 
     def contract(self, operands: int) -> Contract:
         if min(self.kv_heads, self.heads) < 1 or self.heads % self.kv_heads:
@@ -74,6 +80,11 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
             raise PlanError("an attention kernel is causal and has an operand `last`, which exclude each other")
         if self.ring and (not self.last or self.window is None or self.mask != "none"):
             raise PlanError("an attention kernel reads a ring, which needs `last` and a window, and takes no mask")
+        if self.parts is not None and not (isinstance(self.q_len, int) and self.q_len <= FEW_QUERIES):
+            raise PlanError(
+                f"an attention kernel divides the keys of {self.q_len} queries; it does so for at most {FEW_QUERIES}, "
+                "a number that is known when it is compiled"
+            )
         b, h = self.batch, self.heads
         masks: list[Role] = []
         if self.mask != "none":
@@ -87,13 +98,26 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
                 self._stored("k", self.head_dim),
                 self._stored("v", self.value_dim),
                 *masks,
-                Role("out", (b, h, self.q_len, self.value_dim), "w", unit=True),
+                self._out(),
             ),
-            work=(b, h, self.q_len, self.head_dim + self.value_dim),  # no task multiplies these by the number of keys
+            # no task multiplies these by the number of keys
+            work=(b, h, self.q_len, self.head_dim + self.value_dim + COLUMNS_BEHIND, self.parts or 1),
             extents=(b, self.q_len, self.kv_len),
-            positive=(self.head_dim, self.value_dim),
-            at_most=((self.head_dim, COUNTED_IN_32_BITS), (self.value_dim, COUNTED_IN_32_BITS), *self._ring_sizes()),
+            positive=(self.head_dim, self.value_dim, *(() if self.parts is None else (self.parts,))),
+            at_most=(
+                (self.head_dim, COUNTED_IN_32_BITS),
+                (self.value_dim, COUNTED_IN_32_BITS),
+                *(() if self.parts is None else ((self.parts, MOST_PARTS),)),
+                *self._ring_sizes(),
+            ),
         )
+
+    def _out(self) -> Role:
+        """The role of the result, or of its parts."""
+        rows = (self.batch, self.heads, self.q_len)
+        if self.parts is None:
+            return Role("out", (*rows, self.value_dim), "w", unit=True)
+        return Role("out", (*rows, self.parts, self.value_dim + COLUMNS_BEHIND), "w", dtypes=("f32",), unit=True)
 
     def _ring_sizes(self) -> tuple[tuple[Dim, Dim], ...]:
         """The last query of a launch may have written over what the first one no longer sees, and over nothing else."""

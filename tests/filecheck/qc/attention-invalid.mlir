@@ -91,3 +91,34 @@
 // CHECK: a ring of 12 rows is shorter than window + queries - 1 = 13
 %q, %k, %n = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x12x8xf32>, tensor<1x5xi64>)
 %0 = qc.attention %q, %k, %k last(%n) {scale = 1.0, window = 9, ring} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: parts is at least 1
+%q, %k = "test.op"() : () -> (tensor<1x4x1x8xf32>, tensor<1x4x5x8xf32>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, parts = 0} : tensor<1x4x1x0x10xf32>
+
+// -----
+
+// CHECK: the result in parts is (B, H, S, 3, Dv + 2)
+%q, %k = "test.op"() : () -> (tensor<1x4x1x8xf32>, tensor<1x4x5x8xf32>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, parts = 3} : tensor<1x4x1x8xf32>
+
+// -----
+
+// CHECK: the result must have shape (1, 4, 1, 8), not (1, 4, 1, 6)
+%q, %k = "test.op"() : () -> (tensor<1x4x1x8xf32>, tensor<1x4x5x8xf32>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, parts = 3} : tensor<1x4x1x3x8xf32>
+
+// -----
+
+// CHECK: the result in parts is f32
+%q, %k = "test.op"() : () -> (tensor<1x4x1x8xbf16>, tensor<1x4x5x8xbf16>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, parts = 3} : tensor<1x4x1x3x10xbf16>
+
+// -----
+
+// CHECK: only qc.join_attention reads a result in parts
+%q, %k = "test.op"() : () -> (tensor<1x4x1x8xf32>, tensor<1x4x5x8xf32>)
+%0 = qc.attention %q, %k, %k {scale = 1.0, parts = 3} : tensor<1x4x1x3x10xf32>
+"test.op"(%0) : (tensor<1x4x1x3x10xf32>) -> ()

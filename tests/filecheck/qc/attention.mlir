@@ -20,3 +20,7 @@
 %few = "test.op"() : () -> tensor<1x4x5x8xf32>
 // CHECK: qc.attention %few, %rows, %rows {scale = 5.000000e-01, cache = "int8"} : tensor<1x4x5x8xf32>
 %of_rows = qc.attention %few, %rows, %rows {scale = 0.5, cache = "int8"} : tensor<1x4x5x8xf32>
+
+%one_query, %cache = "test.op"() : () -> (tensor<?x4x1x8xbf16, #qc.dims<["b", 4, 1, 8]>>, tensor<?x2x9x8xbf16, #qc.dims<["b", 2, 9, 8]>>)
+// CHECK: qc.attention %one_query, %cache, %cache {scale = 5.000000e-01, parts = 3} : tensor<?x4x1x3x10xf32, #qc.dims<["b", 4, 1, 3, 10]>>
+%in_parts = qc.attention %one_query, %cache, %cache {scale = 0.5, parts = 3} : tensor<?x4x1x3x10xf32, #qc.dims<["b", 4, 1, 3, 10]>>

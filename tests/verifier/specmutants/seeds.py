@@ -22,6 +22,7 @@ from qcompiler.plan.kinds.gather import GatherKernel
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.kinds.hadamard import HadamardKernel
 from qcompiler.plan.kinds.index_update import IndexUpdateKernel
+from qcompiler.plan.kinds.join_attention import JoinAttentionKernel
 from qcompiler.plan.kinds.linear import LinearKernel, RowCodes, RowNorm, Window
 from qcompiler.plan.kinds.linear_attention import LinearAttentionKernel
 from qcompiler.plan.kinds.linears import LinearsKernel
@@ -433,6 +434,29 @@ def attention_decode(kind: str) -> ProgramImage:
     return Maker({"b": (1, 3)}, kind).kernel(spec("decode", body, operands, "b")).image(ARCHS[kind])
 
 
+def attention_parts(kind: str) -> ProgramImage:
+    """Keys in parts, and what joins them: of a CPU, whose kernels divide no keys, the joining alone."""
+    q, kv = ("b", 2, 1, 8), ("b", 1, 12, 8)
+    reads = [operand("q", q), operand("k", kv), operand("v", kv), operand("last", ("b", 1), dtype="i64")]
+    joins = JoinAttentionKernel(batch="b", heads=2, q_len=1, parts=3, value_dim=8)
+    if kind == "cpu":
+        ends = (operand("x", ("b", 2, 1, 3, 10)), operand("out", q, "w"))
+        return Maker({"b": (1, 3)}, kind).kernel(spec("join", joins, ends, "b")).image(ARCHS[kind])
+    maker = Maker({"b": (1, 3)}, kind)
+    for each in reads:
+        maker.input(each.name, each.shape, each.dtype)
+    maker.activation("parts", 3 * 2 * 3 * 10 * 4)
+    maker.output("out", q)
+    made = operand("out", ("b", 2, 1, 3, 10), "w")
+    body = AttentionKernel(batch="b", heads=2, kv_heads=1, q_len=1, kv_len=12, head_dim=8, value_dim=8, scale=0.5,
+                           causal=False, mask="none", last=True, parts=3)  # fmt: skip
+    places = [view_of(each, each.name) for each in reads]
+    maker.launch(spec("parts", body, (*reads, made), "b"), [*places, view_of(made, "parts")])
+    x, out = replace(made, name="x", access="r"), operand("out", q, "w")
+    maker.launch(spec("join", joins, (x, out), "b"), [view_of(x, "parts"), view_of(out, "out")])
+    return maker.image(ARCHS[kind])
+
+
 def attention_ring(kind: str) -> ProgramImage:
     """A ring of as few rows as the window and the queries of one launch allow."""
     q, kv = ("b", 4, "s", 8), ("b", 2, 12, 8)
@@ -710,8 +734,9 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         linear_few, linear_trellis, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes,
         linear_writes, linear_given, linears, norm_added, linear_plain, convolution, linear_codes, convolution_codes,
         grouped, grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
-        attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding, embedding_plain, gather,
-        gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan, top_k, argmax, top_p, route,
+        attention_parts, attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding,
+        embedding_plain, gather, gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan,
+        top_k, argmax, top_p, route,
         sample, linear_attention, hadamard, whole,
     )
 }  # fmt: skip
