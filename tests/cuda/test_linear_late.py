@@ -81,9 +81,7 @@ def test_what_is_no_number_stays_in_its_row_of_x(sim_module: Callable[..., Any],
     )  # fmt: skip
     module = sim_module([spec], "sm_80")
     x = rng.standard_normal((5, cols)).astype(NUMPY_DTYPES["bf16"])
-    clean, out = (
-        module.run(spec.name, [given, data, np.zeros((5, 16), np.float32)])[-1] for given in (x, _spoiled(x))
-    )
+    clean, out = (module.run(spec.name, [given, data, np.zeros((5, 16), np.float32)])[-1] for given in (x, _spoiled(x)))
     assert out[[0, 2, 4]].tobytes() == clean[[0, 2, 4]].tobytes()
     assert np.isnan(out[1]).all()
     sign = -np.sign(exact[:, -1])
