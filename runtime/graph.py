@@ -398,10 +398,11 @@ class CapturedGraph:
             first, homes = session.queues.first, session.queues.homes.values()
             if first.backend.captures_here() or any(home.stream.is_capturing for home in homes):
                 raise CaptureRuleError("replay_on_host() inside a capture of the caller's, which holds no host arrays")
-            sources = [_address(f"argument '{name}'", arguments[name], *kept) for name, kept in self._wanted.items()]
+            given, made = dict(arguments), dict(results)  # a mapping may make an array whenever it is asked
+            sources = [_address(f"argument '{name}'", given[name], *kept) for name, kept in self._wanted.items()]
             targets = {
                 number: _address(f"output {number}", array, *self._made[number], written=True)
-                for number, array in results.items()
+                for number, array in made.items()
             }
             try:
                 with first.backend.current():

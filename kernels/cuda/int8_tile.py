@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from qcompiler.formats.integer_product import PIECE, IntegerProduct
 from qcompiler.kernels.cuda.int8_product import engine_of, product_of
 from qcompiler.kernels.cuda.weights import weight_of
+from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.linear import LinearKernel
 
@@ -117,17 +118,23 @@ SPILLS = (75, 120)
 (q4_K on sm_120)."""
 
 
+SPILLS_BESIDE = (80, 4)
+"""The architecture, and the groups of a chunk (q6_K), for which ptxas spills 16 bytes where a kernel for any number of
+rows has the larger tile beside the smaller one."""
+
+
 def few_rows(groups: Groups) -> dict[int, Choice]:
     """The table for up to 64 rows of x."""
     return ONE_GROUP if groups.one else GROUPED
 
 
-def many_rows(groups: Groups, arch: int) -> tuple[Choice, ...]:
-    """The table for more, on an architecture."""
+def many_rows(groups: Groups, arch: int, rows: Dim) -> tuple[Choice, ...]:
+    """The table for more `rows` of x, on an architecture."""
     if groups.one:
         return LARGE_ONE
     table = LARGE_AFFINE if groups.runs else LARGE_SMALL_GROUPS if groups.in_chunk > 1 else LARGE_GROUPED
-    return table[:1] if arch in SPILLS and table is not LARGE_GROUPED else table
+    beside = not isinstance(rows, int) and (arch, groups.in_chunk) == SPILLS_BESIDE
+    return table[:1] if beside or (arch in SPILLS and table is not LARGE_GROUPED) else table
 
 
 def fitting(choice: Choice, groups: Groups, limit: int) -> Tile:

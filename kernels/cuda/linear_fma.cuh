@@ -4,8 +4,9 @@
 // weight; its warps take tiles in turn, so that the block as a whole reads its panel front to back; x lies in shared
 // memory, in the order in which a lane wants it. Four tiles are under way per lane (64 bytes, 16 KiB per block of 8
 // warps), the next ones asked for as soon as one is used, across the barriers of x as well. (Two where CUDA cores
-// multiply more than four rows: arithmetic sets the time then, and the sums need the registers. One where pieces ask
-// for entries of their own, as in rows that end inside a block: sixteen pieces of them would spill.)
+// multiply more than four rows: arithmetic sets the time then, and the sums need the registers. Two as well where
+// tensor cores multiply any number of rows by codes whose values global memory has. One where pieces ask for entries of
+// their own, as in rows that end inside a block: sixteen pieces of them would spill.)
 //
 // Instructions per weight of the whole loop on tensor cores, counted in SASS (docs/hot-loops.md; a test compares):
 // nf4, M = 1, sm_90a: 3.50; int4_g32, M = 1, sm_90a: 2.17; int4_g128, M = 1, sm_90a: 2.11; q4_K, M = 1, sm_90a: 3.27.

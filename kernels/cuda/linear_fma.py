@@ -70,16 +70,21 @@ def few_shape(spec: KernelSpec, weight: Weight, *, mma: bool, launch: Launch | N
     most = FEW_ROWS if isinstance(body.m, str) else min(FEW_ROWS, max(body.m, 1))
     rows = 1 if body.m_class == "1" else most
     launch = launch or Launch(weight.panels)
-    return shape_for(rows, weight, launch.blocks, mma=mma, warps=launch.warps)
+    loops = not isinstance(body.m, int) or body.m > rows
+    ring = RING // 2 if mma and loops and weight.codes == "values" else RING
+    return shape_for(rows, weight, launch.blocks, mma=mma, warps=launch.warps, ring=ring)
 
 
-def shape_for(rows: int, weight: Weight, blocks: int, *, mma: bool, groups: int = 1, warps: int | None = None) -> Few:
+def shape_for(
+    rows: int, weight: Weight, blocks: int, *, mma: bool, groups: int = 1, warps: int | None = None, ring: int = RING
+) -> Few:
     """Enough warps that each keeps its ring of tiles busy, and more if there are few `blocks` to fill a GPU.
 
     With several `groups` of warps in a block (grouped_combined.py), the shape is that of one, and they share what a
-    block has.
+    block has. At most `ring` tiles are in flight per lane: a loop over rows of x has registers for half of them if the
+    values of codes come from global memory (QC_VALUES), since ptxas asks early for those of the next tiles.
     """
-    depth = RING if mma or rows <= RING else RING // 2
+    depth = ring if mma or rows <= RING else RING // 2
     if weight.scattered:  # each piece loads its own entries and needs the registers for them
         depth = 1
     row_bytes = rows * (2 if mma else 4) * weight.tile * depth  # bytes of x for one round of a warp's ring

@@ -42,7 +42,7 @@ def cases_of(spec: KernelSpec, arch: str) -> tuple[Case, ...]:
     body, groups, limit = linear_body(spec), groups_of(spec), SHARED_LIMIT[arch_number(arch)] - RESERVED
     if body.rows is not None:
         return _made(spec, groups, limit)
-    choices = int8_tile.many_rows(groups, arch_number(arch))
+    choices = int8_tile.many_rows(groups, arch_number(arch), body.m)
     cases = _many(body, groups, limit, choices) if body.m_class == "large" else _few(groups, limit)
     if isinstance(body.m, int):
         known = body.m

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,10 @@ from qcompiler.errors import (
     SessionBusyError,
 )
 from qcompiler.runtime import DeviceArray, LoadedProgram, ProgramImage
+from qcompiler.runtime.backends import registry
+from qcompiler.runtime.backends.sim import SimBackend
 from qcompiler.runtime.executor import PlanExecutor
+from qcompiler.runtime.sim.device import SimGraph
 
 NODES = {"kernel": 3, "copy": 2}
 Same = Callable[[Any, Any], bool]
@@ -100,6 +103,61 @@ def test_replay_on_host_gives_the_same_and_takes_exactly_what_was_captured(
     ):  # fmt: skip
         with pytest.raises(error, match="argument 'x'"):
             graph.replay_on_host({"x": wrong}, {})
+
+
+class Made(Mapping[str, Any]):
+    """Arguments that are made when they are asked for, and kept nowhere."""
+
+    def __getitem__(self, name: str) -> Any:
+        return np.full(9, {"a": 1, "b": 20}[name], np.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("a", "b"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_arrays_that_a_mapping_makes_live_until_they_are_read(total: ProgramImage, device: str) -> None:
+    run, y = LoadedProgram.from_image(total, device), np.zeros(9, np.float32)
+    graph = run.capture(np.zeros(9, np.float32), np.zeros(9, np.float32))
+    graph.replay_on_host(Made(), {0: y})
+    assert y.tolist() == [21.0] * 9
+
+
+def test_graphs_of_one_session_and_their_small_inputs_take_turns(total: ProgramImage, device: str) -> None:
+    """Before any result is read: both from the host, one from either side, on the caller's stream and on another."""
+    run = LoadedProgram.from_image(total, device)
+    other, found = registry.backend(device, total.target.isa).stream("other"), []
+    graphs = {n: run.capture(np.zeros(n, np.float32), np.zeros(n, np.float32)) for n in (9, 12)}
+    for turn in range(4):
+        for n, graph in graphs.items():
+            a, b = (np.arange(n, dtype=np.float32) + seed for seed in (turn, 10 * turn))
+            sums = a + b
+            given = run.array(b) if turn % 2 else b
+            out = run.array(np.zeros(n, np.float32))
+            graph.replay(a, given, out=out, stream=other if turn >= 2 else None)
+            y = np.zeros(n, np.float32)
+            graph.replay_on_host({"a": b, "b": sums}, {0: y})
+            found.append((out, sums, y, b + sums))
+            a[:] = b[:] = -1.0  # the caller's again
+    assert all(np.array_equal(out.numpy(), wanted) and np.array_equal(y, then) for out, wanted, y, then in found)
+
+
+@pytest.mark.parametrize("where", ["upload", "launch", "download"])
+def test_a_replay_on_host_that_fails_leaves_the_next_ones_as_they_are(
+    total: ProgramImage, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, y = LoadedProgram.from_image(total, "sim:0"), np.zeros(9, np.float32)
+    x = np.arange(9, dtype=np.float32)
+    graph = run.capture(x, x)
+    owner: Any = SimGraph if where == "launch" else SimBackend
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, lambda *_: (_ for _ in ()).throw(MemoryError("planted")))
+        with pytest.raises(MemoryError, match="planted"):
+            graph.replay_on_host({"a": x, "b": x}, {0: y})
+    graph.replay_on_host({"a": x + 1, "b": x}, {0: y})
+    assert np.array_equal(y, 2 * x + 1) and np.array_equal(graph.replay(x, x + 2), 2 * x + 2)
 
 
 def test_other_shapes_are_refused_with_the_captured_ones(small: Any, run: LoadedProgram) -> None:

@@ -137,6 +137,40 @@ def test_every_tile_has_the_bits_of_the_definition(
         check_plain(kernels.run, spec)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "params", "k"),
+    [
+        ("int4", {"group": 64, "symmetric": False}, 320),
+        ("int4", {"group": 128}, 384),
+        ("q6_K", {}, 256),
+        ("int8", {}, 72),
+    ],
+)
+def test_any_number_of_rows_at_the_edges_of_tiles_has_the_bits_of_the_definition(
+    sim_module: Callable[..., Any], kind: str, params: dict[str, Any], k: int
+) -> None:
+    """16 rows of w, or one panel more than a block of 128; rows of x that are zero, and rows of 1e30."""
+    classes = {"2-8": (1, 9), "9-64": (9, 64, 65), "large": (1, 65, 127, 128, 129)}
+    specs = [
+        plain_spec(f"edges_{kind}_{k}_{n}_{m_class.replace('-', '_')}", kind, params, n, k, "m", m_class)
+        for n in (16, 144)
+        for m_class in classes
+    ]
+    kernels, rng, fmt = sim_module(specs, "sm_80"), np.random.default_rng(0), formats.get(kind, **params)
+    for spec in specs:
+        assert isinstance(spec.body, LinearKernel)
+        packed = fmt.encode(rng.standard_normal((spec.body.n, k)).astype(np.float32))
+        data = layouts.get(LAYOUT).pack(fmt, "f32", spec.body.n, k, packed.data)
+        for m in classes[spec.body.m_class]:
+            x = rng.standard_normal((m, k)).astype(np.float32)
+            x[m // 2], x[0] = 0.0, 1e30
+            rows = int8_rows.quantise(x, "token", 0.0, None)
+            (out,) = kernels.run(spec.name, [rows, data, np.zeros((m, spec.body.n), np.float32)], [m])
+            wanted = integer_product.multiply(int8_rows.codes_of(rows, k), int8_rows.scales_of(rows, k), packed)
+            assert cases.same_bits(out, wanted), (spec.name, m)
+
+
 def test_infinite_scales_have_the_bits_of_the_definition(sim_module: Callable[..., Any]) -> None:
     """The fused step of finite slopes would make NaN of them."""
     spec = plain_spec("infinite", "int4", {"group": 32}, 18, 128, 9, "9-64")

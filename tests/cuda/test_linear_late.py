@@ -59,3 +59,38 @@ def test_sums_of_integers_are_scaled(sim_module: Callable[..., Any], kind: str, 
     wanted, sizes = x.astype(np.float64) @ exact.T, np.abs(x.astype(np.float64)) @ np.abs(exact).T
     # fp32 sums of exact products; with an offset, of two sums that are each up to sixteen times as large
     assert (np.abs(out - wanted) <= sizes * (cols + 2) * 2.0**-23 * (16 if kind in ADDS else 1)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int4_128", "int4_32", "q4_K"])
+def test_what_is_no_number_stays_in_its_row_of_x(sim_module: Callable[..., Any], kind: str) -> None:
+    """An infinite x has the sign of the weight, or is no number where the weight is zero or an offset is added."""
+    how, cols = FORMATS[kind]
+    rng = np.random.default_rng(1)
+    w = rng.standard_normal((16, cols)).astype(np.float32)
+    operand, data, _ = stored_weight(w, how, "bf16", linear.LAYOUT)
+    exact = stored_weight(w, how, "f32", linear.LAYOUT)[2]
+    operands = (
+        Operand(name="x", dtype="bf16", access="r", shape=(5, cols), strides=(cols, 1)),
+        operand,
+        Operand(name="out", dtype="f32", access="w", shape=(5, 16), strides=(16, 1)),
+    )
+    spec = KernelSpec(
+        name=f"late_alone_{kind}", symbols=(), operands=operands,
+        body=LinearKernel(m=5, n=16, k=cols, m_class="2-8", has_bias=False),
+    )  # fmt: skip
+    module = sim_module([spec], "sm_80")
+    x = rng.standard_normal((5, cols)).astype(NUMPY_DTYPES["bf16"])
+    clean, out = (module.run(spec.name, [given, data, np.zeros((5, 16), np.float32)])[-1] for given in (x, _spoiled(x)))
+    assert out[[0, 2, 4]].tobytes() == clean[[0, 2, 4]].tobytes()
+    assert np.isnan(out[1]).all()
+    sign = -np.sign(exact[:, -1])
+    wanted = np.full(16, np.nan) if kind in ADDS else np.where(sign == 0, np.nan, sign * np.inf)
+    assert np.array_equal(out[3], wanted.astype(np.float32), equal_nan=True)
+
+
+def _spoiled(x: Any) -> Any:
+    """With no number in row 1, and minus infinity in the last column of row 3."""
+    spoiled = x.copy()
+    spoiled[1, 0], spoiled[3, -1] = np.nan, -np.inf
+    return spoiled

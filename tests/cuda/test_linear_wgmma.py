@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from by_path import load
 
@@ -139,6 +140,27 @@ def test_no_number_of_rows_waits_1_3_times_as_long_for_a_kernel_for_any() -> Non
             any_m = linear_wgmma.tile_for(choices, m)
             (known,) = linear_wgmma.tiles_of(mma.make_spec("nf4", (n, 4096), "bf16", "large", m=m), ARCH)
             assert time(any_m, m, n) <= 1.3 * time(known.tile, m, n), (m, n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", ARCH])
+def test_what_is_no_number_stays_in_its_row_of_x(sim_module: Callable[..., Any], arch: str) -> None:
+    """16 rows of w, K that ends inside a piece, M at the edges of tiles: zeros behind the ends meet no infinity."""
+    case = mma.make_case("nf4", (16, 77), "bf16", "large")
+    case.spec = msgspec.structs.replace(case.spec, name=f"alone_{arch}")
+    module = sim_module([case.spec], arch)
+    for m in (1, 65, 127, 128, 129):
+        x, *others = mma.draw(case, m)
+        (clean,) = module.run(case.spec.name, [x, *others], {"s": m})
+        spoiled = x.copy()
+        spoiled[m // 2, 0], spoiled[m - 1, 76] = np.nan, -np.inf
+        (out,) = module.run(case.spec.name, [spoiled, *others], {"s": m})
+        rows = [m // 2, m - 1]
+        assert np.delete(out, rows, 0).tobytes() == np.delete(clean, rows, 0).tobytes(), m
+        assert np.isnan(out[m // 2].astype(np.float32)).all()
+        if m > 1:  # nf4 has a value of zero
+            found, last = out[m - 1].astype(np.float32), -np.sign(case.values[:, 76])
+            assert np.array_equal(found, np.where(last == 0, np.nan, last * np.inf), equal_nan=True)
 
 
 # --- when it is chosen, and what the compiler makes of it -------------------------------------------------------------
