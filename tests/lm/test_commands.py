@@ -274,8 +274,10 @@ def test_bench_refuses_what_the_model_was_not_compiled_for(
 
 @pytest.mark.slow
 def test_every_entry_point_is_profiled_with_its_modules_and_the_cache_stays(
-    path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    path, two_layers = tmp_path / "m.qca", load("tests/models/zoo.py").DECODERS["llama"].build()
+    qc.compile_causal_lm(two_layers, max_seq_len=64, chunk=16).save(path)
     lm = qc.load_causal_lm(path)
     for entry in lm.run.entries:
         assert main(["bench", str(path), "--entry", entry.name, "--rounds", "1", "--profile", "--json"]) == 0

@@ -30,13 +30,18 @@ def compiled(device: str, batch: int) -> qc.CausalLM:
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The shape of each replay: (sequences, asked tokens)."""
     seen: list[tuple[int, int]] = []
-    replay = CapturedGraph.replay
+    replay, replay_on_host = CapturedGraph.replay, CapturedGraph.replay_on_host
 
     def counted(self: CapturedGraph, *args: Any, **kwargs: Any) -> Any:
         seen.append((len(kwargs["ids"]), len(kwargs["wanted"])))
         return replay(self, *args, **kwargs)
 
+    def counted_on_host(self: CapturedGraph, arguments: Any, results: Any) -> None:
+        seen.append((len(arguments["ids"]), len(arguments["wanted"])))
+        replay_on_host(self, arguments, results)
+
     monkeypatch.setattr(CapturedGraph, "replay", counted)
+    monkeypatch.setattr(CapturedGraph, "replay_on_host", counted_on_host)
     return seen
 
 
