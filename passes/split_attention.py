@@ -60,6 +60,8 @@ class SplitAttentionPass(ModulePass):
         for function in functions(op):
             ranges = ranges_of(function)
             for each in [each for each in function.body.block.ops if isinstance(each, qc.AttentionOp)]:
+                if each.parts is not None:
+                    continue
                 path = path_of(each)
                 if any(fnmatch.fnmatchcase(path, pattern) for pattern in self.separate):
                     said[path, "attention: whole", "the recipe keeps it separate"] = None

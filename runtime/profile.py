@@ -31,8 +31,8 @@ SCHEMA = 1
 
 PRODUCTS = ("linear", "linears", "grouped_linear", "batch_matmul")
 """Kinds of kernel that are matrix products; convolutions are linears. An epilogue is part of the product's time."""
-WITH_PRODUCTS = ("attention", "linear_attention", "recurrent")
-"""Kinds with products inside, whose time is for other things as well. They are counted apart."""
+WITH_PRODUCTS = ("attention", "join_attention", "linear_attention", "recurrent")
+"""Kinds with products inside, whose time is for other things as well, and what joins them. They are counted apart."""
 OTHER_KINDS = (
     "argmax", "dequantize_cache", "embedding", "gather", "hadamard", "index_update", "loop", "norm", "order", "parts",
     "quantize_cache", "quantize_rows", "route", "sample", "scan", "scatter", "softmax", "top_p",

@@ -89,7 +89,7 @@ def _arithmetic(lm: CausalLM) -> str | None:
     decided = [] if lm.program is None else lm.program.report().choices
     for choice in decided:
         if choice.stage == "arithmetic":
-            return f"{choice.what}: {choice.why}"
+            return f"arithmetic: {choice.what} ({choice.why})"
     if lm.device == "cpu" and multiplies_in_fp32(lm.run.plan):
         return "linears multiply in fp32, exactly; with --compute bf16 or --compute int8 they take less time"
     return None

@@ -13,7 +13,7 @@ import torch
 
 from qcompiler.api import qcompile
 from qcompiler.config import QuantConfig
-from qcompiler.device_map import Devices
+from qcompiler.device_map import Devices, place
 from qcompiler.errors import ArgumentError, ExportError
 from qcompiler.formats import cache_rows
 from qcompiler.frontends.checkpoints.checkpoint import transformers
@@ -32,7 +32,7 @@ from qcompiler.runtime.backends.registry import is_available
 from qcompiler.runtime.progress import OnStep
 
 if TYPE_CHECKING:
-    from qcompiler.lm.step import DecoderStep
+    from qcompiler.lm.step import CacheKind, DecoderStep
 
 CacheType = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"]
 CACHE_TYPES: dict[str, torch.dtype | cache_rows.Kind | None] = {
@@ -80,7 +80,7 @@ def compile_causal_lm(
     4096), `max_batch` how many sequences may run together, each of its own length.  The cache takes
     2 · layers · kv heads · head dim · max_batch · max_seq_len numbers of `kv_cache`: "fp32", "bf16", "fp16", "int8" or
     "fp8" (each head of each token with its own scale: 144 bytes for 128 numbers), "int4" (a step for each 32 numbers:
-    80 bytes for 128), or "auto": bf16 where the recipe has attention round to it, else the model's type.  A
+    80 bytes for 128), or "auto": on a CPU bf16 where the recipe has attention round to it, else the model's type.  A
     prompt is read in pieces of at most `chunk` tokens (default 512).
 
     `adapter` is a folder of PEFT with a LoRA or a DoRA.  It is merged into the weights before they are quantised, or
@@ -117,7 +117,7 @@ def compile_causal_lm(
         inputs = list(calibration_inputs(calibrate, text, chunk, vocabulary=int(words.weight.shape[0])))
     with (
         adapted(model, weights, adapter, merge) as source,
-        prepared(model, max_batch, rows, _cache_type(kv_cache, model, given.recipe), length, chunk) as step,
+        prepared(model, max_batch, rows, _cache_type(kv_cache, model, given.recipe, device), length, chunk) as step,
     ):
         program = qcompile(
             step, (), inputs_to_trace(step, rows, chunk),
@@ -142,10 +142,11 @@ def compile_causal_lm(
     return CausalLM(run, record, program, text)
 
 
-def _cache_type(kv_cache: CacheType, model: Any, recipe: QuantConfig) -> torch.dtype | cache_rows.Kind | None:
-    """What a cache stores (None: the model's type)."""
-    rounds = recipe.attention in ("bf16", "int8") and model.dtype == torch.float32
-    return torch.bfloat16 if kv_cache == "auto" and rounds else CACHE_TYPES[kv_cache]
+def _cache_type(kv_cache: CacheType, model: Any, recipe: QuantConfig, device: Devices | None) -> CacheKind:
+    """What a cache stores.  CPU kernels round what attention multiplies where the recipe says so, those for GPUs have
+    the types of their operands."""
+    rounds = recipe.attention in ("bf16", "int8") and place(device or "cpu").slots == ("cpu",)
+    return "rounded" if kv_cache == "auto" and rounds and model.dtype == torch.float32 else CACHE_TYPES[kv_cache]
 
 
 def _cache_choices(step: DecoderStep, length: int, chunk: int) -> list[Choice]:

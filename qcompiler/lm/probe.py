@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
-from qcompiler.lm.reads import TokenCounts
+from qcompiler.lm.reads import CALL_ERRORS, TokenCounts
 from qcompiler.lm.rotation import block_of
 from qcompiler.lm.states import Kind, StateShape
 
@@ -64,6 +64,7 @@ class Probe:
     states: dict[str, StateShape] = field(default_factory=dict)
     indexers: dict[int, LayerShape] = field(default_factory=dict)
     uses: dict[int, list[tuple[int | None, MaskRule | None]]] = field(default_factory=dict)
+    written_out: set[int] = field(default_factory=set)
     keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     masks: list[tuple[torch.Tensor, MaskRule]] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -75,12 +76,19 @@ class Probe:
         self.masks.append((made, rule))
         return made
 
-    def attended(self, key: torch.Tensor, mask: Any, window: Any) -> None:
-        """Notes a call of attention. Keys that no layer handed to the cache in this form are not noted."""
+    def attended(self, key: torch.Tensor, mask: Any, window: Any, written_out: bool = False) -> None:
+        """Notes a call of attention, and whether it is more than scaled dot products. Keys that no layer handed to the
+        cache in this form are not noted."""
         rule = next((rule for made, rule in self.masks if _is_whole(mask, made)), None)
         for kept, layer in self.keys:
             if kept is key:
                 self.uses.setdefault(layer, []).append((window if isinstance(window, int) else None, rule))
+                if written_out:
+                    self.written_out.add(layer)
+
+    def reads(self, layer: int) -> bool:
+        """Whether all that reads a layer's keys and values is attention by scaled dot products."""
+        return layer in self.uses and layer not in self.written_out
 
     def rotated(self) -> frozenset[int]:
         """The layers whose keys may be rotated: all that reads them is attention, which rotates its queries as well."""
@@ -114,6 +122,8 @@ class Probe:
         uses = self.uses.get(layer, [])
         if not uses:
             return None, "transformers' attention interface does not show how its keys are read"
+        if layer in self.indexers:
+            return None, "an index chooses the tokens that it attends to"
         (window, rule), *others = uses
         if any(other != (window, rule) for other in others):
             return None, "several attentions read it, with different windows"
@@ -221,15 +231,7 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
                 ids = torch.zeros(1, TOKENS, dtype=torch.int64)
                 with TokenCounts(ids) as counts:
                     found = model(input_ids=ids, use_cache=True, **{cache_argument(model): recorder})
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RuntimeError,
-            AssertionError,
-        ) as error:
+        except CALL_ERRORS as error:
             text = " ".join(str(error).split())[:300]
             raise ExportError(
                 f"{type(model).__name__} cannot read tokens with a cache ({type(error).__name__}: {text}): check that "

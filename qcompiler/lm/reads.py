@@ -36,6 +36,10 @@ _SHAPES_ONLY = {
 }  # fmt: skip
 """Operators whose result has the shape of its argument, and none of its numbers."""
 
+CALL_ERRORS = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
+)  # fmt: skip
+"""What a call of a model of transformers may raise."""
 _FIRST = "the position of the first sequence"
 
 
@@ -120,9 +124,11 @@ def check_reads(step: DecoderStep, inputs: Mapping[str, torch.Tensor]) -> None:
 
 
 def _masks(step: DecoderStep) -> Iterable[tuple[str, torch.Tensor]]:
-    """Buffers of the model that can be masks: matrices of truth values."""
+    """Buffers of the model that can be masks: matrices over all pairs of positions."""
+    config: Any = step.language_model.config
+    length = getattr(config, "max_position_embeddings", None)
     for name, buffer in step.language_model.named_buffers():
-        if buffer.dtype in (torch.bool, torch.uint8) and buffer.ndim > 1:
+        if buffer.shape[-2:] == (length, length):
             yield name, buffer
 
 
@@ -154,10 +160,12 @@ def _depends(
     try:
         with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True), origins:
             logits, _ = step(**inputs)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+    except CALL_ERRORS as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/transformers/" in frame.filename]
         line = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "a step"
-        way = "compile it with max_batch=1, and run several conversations" if step.batch > 1 else "it is not compiled"
+        way = "models of this kind are not compiled"
+        if step.batch > 1:
+            way = "compile it with max_batch=1, and run several conversations"
         raise ExportError(
             f"{type(model).__name__} cannot be called with a cache that is written in place ({line}): "
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; {way}"
@@ -165,4 +173,4 @@ def _depends(
     return origins.of(logits)
 
 
-__all__ = ["TokenCounts", "check_reads"]
+__all__ = ["CALL_ERRORS", "TokenCounts", "check_reads"]

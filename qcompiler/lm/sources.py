@@ -1,13 +1,13 @@
 """What a language model is compiled from: module, weights, tokenizer, and the arithmetic that a .gguf file leaves open.
 
 A model says by its type how it multiplies: one in bf16 multiplies in bf16.  The codes of a .gguf file say nothing.
-llama.cpp multiplies them by int8 rows of activations; here they multiply in bf16, which loses less:
+llama.cpp multiplies them by int8 rows of activations; here they multiply in bf16, which loses less, unless the recipe
+names another arithmetic:
 
     on a CPU   `compute="bf16"`: linears and attention round what they multiply, and all else is fp32
-    on a GPU   a model in bf16, which takes no launches for rounding; in fp32 before sm_80, which has no bf16
+    on a GPU   a model in bf16, whatever the recipe's `compute` is but "exact"; in fp32 before sm_80, which has no bf16
 
-`compute="exact"` gives fp32 on both, and a recipe with another `compute`, or with `activations`, multiplies as it says.
-A `Checkpoint` keeps its type.
+`compute="exact"` gives fp32 on both.  A `Checkpoint` keeps its type.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ def source_of(model: Any, recipe: QuantConfig, device: Devices | None, targets: 
         return Source(read.module, read.weights, recipe)
     why = "codes name no arithmetic, and neither does the recipe; compute='exact' multiplies in fp32"
     if in_bf16:
-        what = "a model in bf16"
+        what, why = "a model in bf16", "codes name no type, and on a GPU other launches would round fp32 numbers"
     elif old:
-        what, why = "a model in fp32", f"{old[0]} has no tensor cores for bf16"
-    elif recipe.inputs is None:
+        what, why = "a model in fp32", f"codes name no type, and {old[0]} has no tensor cores for bf16"
+    elif recipe.compute is None and recipe.activations is None:
         recipe, what = replace(recipe, compute="bf16"), "linears and attention multiply in bf16"
+        if any(".experts." in name for name, _ in read.module.named_parameters()):
+            what += ", experts in fp32"
     else:
         return Source(read.module, read.weights, recipe)
     return Source(read.module, read.weights, recipe, (Choice("arithmetic", read.path.name, what, why),))

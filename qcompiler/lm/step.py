@@ -15,7 +15,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -36,8 +36,10 @@ from qcompiler.units import human_bytes
 ATTENTION = "qcompiler"
 """The name under which transformers finds this module's attention and mask."""
 
-CacheKind = torch.dtype | cache_rows.Kind | None
-"""What a cache holds: numbers of a type, rows of a kind, or numbers of the model's own type (None)."""
+ROUNDED: Final = "rounded"
+CacheKind = torch.dtype | cache_rows.Kind | Literal["rounded"] | None
+"""What a cache holds: numbers of a type, rows of a kind, numbers of the model's own type (None), or `ROUNDED`: bf16 in
+layers whose keys and values attention reads as they are, and the model's type in others."""
 
 
 class DecoderStep(nn.Module):
@@ -82,7 +84,7 @@ class DecoderStep(nn.Module):
         self.first: torch.Tensor | None = None
         """What stands for the first sequence's position while lm/reads.py follows it."""
         self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
-        self.kind = cache if isinstance(cache, str) else None
+        self.kind = cache if isinstance(cache, str) and cache != ROUNDED else None
         found, self.vocabulary = probe.probe(model)
         self.has_mask = bool(found.masks)
         config: Any = model.config
@@ -102,14 +104,15 @@ class DecoderStep(nn.Module):
                 turn = rotation.hadamard(layer.key_dim, layer.dtype)
                 self.register_buffer(f"rotation_{layer.key_dim}", turn, persistent=False)
             for name, dim in (("keys", layer.key_dim), ("values", layer.value_dim)):
-                row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else layer.dtype)
+                rounded = torch.bfloat16 if cache == ROUNDED and found.reads(number) else layer.dtype
+                row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else rounded)
                 if self.kind is not None:
                     row = torch.zeros(cache_rows.row_bytes(dim, self.kind), dtype=torch.int8)
                 self.register_buffer(f"{name}_{number}", _rows(row, layer.heads, batch * rows))
         self.indexed = frozenset(found.indexers)
         for number, indexer in sorted(found.indexers.items()):
             row = torch.zeros(indexer.key_dim, dtype=indexer.dtype)
-            self.register_buffer(f"index_{number}", _rows(row, 1, batch * rows))
+            self.register_buffer(f"index_{number}", _rows(row, 1, batch * self.rows_of(number)))
         slots = mark_slots(batch)
         states.register(self, self.states, slots)
         self.register_buffer("drawn", torch.zeros(slots, dtype=torch.int64))
@@ -122,7 +125,7 @@ class DecoderStep(nn.Module):
 
     @property
     def cache_dtype(self) -> str:
-        """What keys and values are kept as, or what the states are without any."""
+        """What keys and values of the first layer are kept as, or what the states are without any."""
         dtypes = [getattr(self, f"keys_{number}").dtype for number in self.shapes] or [s.dtype for s in self.states]
         return self.kind if self.shapes and self.kind else str(dtypes[0]).removeprefix("torch.")
 
@@ -350,7 +353,7 @@ def attention(
     sinks, bias = how.get("s_aux"), how.get("position_bias")
     seen, layer = probe.current(), None
     if seen is not None:
-        seen.attended(key, attention_mask, how.get("sliding_window"))
+        seen.attended(key, attention_mask, how.get("sliding_window"), written_out=sinks is not None or bias is not None)
     else:
         step = states.current()
         assert step is not None
@@ -432,8 +435,10 @@ def prepared(
 def _take_masks(implementation: str) -> None:
     """Gives calls of a step or a probe `mask_by_position` under the name of an attention that transformers does not let
     be replaced (Falcon, GPT-J, GPT-Neo, Bloom). All other calls, of any thread, get transformers' own mask."""
+    if implementation not in ("eager", "sdpa"):
+        return
     usual = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
-    if implementation == ATTENTION or getattr(usual, "by_position", False):
+    if getattr(usual, "by_position", False):
         return
 
     @functools.wraps(usual)

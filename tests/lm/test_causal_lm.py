@@ -415,7 +415,7 @@ def test_a_table_of_positions_limits_the_length() -> None:
 
 
 def test_modules_that_train_train_after_compiling() -> None:
-    model = load("tests/models/zoo.py").DECODERS["falcon"].build().train()
+    model = load("tests/lm/test_own_attention.py").build("bart").train()
     with pytest.raises(ExportError, match="compile it with max_batch=1"):
         qc.compile_causal_lm(model, max_seq_len=16, max_batch=2)
     assert all(module.training for module in model.modules())

@@ -1,4 +1,5 @@
-"""`compile_causal_lm("model.gguf")`: logits and greedy tokens are transformers' on the weights that the file means."""
+"""`compile_causal_lm("model.gguf")` with exact products: logits and greedy tokens are transformers' on the weights that
+the file means."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ written = load("tests/files/writing.py")
 
 FLOAT = qc.QuantConfig("float")
 EXACT = qc.QuantConfig("float", compute="exact")
+BF16 = qc.QuantConfig("float", compute="bf16")
 INT8 = qc.QuantConfig("float", compute="int8")
 ROWS = qc.QuantConfig("float", activations="int8")
 
@@ -42,6 +43,7 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (FLOAT, "cpu", ["generic"], torch.float32, "bf16", "linears and attention multiply in bf16"),
         (EXACT, None, None, torch.float32, "exact", None),
         (INT8, None, None, torch.float32, "int8", None),
+        (BF16, None, None, torch.float32, "bf16", None),
         (ROWS, None, None, torch.float32, None, None),
         (FLOAT, "cuda:0", ["sm_90a"], torch.bfloat16, None, "a model in bf16"),
         (FLOAT, "sim:0", ["sm_90a", "sm_80"], torch.bfloat16, None, "a model in bf16"),
@@ -64,6 +66,23 @@ def test_a_file_of_plain_numbers_multiplies_in_its_own_type(kind: Type, tmp_path
     found = source_of(file_of(tmp_path / "plain.gguf", kind), FLOAT, "cuda:0", ["sm_90a"])
     types = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
     assert (found.module.dtype, found.recipe, found.choices) == (types[kind], FLOAT, ())
+
+
+def test_experts_of_a_mixture_are_said_to_stay_in_fp32(tmp_path: Path) -> None:
+    made = load("tests/files/recorded.py").write(tmp_path / "m.gguf", "mixtral", lambda part: Type.Q8_0)
+    (choice,) = source_of(made.path, FLOAT, None, None).choices
+    assert choice.what == "linears and attention multiply in bf16, experts in fp32"
+
+
+def test_what_transformers_keeps_in_fp32_is_kept_in_a_model_in_bf16(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    load("tests/files/recorded.py").write(
+        path, "deepseek32", load("tests/lm/test_gguf_models.py").types_of("deepseek32")
+    )
+    module = source_of(path, FLOAT, "cuda:0", ["sm_90a"]).module
+    types = {name: value.dtype for name, value in (*module.named_parameters(), *module.named_buffers())}
+    wide = {name for name, dtype in types.items() if dtype == torch.float32 and "rotary" not in name}
+    assert wide == {"model.layers.1.mlp.gate.e_score_correction_bias"}
 
 
 def test_a_checkpoint_keeps_its_type(codes: Path) -> None:

@@ -63,6 +63,16 @@ func.func @main(%q: tensor<2x4x2x8xbf16>, %k: tensor<2x2x2048x8xbf16>, %n: tenso
 """
 
 
+def test_what_has_parts_is_not_divided_again() -> None:
+    module, context = parse_module(TEXT.replace("OPTIONS", "")), QCContext(target=Target("cuda", "sm_90a"))
+    (divide,) = parse_passes("split-attention")
+    divide.apply(context, module)
+    once = str(module)
+    assert "qc.join_attention" in once
+    divide.apply(context, module)
+    assert str(module) == once
+
+
 @pytest.mark.parametrize("options", ["", "softcap = 2.0,", "window = 1500,"])
 def test_the_interpreter_gives_parts_and_join_the_meaning_of_the_whole(options: str) -> None:
     rng = np.random.default_rng(0)

@@ -205,6 +205,7 @@ def hollow(model: Any, config: Any, dtype: torch.dtype, where: Path, held: Tenso
             module: nn.Module = model(config)
         computed = [(m, name, m._buffers[name]) for m in module.modules() for name in m._non_persistent_buffers_set]
         module = module.eval().to(dtype)
+        _keep_in_fp32(module, dtype)
     except _errors() as error:
         raise _refused(where, f"{model.__name__} cannot be built from the configuration", error) from error
     for owner, name, buffer in computed:  # rotary frequencies keep their precision, as in from_pretrained
@@ -213,6 +214,24 @@ def hollow(model: Any, config: Any, dtype: torch.dtype, where: Path, held: Tenso
     if generation is not None:  # a call makes no cache of its own, but a wrapper with a static cache may
         generation.use_cache = True
     return module
+
+
+def _keep_in_fp32(module: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters and buffers that transformers keeps in fp32 whatever the model's type is, such as the biases by which
+    DeepSeek's routers choose experts."""
+    lists = ["_keep_in_fp32_modules_strict", *(["_keep_in_fp32_modules"] if dtype == torch.float16 else [])]
+    parts = {part for each in module.modules() for kind in lists for part in getattr(each, kind, None) or ()}
+    if not parts:
+        return
+    named = re.compile("|".join(rf"(?:^|\.){part}(?:$|\.)" for part in sorted(parts)))
+    for path, owner in module.named_modules():
+        for kept in (owner._parameters, owner._buffers):
+            for name, tensor in kept.items():
+                if tensor is None or tensor.dtype != dtype or not named.search(f"{path}.{name}"):
+                    continue
+                wide = tensor.detach().float()
+                is_parameter = isinstance(tensor, nn.Parameter)
+                kept[name] = nn.Parameter(wide, requires_grad=False) if is_parameter else wide
 
 
 def _refused(where: Path, what: str, error: BaseException) -> WeightsError:

@@ -131,7 +131,7 @@ def _most(file: GgufFile) -> torch.dtype | None:
     counts: dict[torch.dtype | None, int] = {}
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
-            dtype = _TORCH.get(tensor.type)
+            dtype = None if tensor.format is not None else _TORCH.get(tensor.type, torch.float32)
             counts[dtype] = counts.get(dtype, 0) + math.prod(tensor.shape)
     return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)
 
