@@ -109,7 +109,6 @@ class DecoderStep(nn.Module):
                 if self.kind is not None:
                     row = torch.zeros(cache_rows.row_bytes(dim, self.kind), dtype=torch.int8)
                 self.register_buffer(f"{name}_{number}", _rows(row, layer.heads, batch * rows))
-        self.indexed = frozenset(found.indexers)
         for number, indexer in sorted(found.indexers.items()):
             row = torch.zeros(indexer.key_dim, dtype=indexer.dtype)
             self.register_buffer(f"index_{number}", _rows(row, 1, batch * self.rows_of(number)))
