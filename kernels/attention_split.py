@@ -13,7 +13,6 @@ nothing. No GPU has measured this yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from qcompiler.kernels.cost import ATTAINED_FRACTION, ROUND_TRIPS, DeviceCost, device_cost
@@ -136,9 +135,8 @@ def _multiprocessors(device: DeviceCost) -> int:
 
 def _limit(query: SplitQuery, kind: str) -> str | None:
     """What no kernel does."""
-    checks: tuple[tuple[Callable[[], bool], str], ...] = (
-        (lambda: kind == "cpu", "the threads of a CPU share one attention"),
-        (lambda: query.queries is None, "the number of queries is known only at run time"),
-        (lambda: (query.queries or 0) > FEW_QUERIES, f"more than {FEW_QUERIES} queries have blocks enough"),
-    )
-    return next((why for failed, why in checks if failed()), None)
+    if kind == "cpu":
+        return "the threads of a CPU share one attention"
+    if query.queries is None:
+        return "the number of queries is known only at run time"
+    return f"more than {FEW_QUERIES} queries have blocks enough" if query.queries > FEW_QUERIES else None

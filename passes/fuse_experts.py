@@ -20,7 +20,6 @@ together decides the order of a sum over K, and on a GPU how many warps share K:
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -35,7 +34,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.effects import erase_if_dead
-from qcompiler.ir.module import functions, path_of
+from qcompiler.ir.module import functions, is_named, path_of
 from qcompiler.ir.types import ELEMENT_TYPES, shape_of, tensor, tensor_dtype
 from qcompiler.kernels.cuda.grouped_combined import MOST_GROUPS
 from qcompiler.passes.checks.numerics import Numerics, Reordered
@@ -66,7 +65,6 @@ class FuseExpertsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
-        said: dict[tuple[str, str, str], None] = {}
         for function in functions(op):
             for each in list(function.body.block.ops):
                 if not isinstance(each, qc.GroupedLinearOp) or each.epilogue.blocks:
@@ -75,17 +73,16 @@ class FuseExpertsPass(ModulePass):
                 if found is None:
                     continue
                 why = "the recipe keeps it separate" if self._is_named(each, context) else found.obstacle(context)
-                said[path_of(each), found.what if why is None else f"{found.what}: apart", why or found.why] = None
+                what = found.what if why is None else f"{found.what}: apart"
+                context.report.add_once(self.name, path_of(each), what, why or found.why)
                 if why is None:
                     found.fuse()
-        for path, what, why in said:
-            context.report.add(self.name, path, what, why)
 
     def _is_named(self, op: qc.GroupedLinearOp, context: QCContext) -> bool:
         names = {path_of(op)}
         if isinstance(op.w.owner, qc.ConstOp) and op.w.owner.key in context.weights:
             names |= set(context.weights[op.w.owner.key].paths)
-        return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.separate)
+        return any(is_named(name, self.separate) for name in names)
 
 
 def _pairs_of(op: qc.GroupedLinearOp) -> int | None:

@@ -93,16 +93,16 @@ class _Fusing:
         found = [pair for function in functions(self.module) for pair in _pairs(function)]
         reasons = {pair: self._obstacle(pair) for pair in found}
         self._check_company(reasons)
-        said: dict[tuple[str, str, str], None] = {}
         for pair, why in reasons.items():
             if why is None:
                 what = f"one linear of {sum(map(rows_of, pair.linears))} rows combines its pairs"
-                said[pair.path, what, "what is computed of a pair of rows is its epilogue"] = None
+                self._say(pair, what, "what is computed of a pair of rows is its epilogue")
                 self._fuse(pair)
             else:
-                said[pair.path, "pairs of rows stay apart", why] = None
-        for path, what, why in said:
-            self.context.report.add(FuseGluPass.name, path, what, why)
+                self._say(pair, "pairs of rows stay apart", why)
+
+    def _say(self, pair: _Pair, what: str, why: str) -> None:
+        self.context.report.add_once(FuseGluPass.name, pair.path, what, why)
 
     def _obstacle(self, pair: _Pair) -> str | None:
         for op in pair.linears:

@@ -39,7 +39,6 @@ A norm keeps a kernel of its own if
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -52,7 +51,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import QCContext, qc_context
 from qcompiler.ir.effects import erase_if_dead
-from qcompiler.ir.module import functions, path_of
+from qcompiler.ir.module import functions, is_named, path_of
 from qcompiler.ir.qc_norm import NORMS
 from qcompiler.ir.qc_prologue import prologue_region
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -77,30 +76,28 @@ class FuseNormProloguePass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
-        said: dict[tuple[str, str, str], None] = {}
         for function in functions(op):
             for maker in self._makers(function):
                 what, path = _what(maker), path_of(maker)
-                chosen = "the recipe keeps it separate" if self._is_named(maker) else _choice(maker, context)
+                chosen = "the recipe keeps it separate" if is_named(path, self.separate) else _choice(maker, context)
                 if isinstance(chosen, str):
-                    said[path, f"{what}: a kernel of its own", chosen] = None
+                    context.report.add_once(self.name, path, f"{what}: a kernel of its own", chosen)
                     continue
                 others = rows_read(maker.result).beside(*chosen)
                 readers = ", ".join(dict.fromkeys(map(_named, others)))
                 why = f"its rows are kept for {readers}" if others else "nothing else reads the result"
-                said[path, f"{what}: the prologue of {' and of '.join(map(_named, chosen))}", why] = None
+                where = f"{what}: the prologue of {' and of '.join(map(_named, chosen))}"
+                context.report.add_once(self.name, path, where, why)
                 first, *more = chosen
                 for linear in more:
                     _fuse(maker, linear, keeps=False)
                 _fuse(maker, first, keeps=bool(others))
-        for path, what, why in said:
-            context.report.add(self.name, path, what, why)
 
     def _makers(self, function: FuncOp) -> list[Maker]:
         """What makes rows: those of int8 first, then norms, then norms with residuals. Each reads the results of those
         behind it in this order."""
         for norm in [each for each in function.body.block.ops if isinstance(each, NORMS)]:
-            if not self._is_named(norm):
+            if not is_named(path_of(norm), self.separate):
                 add_residual(norm)
         ops = list(function.body.block.ops)
         norms = [each for each in ops if isinstance(each, NORMS)]
@@ -108,9 +105,6 @@ class FuseNormProloguePass(ModulePass):
             *(each for each in ops if isinstance(each, qc.QuantizeRowsOp)),
             *sorted(norms, key=lambda norm: norm.residual is not None),
         ]
-
-    def _is_named(self, norm: Maker) -> bool:
-        return any(fnmatch.fnmatchcase(path_of(norm), pattern) for pattern in self.separate)
 
 
 def _what(maker: Maker) -> str:

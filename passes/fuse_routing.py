@@ -15,7 +15,6 @@ experts a row that is the only order, with more it may differ from that of a red
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,9 +27,9 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from qcompiler.ir import qc
-from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.context import qc_context
 from qcompiler.ir.effects import erase_if_dead
-from qcompiler.ir.module import functions, path_of
+from qcompiler.ir.module import functions, is_named, path_of
 from qcompiler.ir.qc_index import RouteOp
 from qcompiler.ir.types import shape_of, tensor_dtype
 from qcompiler.passes.checks.numerics import Numerics, Reordered
@@ -53,25 +52,19 @@ class FuseRoutingPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         context = qc_context(ctx)
-        said: dict[tuple[str, str, str], None] = {}
         for function in functions(op):
             for each in list(function.body.block.ops):
                 found = _routing(each) if isinstance(each, qc.TopkOp) else None
                 if found is None:
                     continue
                 path, why = path_of(each), found if isinstance(found, str) else None
-                if any(fnmatch.fnmatchcase(path, pattern) for pattern in self.separate):
+                if is_named(path, self.separate):
                     why = "the recipe keeps it separate"
                 if isinstance(found, _Routing) and why is None:
-                    said[path, "routing of experts", found.why] = None
+                    context.report.add_once(self.name, path, "routing of experts", found.why)
                     found.fuse()
                 else:
-                    said[path, "routing of experts: apart", why or ""] = None
-        self._report(context, said)
-
-    def _report(self, context: QCContext, said: dict[tuple[str, str, str], None]) -> None:
-        for path, what, why in said:
-            context.report.add(self.name, path, what, why)
+                    context.report.add_once(self.name, path, "routing of experts: apart", why or "")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ A norm keeps a kernel of its own if
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,7 +34,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import Target, qc_context
 from qcompiler.ir.effects import erase_if_dead
-from qcompiler.ir.module import functions, path_of
+from qcompiler.ir.module import functions, is_named, path_of
 from qcompiler.ir.qc_norm import NORMS, Norm, kind_of, with_statistics
 from qcompiler.ir.qc_prologue import prologue_region
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -64,25 +63,19 @@ class FuseRowStatisticsPass(ModulePass):
         target = Target("cuda", self.arch) if self.arch else context.target
         if target.kind == "cpu":
             return
-        said: dict[tuple[str, str, str], None] = {}
         for function in functions(op):
             for norm in [each for each in function.body.block.ops if isinstance(each, NORMS)]:
                 path = path_of(norm)
-                found = "the recipe keeps it separate" if self._is_named(norm) else _linears_of(norm)
+                found = "the recipe keeps it separate" if is_named(path, self.separate) else _linears_of(norm)
                 if isinstance(found, str):
-                    said[path, "norm: a kernel of its own", found] = None
+                    context.report.add_once(self.name, path, "norm: a kernel of its own", found)
                     continue
                 chosen = _verdict(norm, found, target)
                 what = "norm: a kernel of its own"
                 if chosen.pays:
                     what = f"norm: the prologue of '{path_of(found.reader)}', statistics of '{path_of(found.writer)}'"
                     _fuse(norm, found)
-                said[path, what, chosen.why] = None
-        for path, what, why in said:
-            context.report.add(self.name, path, what, why)
-
-    def _is_named(self, norm: Norm) -> bool:
-        return any(fnmatch.fnmatchcase(path_of(norm), pattern) for pattern in self.separate)
+                context.report.add_once(self.name, path, what, chosen.why)
 
 
 @dataclass(frozen=True)

@@ -153,19 +153,14 @@ class _Merging:
 
     def _report(self, siblings: list[Group], kept: list[Group]) -> None:
         paths = {path_of(op) for group in kept for op in group}
-        said: dict[tuple[str, str], None] = {}
         for group in kept:
-            what = f"{len(group)} linears are one of {sum(map(rows_of, group))} rows"
-            said[joined_paths([path_of(op) for op in group]), what] = None
-        for path, what in said:
-            self.context.report.add(MergeLinearsPass.name, path, what, "they read the same rows")
-        left: dict[tuple[str, str], None] = {}
+            what, path = f"{len(group)} linears are one of {sum(map(rows_of, group))} rows", [*map(path_of, group)]
+            self.context.report.add_once(MergeLinearsPass.name, joined_paths(path), what, "they read the same rows")
         for each in siblings:
             for op in each:
                 if path_of(op) not in paths:
-                    left[path_of(op), self._why_apart(op, each)] = None
-        for path, why in left:
-            self.context.report.add(MergeLinearsPass.name, path, "linear stays apart", why)
+                    why = self._why_apart(op, each)
+                    self.context.report.add_once(MergeLinearsPass.name, path_of(op), "linear stays apart", why)
 
     def _why_apart(self, op: qc.LinearOp, siblings: Group) -> str:
         if isinstance(op.w.owner, qc.ConstOp) and op.w.owner.key in self.apart:

@@ -19,7 +19,6 @@ An attention stays whole if
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,7 +30,7 @@ from xdsl.rewriter import InsertPoint
 from qcompiler.ir import build, qc
 from qcompiler.ir.context import Target, qc_context
 from qcompiler.ir.effects import erase_if_dead
-from qcompiler.ir.module import functions, path_of, ranges_of
+from qcompiler.ir.module import functions, is_named, path_of, ranges_of
 from qcompiler.ir.types import shape_of, tensor, tensor_dtype
 from qcompiler.kernels.attention_split import SplitQuery, verdict
 from qcompiler.kernels.cuda.attention_decode import rows_of_part, value_width
@@ -56,24 +55,21 @@ class SplitAttentionPass(ModulePass):
         target = Target("cuda", self.arch) if self.arch else context.target
         if target.kind == "cpu":
             return
-        said: dict[tuple[str, str, str], None] = {}
         for function in functions(op):
             ranges = ranges_of(function)
             for each in [each for each in function.body.block.ops if isinstance(each, qc.AttentionOp)]:
                 if each.parts is not None:
                     continue
                 path = path_of(each)
-                if any(fnmatch.fnmatchcase(path, pattern) for pattern in self.separate):
-                    said[path, "attention: whole", "the recipe keeps it separate"] = None
+                if is_named(path, self.separate):
+                    context.report.add_once(self.name, path, "attention: whole", "the recipe keeps it separate")
                     continue
                 chosen = verdict(_query(each, ranges), target.kind, target.isas)
                 what = "attention: whole"
                 if chosen.parts > 1:
                     what = f"attention: {chosen.parts} parts of its keys"
                     _split(each, chosen.parts)
-                said[path, what, chosen.why] = None
-        for path, what, why in said:
-            context.report.add(self.name, path, what, why)
+                context.report.add_once(self.name, path, what, chosen.why)
 
 
 def _query(op: qc.AttentionOp, ranges: dict[str, Range]) -> SplitQuery:

@@ -8,7 +8,7 @@ warps, so every run gives the same bits.
 
 With `parts`, the keys that the queries of a batch see are divided into equal runs, at least `PART_KEYS` long, and a
 block takes one of them: it writes what it has summed, and `join_attention` joins the parts (flash-decoding). A part
-that is left without keys says so and ends.
+that is left without keys writes that it has none and ends.
 """
 
 from __future__ import annotations

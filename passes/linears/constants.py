@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from qcompiler.formats import stacking
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext
-from qcompiler.ir.module import path_of, set_path
+from qcompiler.ir.module import is_named, path_of, set_path
 from qcompiler.ir.types import QTensorType, shape_of, tensor, tensor_dtype
 from qcompiler.passes.devices.placing import DEVICE
 from qcompiler.passes.linears.stacked import format_of, nothing_to_add, stacked
@@ -56,7 +55,7 @@ class Constants:
         """Whether `separate` names the module or its weight."""
         paths = self.weight(op).paths
         names = {path_of(op), *paths, *(path.rpartition(".")[0] for path in paths)}
-        return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in separate)
+        return any(is_named(name, separate) for name in names)
 
     def disagreement(self, group: Group) -> str | None:
         """Why the constants of the last of a group cannot be put below those of the others, or None."""

@@ -17,7 +17,6 @@ another in any case.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +25,7 @@ from xdsl.ir import SSAValue
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import qc
+from qcompiler.ir.module import is_named
 from qcompiler.ir.rt import LaunchOp, StepOp
 from qcompiler.ir.rt_schedule import Schedule
 from qcompiler.passes.lowering.drafts import Draft
@@ -80,7 +80,7 @@ def few_rows(step: StepOp, number: int, schedule: Schedule, separate: Sequence[s
     if len(ops) != 2 or not isinstance(ops[0], qc.LinearOp) or schedule.devices[device].kind.data != "cuda":
         return None
     rows, weight = views[0].shape[0], views[1]
-    if any(fnmatch.fnmatchcase(kernel.serves_text, pattern) for pattern in separate):
+    if is_named(kernel.serves_text, separate):
         return None
     few = len(views[0].shape) == 2 and isinstance(rows, int) and 1 <= rows <= MOST_ROWS
     return FewRows(step, number, device) if few and weight.layout not in (None, "canonical") else None

@@ -53,9 +53,17 @@ class Report:
 
     def __init__(self) -> None:
         self._decisions: list[Decision] = []
+        self._once: set[Decision] = set()
 
     def add(self, stage: str, path: str, what: str, why: str) -> None:
         self._decisions.append(Decision(stage, path, what, why))
+
+    def add_once(self, stage: str, path: str, what: str, why: str) -> None:
+        """The same of a decision that may repeat: a module has an op in each function of a program."""
+        decision = Decision(stage, path, what, why)
+        if decision not in self._once:
+            self._once.add(decision)
+            self._decisions.append(decision)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:

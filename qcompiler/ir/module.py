@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import (
@@ -167,6 +168,11 @@ def set_result_keys(function: func.FuncOp, keys: Sequence[str]) -> None:
 
 _PATHLESS = ("linalg.transpose", "linalg.broadcast", "tensor.empty")
 """Ops whose syntax has no place for attributes. Their path is that of the value they read."""
+
+
+def is_named(path: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the globs `patterns` matches a module path. Case counts."""
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def path_of(op: Operation) -> str:

@@ -23,7 +23,7 @@ _STATE = re.compile(r"state\.(?:conv|recurrent)_(\d{1,6})_\d{1,3}")
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of one layer: the rows of each sequence, and the bytes for all sequences."""
+    """Keys and values of one layer, and the keys of its index: the rows of each sequence, and the bytes of all."""
 
     layer: int
     rows: int

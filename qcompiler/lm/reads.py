@@ -6,11 +6,11 @@
 - A model may count positions from the length of its cache, which is one number for all sequences of a batch.
 - A model may keep a mask of its own in a buffer and cut it by the number of keys (GPT-Neo).  A cache has as many rows
   as it may hold tokens, so that the part that is cut is another token's.
-- A model may count positions from its tokens (RoBERTa, whose first position is 1 behind its padding token's id).
+- A model may count positions from its tokens (RoBERTa, whose first position is the id of its padding token plus 1).
   Positions are arguments of a step and begin at 0.
 
-No error would say so of any of them.  The checks follow numbers, not values: one call on fake tensors, in which each
-result notes what it depends on.  They need no weights.
+Each of these would give wrong numbers and no error.  The checks follow numbers, not values: one call on fake tensors,
+in which each result notes what it depends on.  They need no weights.
 """
 
 from __future__ import annotations
@@ -111,16 +111,10 @@ def check_reads(step: DecoderStep, inputs: Mapping[str, torch.Tensor]) -> None:
     name = type(step.language_model).__name__
     _refuse_states(name, sorted(set(states) - found))
     _refuse_mask(name, sorted(set(masks) & found))
-    if several and (_FIRST in found or not step.has_mask):
-        why = (
-            "counts positions from the length of its cache"
-            if _FIRST in found
-            else "makes no mask by transformers' rules"
-        )
-        raise ExportError(
-            f"{name} {why}, so that sequences of a batch cannot have different lengths: compile it with max_batch=1, "
-            "and run several conversations"
-        )
+    if several and _FIRST in found:
+        _refuse_lengths(name, "counts positions from the length of its cache")
+    if several and not step.has_mask:
+        _refuse_lengths(name, "makes no mask by transformers' rules")
 
 
 def _masks(step: DecoderStep) -> Iterable[tuple[str, torch.Tensor]]:
@@ -147,6 +141,13 @@ def _refuse_mask(model: str, masks: list[str]) -> None:
             f"{model} has a mask of its own in '{masks[0]}', cut by the number of keys; a cache that is written in "
             "place always has the same number of rows. transformers cannot run this model with a static cache either"
         )
+
+
+def _refuse_lengths(model: str, why: str) -> None:
+    raise ExportError(
+        f"{model} {why}, so that sequences of a batch cannot have different lengths: compile it with max_batch=1, and "
+        "run several conversations"
+    )
 
 
 def _depends(

@@ -27,12 +27,10 @@ from qcompiler.frontends.checkpoints.checkpoint import Checkpoint
 from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.gguf_models import GgufWeights, from_gguf
 from qcompiler.inspect.report import Choice
+from qcompiler.kernels.cuda.engines import MMA_SINCE
 from qcompiler.kernels.cuda.signature import arch_number
 from qcompiler.lm.text import Text
 from qcompiler.runtime.progress import note
-
-FIRST_WITH_BF16 = 80
-"""The first architecture whose tensor cores multiply bf16, sm_80."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def source_of(model: Any, recipe: QuantConfig, device: Devices | None, targets: 
     if not isinstance(model, str | Path) or Path(model).suffix != ".gguf" or recipe.compute == "exact":
         return Source(*model_and_weights(model), recipe)
     target = compile_target(place(device or "cpu").devices, targets)
-    old = [arch for arch in target.isas if target.kind == "cuda" and arch_number(arch) < FIRST_WITH_BF16]
+    old = [arch for arch in target.isas if target.kind == "cuda" and arch_number(arch) < MMA_SINCE["bf16"]]
     in_bf16 = target.kind == "cuda" and not old
     read = from_gguf(model, of_codes=torch.bfloat16 if in_bf16 else torch.float32)
     if not isinstance(read.weights, GgufWeights) or not read.weights.holds_codes:

@@ -33,7 +33,11 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "batch"), CASES)
 def test_logits_are_those_of_transformers(name: str, batch: int) -> None:
-    model = build(name)
+    check(build(name), batch)
+
+
+def check(model: Any, batch: int) -> None:
+    """A prompt in calls of several tokens and a step after it, for sequences of different lengths."""
     lm = qc.compile_causal_lm(model, max_seq_len=40, max_batch=batch, chunk=5)
     random = np.random.default_rng(3)
     prompts = [random.integers(2, 199, length).tolist() for length in LENGTHS[:batch]]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from by_path import load
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-import qcompiler as qc
 from qcompiler.errors import ExportError
 from qcompiler.lm.compile import example_inputs
 from qcompiler.lm.reads import check_reads
@@ -41,7 +39,6 @@ CONFIGS: dict[str, Any] = {
     "bart": lambda t: t.BartConfig(is_decoder=True, **DECODER),
     "roberta": lambda t: t.RobertaConfig(is_decoder=True, **BERT),
 }
-LENGTHS = (7, 1, 12)
 
 
 def build(name: str) -> Any:
@@ -58,21 +55,7 @@ def build(name: str) -> Any:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", ["gptj", "bloom", "codegen", "xglm", "megatron-bert"])
 def test_logits_are_those_of_transformers(name: str, batch: int) -> None:
-    check(build(name), batch)
-
-
-def check(model: Any, batch: int) -> None:
-    lm = qc.compile_causal_lm(model, max_seq_len=40, max_batch=batch, chunk=5)
-    random = np.random.default_rng(3)
-    prompts = [random.integers(2, 199, length).tolist() for length in LENGTHS[:batch]]
-    held = lm.conversation(batch)
-    whole = held.read(prompts, logits="all")
-    steps = held.read([[5], [6], [7]][:batch])
-    for i, prompt in enumerate(prompts):
-        with torch.no_grad():
-            theirs = model(torch.tensor([[*prompt, 5 + i]]), use_cache=False).logits[0].numpy()
-        ours = np.concatenate([whole[i], steps[i]])
-        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    load("tests/lm/test_architectures.py").check(build(name), batch)
 
 
 def follow(model: Any, batch: int) -> None:
