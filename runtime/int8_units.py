@@ -55,12 +55,12 @@ def int8_units(isa: str) -> int:
 
 
 @functools.cache
-def tiles_refused() -> str | None:
+def tiles_refused(flags_needed: tuple[str, ...] = TILE_FLAGS) -> str | None:
     """Asks the system, once in this process, to let its threads use tiles. The reason if they cannot; else None."""
     flags = cpuinfo_flags(CPUINFO)
     if flags is None:
         return "this system does not tell which instructions its processor has"
-    if lacks := [flag for flag in TILE_FLAGS if flag not in flags]:
+    if lacks := [flag for flag in flags_needed if flag not in flags]:
         return f"this processor lacks {', '.join(lacks)}"
     if error := request_tiles():
         return f"the system refuses tiles: {os.strerror(error)} ({errno.errorcode.get(error, error)})"

@@ -18,7 +18,6 @@ from qcompiler.runtime.binding import Binder, EntryBinder
 from qcompiler.runtime.device_interop import Uploader
 from qcompiler.runtime.executor import EntryArenas, Executor, NativeExecutor, PlanExecutor
 from qcompiler.runtime.image import NativeLibrary, ProgramImage, check_directory, constants_nbytes
-from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.memory import Block, Bytes, address_of
 from qcompiler.runtime.native import Library, scratch_stride
 from qcompiler.runtime.placement import SessionMemory, SlotDevice, choose_devices, choose_isa, weight_parts
@@ -343,7 +342,7 @@ class LoadedProgram:
             executor = PlanExecutor(self.plan, init, self.slots, queues, frame)
         context = None
         if self.kind == "cpu":
-            context = make_context(self.num_threads, self.scratch_stride, int8_units(self.isa))
+            context = make_context(self.num_threads, self.scratch_stride, self.isa)
         used = queues.of_entry(init)
         queues.fork(used)
         executor.run(context, frame.arenas, EntryBinder(0, init).bind(()))

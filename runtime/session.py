@@ -27,6 +27,7 @@ from qcompiler.runtime.executor import (
     total_time,
 )
 from qcompiler.runtime.forking import free_after_fork
+from qcompiler.runtime.bf16_units import bf16_units
 from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails
@@ -246,7 +247,7 @@ class HostSession(Session):
 
     def __init__(self, program: LoadedProgram, *, stepwise: bool = False) -> None:
         super().__init__(program, stepwise=stepwise)
-        self._context = make_context(program.num_threads, program.scratch_stride, int8_units(program.isa))
+        self._context = make_context(program.num_threads, program.scratch_stride, program.isa)
         plan = program.plan
         self._frames = [EntryArenas(plan, entry, bases) for entry, bases in zip(plan.entries, self.bases, strict=True)]
         self._executors: list[Executor] = [
@@ -382,8 +383,8 @@ class HostSession(Session):
         return addresses
 
 
-def make_context(num_threads: int, scratch_stride: int, units: int = 0) -> Context:
-    """A `qc_ctx` with its own scratch memory, which it keeps alive. `units`: runtime/int8_units.py."""
+def make_context(num_threads: int, scratch_stride: int, isa: str = "generic") -> Context:
+    """A `qc_ctx` for kernels of an instruction set, with its own scratch memory, which it keeps alive."""
     scratch = Block(num_threads * scratch_stride)
     context = Context(
         parallel=parallel_address(),
@@ -391,7 +392,8 @@ def make_context(num_threads: int, scratch_stride: int, units: int = 0) -> Conte
         scratch_stride=scratch_stride,
         num_threads=num_threads,
         error_kernel=-1,
-        int8_units=units,
+        int8_units=int8_units(isa),
+        bf16_units=bf16_units(isa),
     )
     context.scratch_block = scratch
     return context

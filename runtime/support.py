@@ -34,6 +34,7 @@ class Context(ctypes.Structure):
         ("error_limit", ctypes.c_int64),
         ("error_kernel", ctypes.c_int32),
         ("int8_units", ctypes.c_int32),
+        ("bf16_units", ctypes.c_int32),
     )
 
 

@@ -70,6 +70,7 @@ struct qx_program {
     int32_t entry_count;
     int32_t kernel_count;
     int32_t int8_units;
+    int32_t bf16_units;
     const qx_entry* entries;
     const char* const* kernels;  // what an error calls each kernel
 };
@@ -146,7 +147,7 @@ struct Program {
     qx_caller call;
     qc_parallel parallel;
     int64_t activation_nbytes, scratch_stride;
-    int32_t num_threads, int8_units;
+    int32_t num_threads, int8_units, bf16_units;
     std::vector<Entry> entries;
     std::vector<std::string> kernels;
 
@@ -174,6 +175,7 @@ struct Program {
         frame->context.scratch_stride = scratch_stride;
         frame->context.num_threads = num_threads;
         frame->context.int8_units = int8_units;
+        frame->context.bf16_units = bf16_units;
         for (const Entry& entry : entries) {
             std::vector<char*> arenas = entry.arenas;
             for (size_t i = 0; i < arenas.size(); ++i)
@@ -395,6 +397,7 @@ void* added(const char* key, const qx_program* given) {
     program->scratch_stride = given->scratch_stride;
     program->num_threads = given->num_threads;
     program->int8_units = given->int8_units;
+    program->bf16_units = given->bf16_units;
     const size_t arenas = size_t(given->arena_count);
     for (int32_t i = 0; i < given->entry_count; ++i) {
         const qx_entry& each = given->entries[i];

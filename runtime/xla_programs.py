@@ -24,6 +24,7 @@ from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.code import load, remember
 from qcompiler.runtime.compiler import compile_code, cpu_flags, recorded
 from qcompiler.runtime.executor import EntryArenas
+from qcompiler.runtime.bf16_units import bf16_units
 from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.native import kernel_title
@@ -65,6 +66,7 @@ class _Program(ctypes.Structure):
         ("entry_count", ctypes.c_int32),
         ("kernel_count", ctypes.c_int32),
         ("int8_units", ctypes.c_int32),
+        ("bf16_units", ctypes.c_int32),
         ("entries", ctypes.c_void_p),
         ("kernels", ctypes.c_void_p),
     )
@@ -150,6 +152,7 @@ def _described(program: LoadedProgram) -> _Program:
         entry_count=len(entries),
         kernel_count=len(names),
         int8_units=int8_units(program.isa),
+        bf16_units=bf16_units(program.isa),
         entries=ctypes.addressof(table),
         kernels=ctypes.addressof(kernels),
     )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from qcompiler.kernels.cpu import emit
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime.compiler import compile_library
+from qcompiler.runtime.bf16_units import bf16_units
 from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.limits import Limits, middle, probes_text
@@ -57,6 +58,7 @@ class Bench:
     ) -> None:  # fmt: skip
         isa = isa or host_isa()
         self.units = int8_units(isa) if units is None else units
+        self.bf16 = bf16_units(isa)
         unique = tuple({spec.name: spec for spec in specs}.values())
         source = before + emit.emit_kernels(unique, isa) + probes_text() + CALLS
         self.library = ctypes.CDLL(str(compile_library(source, isa, name="bench-linear")))
@@ -74,7 +76,7 @@ class Bench:
         self.scratch = aligned(np.zeros(self.stride * threads, np.uint8))
         self.context = Context(
             parallel=parallel_address(), scratch=self.scratch.ctypes.data, scratch_stride=self.stride,
-            num_threads=threads, error_kernel=-1, int8_units=self.units,
+            num_threads=threads, error_kernel=-1, int8_units=self.units, bf16_units=self.bf16,
         )  # fmt: skip
 
     def peak(self) -> float:

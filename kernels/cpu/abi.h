@@ -21,11 +21,15 @@ struct qc_ctx {
     int64_t error_limit;     // the bound it broke
     int32_t error_kernel;    // index of the kernel in the plan, or -1
     int32_t int8_units;      // QC_INT8_…: which instructions may multiply int8
+    int32_t bf16_units;      // QC_BF16_…: which instructions may multiply bf16
 };
 
 // By default the dot products of bytes that the processor has (VNNI), else pairs of 16-bit numbers. No choice changes a
 // result.
 enum { QC_INT8_DEFAULT = 0, QC_INT8_PAIRS = 1, QC_INT8_TILES = 2 };
+
+// Dot products of pairs where the processor has them (AVX512-BF16), or tiles of AMX for many rows.
+enum { QC_BF16_DEFAULT = 0, QC_BF16_TILES = 1 };
 
 enum { QC_OK = 0, QC_INDEX_OUT_OF_RANGE = 1 };
 

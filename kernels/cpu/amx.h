@@ -31,4 +31,8 @@ template <int T> QC_INLINE void qa_store(void* to, int64_t stride) {
 template <int SUM, int X, int W> QC_INLINE void qa_dot_signed_unsigned() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
 }
+// SUM[m][n] += X[m][2 j] * W[j][2 n] + X[m][2 j + 1] * W[j][2 n + 1] for all j: bf16 numbers, sums in fp32.
+template <int SUM, int X, int W> QC_INLINE void qa_dot_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
+}
 #endif

@@ -144,21 +144,24 @@ template <class W> struct qb_if_used<W, false> { struct table {}; struct words {
 template <class W, bool USED> using qb_table_of = typename qb_if_used<W, USED>::table;
 template <class W, bool USED> using qb_words_of = typename qb_if_used<W, USED>::words;
 
-// Eight columns (where the widest plane has 4 bits) or sixteen (2), as its words hold them.
+// Where the columns of x go that words of codes of BITS bits have: eight of them side by side (4 bits), or sixteen (2).
+template <int BITS> struct qb_order_of {
+    uint16_t from[32];
+    constexpr qb_order_of() : from() {
+        constexpr int GROUP = 32 / BITS, HALF = GROUP / 2;
+        for (int i = 0; i < 32; i++) from[i] = (uint16_t)(i / GROUP * GROUP + i % GROUP / 2 + i % 2 * HALF);
+    }
+};
+template <int BITS> alignas(64) static constexpr qb_order_of<BITS> qb_order{};
+
 template <int BITS> QC_INLINE void qb_reorder(const uint16_t* x, uint16_t* to, int64_t columns) {
-    constexpr int GROUP = 32 / BITS, HALF = GROUP / 2;
-    alignas(64) static constexpr struct order {
-        uint16_t from[32];
-        constexpr order() : from() {
-            for (int i = 0; i < 32; i++) from[i] = (uint16_t)(i / GROUP * GROUP + i % GROUP / 2 + i % 2 * HALF);
-        }
-    } order;
+    const uint16_t* const order = qb_order<BITS>.from;
     int64_t k = 0;
     for (; k + 32 <= columns; k += 32) {
-        const qu moved = qb_permute(order.from, _mm512_loadu_si512(x + k));
+        const qu moved = qb_permute(order, _mm512_loadu_si512(x + k));
         memcpy(to + k, &moved, 64);
     }
-    for (; k < columns; k++) to[k] = x[k / 32 * 32 + order.from[k % 32]];
+    for (; k < columns; k++) to[k] = x[k / 32 * 32 + order[k % 32]];
 }
 
 // What rows of x bring along: for codes that are looked up, their words in order, and for offsets the sums of groups.
@@ -338,32 +341,7 @@ template <class D, class T, int MAX> static void qb_few_task(void* arg, int64_t 
 }
 #endif
 
-// The most rows for which a task multiplies straight from codes, some at a time, before panels pay.
-enum { QB_STRAIGHT = 64 };
-
 // Bytes of scratch of qb_few_task: a tile, rows in order, rounded rows, sums of groups: of 16 columns or more, or one.
 constexpr int64_t qb_few_scratch(int64_t k, int64_t rows, bool rounds) {
     return rows * (64 * QG_NP + 2 * ((k + 31) / 32 * 32) * (rounds ? 2 : 1) + (k / 16 + 1) * 4);
-}
-
-// Few rows of T, MAX at a time; without AVX512-BF16 in fp32.
-template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job* job) {
-#if defined(QC_AVX512) && !defined(QB_NO_BF16)
-    if (__builtin_cpu_supports("avx512bf16")) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
-#endif
-    qg_run_few<D, MAX>(ctx, job);
-}
-
-// Rows of T times a weight. MAX is how many rows can be multiplied straight from codes, 0 if none. Without AVX512-BF16
-// the job runs in fp32 as it is.
-template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job) {
-#if defined(QC_AVX512) && !defined(QB_NO_BF16)
-    if (__builtin_cpu_supports("avx512bf16")) {
-        if constexpr (MAX > 0)
-            if (job->m <= QB_STRAIGHT) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
-        if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qb_load_x<T>, job->loads_words = true;
-        job->decode = qb_decode_panel<D>, job->multiply = qg_product<qb_bf16>;
-    }
-#endif
-    qg_run(ctx, job);
 }

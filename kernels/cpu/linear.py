@@ -107,7 +107,17 @@ def few_rows(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     body = spec.body
     assert isinstance(body, LinearKernel)
-    common = ("decode.h", "bf16.h", "gemm.h", "few_rows.h", "columns.h", "gemm_bf16.h")
+    common = (
+        "decode.h",
+        "bf16.h",
+        "gemm.h",
+        "few_rows.h",
+        "columns.h",
+        "gemm_bf16.h",
+        "amx.h",
+        "bf16_tiles.h",
+        "bf16_run.h",
+    )
     windows = body.window is not None
     if not body.codes:
         return (*common, *["im2col.h"] * windows)
@@ -144,6 +154,8 @@ def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
         few += 4 * (_columns(body.k, rows) + _columns(body.k // 32, rows))
     if multiplies_bf16(spec, isa):
         few = max(few, _few_bf16(body.k, rows or tile.few, tile.panels, rounds=_rounds(spec)))
+        if rows != 1:
+            few = max(few, _tiles_bf16(body.k, _most_rows(body, rows)))
     if rows:
         return few
     panels = product_scratch(isa, block, whole=block >= body.k)
@@ -173,6 +185,22 @@ def _pass_scratch(k: int, block: int, panels: int) -> int:
 def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     """gemm_bf16.h's qb_few_scratch."""
     return rows * (64 * panels + 64 * _up(k, 32) * (1 + rounds) + (k // 16 + 1) * 4)
+
+
+def _tiles_bf16(k: int, m: int) -> int:
+    """bf16_tiles.h's qm_scratch: words of two panels, sums, rows of x in tiles, sums of columns of x, a row in fp32."""
+    padded, most = _up(k, 32) * 32, 1024
+    fit = (1 << 22) // (2 * padded) // 32 * 32 if k > 0 else most
+    chunk = max(32, min(fit, _up(m, 32) * 32 if 0 < m < most else most))
+    unit = chunk * 48
+    sums = max(unit, min(chunk * 17 * 16, 1 << 17)) + unit + 32 * 48
+    totals = _up(chunk + 64 * (k // 32), 16) * 16 + padded
+    return 2 * 512 * 32 + 4 * sums + chunk * 2 * padded + 4 * totals
+
+
+def _most_rows(body: LinearKernel, few: int) -> int:
+    """The number of rows for which tiles have room at a time, 0 for any. `few`: for how many the kernel is fast."""
+    return body.m if isinstance(body.m, int) else few
 
 
 def multiplies_bf16(spec: KernelSpec, isa: str) -> bool:
@@ -442,17 +470,24 @@ def emit(spec: KernelSpec, isa: str) -> str:
         columns = by_columns(spec, isa) and rows > 2
         driver = "qg_run_rows" if columns else "qg_run_few"
         chosen = f"qb_run_few<{weight.decoder}, {kind}" if dots and straight else f"{driver}<{weight.decoder}"
-        lines.append(f"{chosen}, {rows}>(ctx, &job);")
+        most = f", {_most_rows(body, rows)}" if dots and straight else ""
+        lines.append(f"{chosen}, {rows}>(ctx, &job{most});")
         size = f"qg_few{'_columns' * columns}_scratch({body.k}, {rows}, {converts})"
     else:
         if not weight.in_place:
             lines.append(f"job.decode = qg_decode_panel<{weight.decoder}>;")
         driver = f"qg_run_passes<{weight.decoder}>" if by_columns(spec, isa) else "qg_run"
-        lines.append(f"qb_run<{weight.decoder}, {kind}, {straight}>(ctx, &job);" if dots else f"{driver}(ctx, &job);")
+        lines.append(
+            f"qb_run<{weight.decoder}, {kind}, {straight}>(ctx, &job, {_most_rows(body, 0)});"
+            if dots
+            else f"{driver}(ctx, &job);"
+        )
         size = f"qg_scratch({body.k})"
         if by_columns(spec, isa):
             size = f"{size} <= {scratch} && qg_pass_scratch({body.k})"
     lines = [*used_symbols(spec, lines, "sym"), *lines]
+    if dots and rows != 1:
+        size = f"{size} <= {scratch} && qm_scratch({body.k}, {_most_rows(body, rows)})"
     if dots and straight:
         size = f"{size} <= {scratch} && qb_few_scratch({body.k}, {rows or straight}, {str(_rounds(spec)).lower()})"
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')

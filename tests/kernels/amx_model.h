@@ -64,3 +64,38 @@ template <int SUM, int X, int W> static void qa_dot_signed_unsigned() {
             memcpy(&amx.row[SUM][m][4 * n], &sum, 4);
         }
 }
+// tdpbf16ps: sums of even and of odd columns apart, fused and each rounded, then their sum is added. Numbers below
+// 2^-126 count as zero, before and after each operation.
+static float amx_flushed(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7f800000) == 0) bits &= 0x80000000;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static float amx_number(const uint8_t* bytes) {
+    const uint32_t bits = (uint32_t)bytes[0] << 16 | (uint32_t)bytes[1] << 24;
+    float x;
+    memcpy(&x, &bits, 4);
+    return amx_flushed(x);
+}
+template <int SUM, int X, int W> static void qa_dot_bf16() {
+    if (!amx_usable(SUM) || !amx_usable(X) || !amx_usable(W)) return;
+    const bool fits = SUM != X && SUM != W && X != W && amx_rows(X) == amx_rows(SUM) &&
+                      amx_bytes(X) == 4 * amx_rows(W) && amx_bytes(W) == amx_bytes(SUM) && amx_bytes(X) % 4 == 0 &&
+                      amx_bytes(W) % 4 == 0;
+    if (!fits) return amx_count(&amx_errors);
+    amx_count(&amx_dots);
+    for (int m = 0; m < amx_rows(SUM); m++)
+        for (int n = 0; n < amx_bytes(SUM) / 4; n++) {
+            float sum, part[2] = {};
+            memcpy(&sum, &amx.row[SUM][m][4 * n], 4);
+            for (int k = 0; k < amx_bytes(X) / 4; k++)
+                for (int odd = 0; odd < 2; odd++)
+                    part[odd] = amx_flushed(__builtin_fmaf(
+                        amx_number(&amx.row[X][m][4 * k + 2 * odd]), amx_number(&amx.row[W][k][4 * n + 2 * odd]),
+                        part[odd]));
+            sum = amx_flushed(amx_flushed(sum) + amx_flushed(part[0] + part[1]));
+            memcpy(&amx.row[SUM][m][4 * n], &sum, 4);
+        }
+}

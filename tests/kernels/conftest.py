@@ -19,6 +19,7 @@ from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.compiler import find_compiler, optimisation
+from qcompiler.runtime.int8_units import tiles_refused
 from qcompiler.runtime.isa import cpuinfo_flags
 
 CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
@@ -57,7 +58,7 @@ class Context(ctypes.Structure):
         ("parallel", ctypes.c_void_p), ("pool", ctypes.c_void_p), ("scratch", ctypes.c_void_p),
         ("scratch_stride", ctypes.c_int64), ("num_threads", ctypes.c_int32), ("error_code", ctypes.c_int32),
         ("error_value", ctypes.c_int64), ("error_limit", ctypes.c_int64), ("error_kernel", ctypes.c_int32),
-        ("int8_units", ctypes.c_int32),
+        ("int8_units", ctypes.c_int32), ("bf16_units", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -113,7 +114,7 @@ class Kernels:
     def __init__(self, specs: Sequence[KernelSpec], isa: str, folder: Path, before: str = "") -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.isa = isa
-        self.int8_units = 0
+        self.int8_units = self.bf16_units = 0
         self.source = before + emit_kernels(tuple(specs), isa)
         self.library = compile_source(self.source + PARALLEL, isa, folder)
 
@@ -123,7 +124,7 @@ class Kernels:
         memory = np.full(stride * threads + 64 + 64, 0xFF, np.uint8)
         base = -(-memory.ctypes.data // 64) * 64
         parallel = ctypes.cast(self.library.test_parallel, ctypes.c_void_p)
-        return Context(parallel, None, base, stride, threads, 0, 0, 0, -1, self.int8_units), memory
+        return Context(parallel, None, base, stride, threads, 0, 0, 0, -1, self.int8_units, self.bf16_units), memory
 
     def run(self, name: str, operands: Sequence[Any], symbols: Sequence[int] = (), threads: int = 1) -> Context:
         """Returns the context, for the error fields. An operand is an array (its first element's address is passed)."""
@@ -199,6 +200,30 @@ def int8_engine(request: pytest.FixtureRequest, build_folder: Path) -> Callable[
     def compiled(specs: Sequence[KernelSpec]) -> Kernels:
         kernels = Kernels(specs, isa, build_folder, before)
         kernels.int8_units = units
+        return kernels
+
+    return compiled
+
+
+TILES_OF_BF16 = {
+    "model": ({"avx512_bf16"}, Path(__file__).with_name("amx_model.h").read_text()),
+    "processor": ({"avx512_bf16", "amx_tile", "amx_bf16"}, ""),
+}
+"""Tiles of bf16: what the processor needs, text before the kernels."""
+
+
+@pytest.fixture(scope="session", params=TILES_OF_BF16)
+def bf16_tiles(request: pytest.FixtureRequest, build_folder: Path) -> Callable[[Sequence[KernelSpec]], Kernels]:
+    """``bf16_tiles(specs)`` compiles kernels that multiply bf16 by tiles of AMX, or of a model of it."""
+    needs, before = TILES_OF_BF16[request.param]
+    if lacks := needs - (cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()):
+        pytest.skip(f"this processor lacks {', '.join(sorted(lacks))}")
+    if request.param == "processor" and (refused := tiles_refused(tuple(needs))) is not None:
+        pytest.skip(refused)
+
+    def compiled(specs: Sequence[KernelSpec]) -> Kernels:
+        kernels = Kernels(specs, "x86-64-v4", build_folder, before)
+        kernels.bf16_units = 1
         return kernels
 
     return compiled

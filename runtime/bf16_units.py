@@ -1,0 +1,49 @@
+"""Which instructions multiply bf16 on the CPU, by the variable `QC_BF16`.
+
+    tiles    tiles of AMX where the processor has them and the system allows them, else as dots: the default
+    dots     dot products of pairs (AVX512-BF16) where the processor has them, else fp32
+
+Tiles add the products of a sum in another order than dot products do, so the last bits of results differ.
+"""
+
+from __future__ import annotations
+
+import os
+
+from qcompiler.errors import ArgumentError
+from qcompiler.runtime.int8_units import tiles_refused
+from qcompiler.runtime.progress import note_once
+
+UNITS = {"dots": 0, "tiles": 1}
+"""The numbers of abi.h: QC_BF16_DEFAULT, QC_BF16_TILES."""
+
+TILE_FLAGS = ("amx_tile", "amx_bf16", "avx512_bf16")
+"""What a processor needs for tiles of bf16, by the names of /proc/cpuinfo: AVX-512 makes the numbers that they
+multiply."""
+
+
+def asked_units() -> str | None:
+    """The value of `QC_BF16`; None if it says nothing. ArgumentError for one that is not in `UNITS`."""
+    asked = os.environ.get("QC_BF16") or None
+    if asked is not None and asked not in UNITS:
+        known = ", ".join(UNITS)
+        raise ArgumentError(f"QC_BF16={asked!r} names no instructions that multiply bf16; choose from {known}")
+    return asked
+
+
+def bf16_units(isa: str) -> int:
+    """The `bf16_units` of a context for kernels of an instruction set. ArgumentError as of `asked_units`.
+
+    Where tiles are asked for and cannot be used, a note says why, and dot products serve.
+    """
+    asked = asked_units()
+    if asked == "dots":
+        return UNITS["dots"]
+    why = (
+        tiles_refused(TILE_FLAGS) if isa == "x86-64-v4" else f"kernels for {isa} have no tiles, those for x86-64-v4 do"
+    )
+    if why is None:
+        return UNITS["tiles"]
+    if asked == "tiles":
+        note_once(f"QC_BF16=tiles: {why}; bf16 is multiplied as with QC_BF16=dots")
+    return UNITS["dots"]

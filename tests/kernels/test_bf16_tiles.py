@@ -1,0 +1,129 @@
+"""Products of bf16 by tiles of AMX, on a processor that has them and on a model of its tiles.
+
+Both are held to what other kernels of bf16 are held to (test_linear_bf16.py), and to each other's bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import bf16_linears
+import numpy as np
+import pytest
+import window_cases
+from bf16_linears import FEW, WEIGHTS, check, rows_of, spec_of, weight
+from kernel_cases import aligned
+
+from qcompiler.plan.kernel import KernelSpec
+
+Tiles = Callable[[Sequence[KernelSpec]], Any]
+
+MS = (1, 2, 8, 15, 16, 17, 31, 32, 33, 64, 65, 131)
+"""Around a tile, a block of rows, and the last number of rows that are multiplied by codes."""
+
+WIDE = {  # several tasks, blocks of columns and of scales, with tails of all; both ways through the codes
+    "nf4:block=64": (19, 576), "int4:group=128": (19, 1024), "int4:group=32,symmetric=False": (307, 1088),
+    "int4:group=row": (37, 1056), "int2:group=64": (19, 640), "int3:group=64": (37, 1152), "q5_K": (37, 1280),
+    "plain": (307, 1101),
+}  # fmt: skip
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
+    monkeypatch.setattr(bf16_linears, "WEIGHTS", WIDE)
+    return WIDE
+
+
+def tile_counts(kernels: Any) -> dict[str, int]:
+    """What the model counted; empty for a processor."""
+    names = ("errors", "dots", "configured", "released")
+    if "QC_AMX_MODEL 1" not in kernels.source:
+        return {}
+    return {name: ctypes.c_int64.in_dll(kernels.library, f"amx_{name}").value for name in names}
+
+
+def check_counts(kernels: Any, before: dict[str, int]) -> None:
+    """Tiles were used as the manual says, and released."""
+    if before:
+        after = tile_counts(kernels)
+        assert after["errors"] == 0 and after["dots"] > before["dots"] and after["configured"] == after["released"]
+
+
+def test_products_are_those_of_factors_in_bf16(bf16_tiles: Tiles) -> None:
+    kernels = bf16_tiles([spec_of(text, "f32", "large") for text in FEW])
+    before = tile_counts(kernels)
+    for text in FEW:
+        for m in MS:
+            check(kernels, text, "f32", "large", m)
+    check_counts(kernels, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x", ["bf16", "f32", "f16"])
+def test_products_of_every_way_through_the_codes(bf16_tiles: Tiles, x: Any) -> None:
+    kernels = bf16_tiles([spec_of(text, x, "large") for text in WEIGHTS])
+    for text in WEIGHTS:
+        for m in MS:
+            check(kernels, text, x, "large", m)
+
+
+@pytest.mark.parametrize("text", [*WIDE])
+def test_blocks_of_columns_and_of_scales_have_tails(
+    bf16_tiles: Tiles, wide: dict[str, tuple[int, int]], text: str
+) -> None:
+    kernels = bf16_tiles([spec_of(text, "bf16", "large")])
+    for m in (3, 17, 40, 65):
+        check(kernels, text, "bf16", "large", m)
+
+
+def test_more_rows_than_a_chunk(bf16_tiles: Tiles) -> None:
+    """A chunk has at most 1024 rows; the second one is not full."""
+    kernels = bf16_tiles([spec_of("int8:symmetric=False", "bf16", "large")])
+    check(kernels, "int8:symmetric=False", "bf16", "large", 1100)
+
+
+def test_windows_of_images(bf16_tiles: Tiles) -> None:
+    narrow = next(case for case in window_cases.CASES if case.name == "narrow")
+    window_cases.check(bf16_tiles([window_cases.spec_of(narrow)]), narrow)
+
+
+@pytest.mark.parametrize("text", ["nf4:block=64", "int8:symmetric=False"])
+def test_numbers_that_are_none_stay_in_their_rows(bf16_tiles: Tiles, text: str) -> None:
+    """An infinity gives one where the sum has one sign, a NaN a NaN, and neighbours are as they were."""
+    n, (_, data, w), spec = WEIGHTS[text][0], weight(text), spec_of(text, "bf16", "large")
+    kernels, rows = bf16_tiles([spec]), rows_of(text, "bf16", 40)
+
+    def products() -> Any:
+        return kernels.run_both(spec.name, lambda: [rows, data, np.zeros((40, n), np.float32)], (40,))[2]
+
+    plain = products()
+    rows[1, 5], rows[37, 7] = np.inf, np.nan
+    out = products()
+    others = [i for i in range(40) if i not in (1, 37)]
+    assert out[others].tobytes() == plain[others].tobytes()
+    assert np.isnan(out[37]).all()
+    there = w[:, 5] != 0
+    assert (out[1][there] == np.sign(w[there, 5]) * np.inf).all()
+    assert np.isnan(out[1][~there]).all()
+
+
+def test_the_model_has_the_bits_of_the_processor(harness: Any, build_folder: Any) -> None:
+    """The model is what the manual says. Where a processor has tiles, it agrees, tiny numbers included."""
+    refused = harness.tiles_refused(tuple(sorted(harness.TILES_OF_BF16["processor"][0])))
+    if refused is not None:
+        pytest.skip(refused)
+    text, m = "plain", 45
+    (n, k), spec, outs = WEIGHTS[text], spec_of(text, "bf16", "large"), []
+    data = np.random.default_rng(3).integers(0, 1 << 16, weight(text)[1].size // 2, np.uint16)
+    rows = np.random.default_rng(4).integers(0, 1 << 16, (m, k + 3), np.uint16)
+    for bits in (data, rows):  # magnitudes from 2^-127 to 1, so that no sum overflows
+        np.bitwise_and(bits, np.uint16(0xBFFF), out=bits)
+    for before in (harness.TILES_OF_BF16["model"][1], ""):
+        kernels = harness.Kernels([spec], "x86-64-v4", build_folder, before)
+        kernels.bf16_units = 1
+        given = [rows.view(np.uint8).view("V2"), aligned(data.view(np.uint8)), np.zeros((m, n), np.float32)]
+        kernels.run(spec.name, given, (m,))
+        outs.append(given[2])
+    assert outs[0].tobytes() == outs[1].tobytes() and np.abs(outs[0]).max() > 0
