@@ -15,6 +15,7 @@ from qcompiler.errors import ArgumentError, CaptureRuleError, DeviceUnavailableE
 from qcompiler.plan.plan import EntryPoint, calls_torch
 from qcompiler.runtime import interop, jax_arrays, on_request
 from qcompiler.runtime.backends.cpu import NO_CAPTURE
+from qcompiler.runtime.bf16_units import bf16_units
 from qcompiler.runtime.binding import Binding, Shape
 from qcompiler.runtime.dlpack import HostTensor
 from qcompiler.runtime.executor import (
@@ -27,7 +28,6 @@ from qcompiler.runtime.executor import (
     total_time,
 )
 from qcompiler.runtime.forking import free_after_fork
-from qcompiler.runtime.bf16_units import bf16_units
 from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.interop import Source
 from qcompiler.runtime.memory import Block, address_of, kept_if_it_fails

@@ -20,11 +20,11 @@ from qcompiler.plan.dims import Expr, dim
 from qcompiler.plan.kernel import ITEMSIZE
 from qcompiler.plan.plan import EntryPoint, to_json
 from qcompiler.runtime import sanitize
+from qcompiler.runtime.bf16_units import bf16_units
 from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.code import load, remember
 from qcompiler.runtime.compiler import compile_code, cpu_flags, recorded
 from qcompiler.runtime.executor import EntryArenas
-from qcompiler.runtime.bf16_units import bf16_units
 from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.loaded import LoadedProgram
 from qcompiler.runtime.native import kernel_title

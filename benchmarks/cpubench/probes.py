@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from qcompiler.kernels.cpu import emit
 from qcompiler.plan.kernel import KernelSpec
-from qcompiler.runtime.compiler import compile_library
 from qcompiler.runtime.bf16_units import bf16_units
+from qcompiler.runtime.compiler import compile_library
 from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.limits import Limits, middle, probes_text
