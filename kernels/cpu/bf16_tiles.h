@@ -3,9 +3,14 @@
 //
 // Words of two columns, as gemm_bf16.h makes them, are tiles of w as they lie: [pair of columns][16 lanes]. Rows of x are
 // rounded once for all tasks and put in tiles, too, in the scratch of the calling thread. A task has some units of two
-// panels. For one block of columns after the other, and each unit in it, it makes the words and multiplies all rows by
-// them: words stay in the L1 cache, the rows of a block of columns in the L1 or the L2 cache, the sums of all units in
-// the L2 cache.
+// panels, and does its work in one of two orders:
+//
+//     words stay    many rows, not too many columns: it makes the words of all its units, which stay in the L2 cache,
+//                   and for each block of rows multiplies, and finishes what it has
+//     sums stay     else: for each block of columns and each unit it makes the words and multiplies all rows by them.
+//                   The words of a block stay in the L1 cache, the sums of all units in the L2 cache
+//
+// and makes the words in one of two ways:
 //
 //     by elements   a word holds two rounded elements
 //     by codes      a word holds the values of two codes, which take a fifth of the time to make, and the sums of the
@@ -20,34 +25,46 @@
 enum { QM_COLUMNS = 32, QM_TILE = 1024, QM_ROWS = 32, QM_BLOCK = 512 };
 // Few rows have narrower blocks: x and the words share an L1 cache of 48 KiB.
 enum { QM_NARROW = 256 };
-// Bytes of rows of x at a time, most rows, most units of a task, floats of their sums (a quarter of 2 MiB of L2).
-enum { QM_CHUNK = 1 << 22, QM_MOST = 1024, QM_UNITS = 8, QM_SUMS = 1 << 17 };
-// Most rows that are multiplied by codes where a row of w has several scales.
-enum { QM_BY_CODES = 64 };
+// Bytes of rows of x at a time, most units of a task, floats of their sums and bytes of words that stay (a quarter of
+// 2 MiB of L2 each).
+enum { QM_CHUNK = 1 << 22, QM_UNITS = 8, QM_SUMS = 1 << 17, QM_WORDS = 1 << 19 };
+// Most rows that are multiplied by codes where a row of w has several scales. With more, words stay if there are at most
+// QM_KEPT columns.
+enum { QM_FEW = 64, QM_KEPT = 2048 };
 
 constexpr int64_t qm_padded(int64_t k) { return qg_up(k, QM_COLUMNS) * QM_COLUMNS; }
+// Whether words stay, for `m` rows (0: for some number of rows).
+constexpr bool qm_keeps(int64_t k, int64_t m) { return k > 0 && k <= QM_KEPT && (m == 0 || m > QM_FEW); }
 // Most rows at a time, of at most `m` (0: any number).
 constexpr int64_t qm_chunk(int64_t k, int64_t m) {
-    const int64_t fit = k > 0 ? QM_CHUNK / (2 * qm_padded(k)) / QM_ROWS * QM_ROWS : (int64_t)QM_MOST;
-    const int64_t most = m > 0 && m < QM_MOST ? qg_up(m, QM_ROWS) * QM_ROWS : (int64_t)QM_MOST;
+    const int64_t bound = qm_keeps(k, m) ? 4096 : 1024;
+    const int64_t fit = k > 0 ? QM_CHUNK / (2 * qm_padded(k)) / QM_ROWS * QM_ROWS : bound;
+    const int64_t most = m > 0 && m < bound ? qg_up(m, QM_ROWS) * QM_ROWS : bound;
     return fit < QM_ROWS ? (int64_t)QM_ROWS : fit > most ? most : fit;
 }
 // Floats from one row of sums to the next: not a power of two, whose multiples share sets of an L1 cache.
 constexpr int64_t qm_stride(int64_t units) { return (units * QG_NP + 1) * 16; }
-// Floats of the sums of a task, once more those of a unit, and those of a block of rows before they are scaled.
-constexpr int64_t qm_sums(int64_t chunk) {
-    const int64_t all = chunk * qm_stride(QM_UNITS), unit = chunk * qm_stride(1);
-    const int64_t least = all < QM_SUMS ? all : (int64_t)QM_SUMS;
-    return (least < unit ? unit : least) + unit + QM_ROWS * qm_stride(1);
+// Units whose words stay, their bytes.
+constexpr int64_t qm_words(int64_t k) { return QG_NP * 32 * qm_padded(k); }
+constexpr int64_t qm_kept_units(int64_t k) {
+    const int64_t fit = k > 0 ? QM_WORDS / qm_words(k) : 0;
+    return fit < QM_UNITS ? fit : (int64_t)QM_UNITS;
 }
-// Floats of the sums of columns of x, and of a row of it.
-constexpr int64_t qm_totals(int64_t k, int64_t chunk) {
-    return qg_up(chunk + QM_BY_CODES * (k / QM_COLUMNS), 16) * 16 + qm_padded(k);
+// Bytes of words and sums of a task. Where words stay, sums do for few rows only.
+constexpr int64_t qm_work(int64_t k, int64_t m) {
+    const bool keeps = qm_keeps(k, m);
+    const int64_t rows = keeps ? (int64_t)QM_FEW : qm_chunk(k, m), all = rows * qm_stride(QM_UNITS);
+    const int64_t least = all < QM_SUMS ? all : (int64_t)QM_SUMS, unit = rows * qm_stride(1);
+    const int64_t sums = QG_NP * QM_BLOCK * 32 + 4 * (least < unit ? unit : least);
+    const int64_t kept = keeps ? qm_kept_units(k) * qm_words(k) + 4 * QM_ROWS * qm_stride(QM_UNITS) : 0;
+    return sums < kept ? kept : sums;
 }
-// Bytes of scratch: words of a unit, sums, rows of x in tiles, their totals.
+// Bytes for two blocks of rows of a unit's sums, and for words of a block: QM_SPARE.
+enum { QM_SPARE = QG_NP * QM_BLOCK * 32 + 2 * 4 * QM_ROWS * 16 * (QG_NP + 1) };
+// Bytes of scratch: spare ones, words and sums, rows of x in tiles, the sums of their columns, a row in fp32.
 constexpr int64_t qm_scratch(int64_t k, int64_t m) {
-    const int64_t chunk = qm_chunk(k, m);
-    return QG_NP * QM_BLOCK * 32 + 4 * qm_sums(chunk) + chunk * 2 * qm_padded(k) + 4 * qm_totals(k, chunk);
+    const int64_t chunk = qm_chunk(k, m), totals = qg_up(chunk + QM_FEW * (k / QM_COLUMNS), 16) * 16;
+    return QM_SPARE + qm_work(k, m) + chunk * 2 * qm_padded(k) + 4 * (totals + qm_padded(k));
 }
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
@@ -163,7 +180,7 @@ template <class D> QC_INLINE int64_t qm_span(int64_t k, int64_t rows) {
         const int64_t span = qb_coded<D>::span(k);
         if (decltype(D::entries)::COVERS == 0) return k > 0 && span == k && k % QM_COLUMNS == 0 ? k : 0;
         const bool whole = k % span == 0 && span % QM_COLUMNS == 0 && QM_NARROW % span == 0;
-        return whole && rows <= qc_min(span, QM_BY_CODES) ? span : 0;
+        return whole && rows <= qc_min(span, QM_FEW) ? span : 0;
     }
 }
 
@@ -188,11 +205,13 @@ struct qm_rows {
     char* tiles;
     int64_t count, padded;
     int64_t width, block, blocks;  // columns and rows of a block, blocks of rows
-    qm_rows(char* at, int64_t rows, int64_t k)
-        : tiles(at), count(rows), padded(qm_padded(k)), width(rows > QM_ROWS ? (int64_t)QM_BLOCK : QM_NARROW),
+    qm_rows(char* at, int64_t rows, int64_t k, bool keeps)
+        : tiles(at), count(rows), padded(qm_padded(k)),
+          width(keeps ? padded : rows > QM_ROWS ? (int64_t)QM_BLOCK : QM_NARROW),
           block(rows > 16 ? (int64_t)QM_ROWS : 16), blocks(qg_up(rows, block)) {}
     int64_t step() const { return block * 64; }
     int64_t columns(int64_t k0) const { return qc_min(padded - k0, width); }  // of the block that begins at k0
+    int64_t of(int64_t b) const { return qc_min(count - b * QM_ROWS, QM_ROWS); }  // rows of block b
     char* at(int64_t k, int64_t b) const {
         const int64_t k0 = k / width * width;
         return tiles + 2 * block * (k0 * blocks + b * columns(k0) + (k - k0));
@@ -251,108 +270,126 @@ static void qm_load_rows(
 struct qm_call {
     const qg_job* job;
     qm_rows rows;
+    bool keeps;               // words stay
     int64_t m0, span, units;  // the first row; columns of a scale, or 0; units of a task
     float* totals;
     int64_t row_at;  // where in scratch a row of x has room
 };
 
-// A unit: one panel, or two, and where its sums are.
+// One panel, or two: their words, `next` bytes apart, and their sums, with rows `stride` floats apart.
 struct qm_unit {
     int64_t panel;
     bool two;
+    char* words;
+    int64_t next;
     float* sums;
-    int64_t stride;  // floats from row to row
-    float* block(int64_t b) const { return sums + b * QM_ROWS * stride; }
+    int64_t stride;
 };
 
-// sums (+)= columns [k, k + tiles * 32) of block b of rows, times words. `stride`: floats from row to row.
+// What a thread has for blocks of rows of one unit: words, sums before they are scaled, and sums by elements.
+struct qm_spare {
+    char* words;
+    float* parts;
+    float* others;
+    qm_spare(char* scratch)
+        : words(scratch), parts((float*)(words + QG_NP * QM_BLOCK * 32)), others(parts + QM_ROWS * qm_stride(1)) {}
+};
+
+// sums (+)= columns [k, k + tiles * 32) of block b of rows, times words.
 QC_COLD void qm_product(
-    const qm_rows& rows, int64_t b, int64_t k, int64_t tiles, const char* words, bool two, float* sums, int64_t stride,
+    const qm_rows& rows, int64_t b, int64_t k, int64_t tiles, const char* words, const qm_unit& unit, float* sums,
     bool add) {
     const char* const x = rows.at(k, b);
-    const int64_t step = rows.step(), next = QM_BLOCK * 32;
+    const int64_t step = rows.step(), next = unit.next, stride = 4 * unit.stride;
     if (rows.count - b * QM_ROWS > 16) {
-        if (two) qm_block<2, 2>(x, step, words, next, tiles, sums, 4 * stride, add);
-        else qm_block<2, 1>(x, step, words, next, tiles, sums, 4 * stride, add);
+        if (unit.two) qm_block<2, 2>(x, step, words, next, tiles, sums, stride, add);
+        else qm_block<2, 1>(x, step, words, next, tiles, sums, stride, add);
     } else {
-        if (two) qm_block<1, 2>(x, step, words, next, tiles, sums, 4 * stride, add);
-        else qm_block<1, 1>(x, step, words, next, tiles, sums, 4 * stride, add);
+        if (unit.two) qm_block<1, 2>(x, step, words, next, tiles, sums, stride, add);
+        else qm_block<1, 1>(x, step, words, next, tiles, sums, stride, add);
     }
 }
 
-// The columns of a block times a unit: its sums.
-template <class D> static void qm_by_elements(const qm_call& call, const qm_unit& unit, int64_t k0, char* words) {
-    const int64_t kc = qc_min(call.job->k - k0, call.rows.width);
-    qm_elements<D>(call.job, unit.panel, k0, kc, words);
-    if (unit.two) qm_elements<D>(call.job, unit.panel + 1, k0, kc, words + QM_BLOCK * 32);
-    for (int64_t b = 0; b < call.rows.blocks; b++)
-        qm_product(
-            call.rows, b, k0, qg_up(kc, QM_COLUMNS), words, unit.two, unit.block(b), unit.stride, k0 > 0);
+template <class D> static void qm_make(const qg_job* job, const qm_unit& unit, int64_t k0, int64_t kc, bool codes) {
+    for (int p = 0; p < 1 + unit.two; p++) {
+        char* const words = unit.words + p * unit.next;
+        if constexpr (qb_coded<D>::LOOKED_UP)
+            if (codes) {
+                qm_codes<D>(job, unit.panel + p, k0, kc, words);
+                continue;
+            }
+        qm_elements<D>(job, unit.panel + p, k0, kc, words);
+    }
 }
 
-// Rows of numbers, `stride` apart.
-template <class T> struct qm_lines { T* at; int64_t stride; };
-
-// sums[i] (+)= parts[i] * scale + total[i] * offset for `count` rows, with the scale of a panel at column k.
+// sums[i] (+)= parts[i] * scale + totals[i] * offset for `count` rows of a panel, with its entries of column k.
 template <class W> QC_INLINE void qm_scale(
-    const qg_packed& from, int64_t panel, int64_t k, int64_t count, qm_lines<const float> parts,
-    qm_lines<const float> totals, qm_lines<float> sums, bool add) {
+    const qg_packed& from, int64_t panel, int64_t k, int64_t count, const float* parts, int64_t next,
+    const float* totals, int64_t groups, float* sums, int64_t stride, bool add) {
     W entries;
     entries.load(from, panel, k);
     const qf scale = entries.scale().r[0];
     [[maybe_unused]] qf offset;
     if constexpr (W::OFFSET) offset = entries.offset().r[0];
-    for (int64_t i = 0; i < count; i++) {
-        float* const to = sums.at + i * sums.stride;
-        const qf part = q_load(parts.at + i * parts.stride);
-        qf sum = add ? q_fma(part, scale, q_load(to)) : part * scale;
-        if constexpr (W::OFFSET) sum = q_fma(q_set(totals.at[i * totals.stride]), offset, sum);
-        q_store(to, sum);
+    for (int64_t i = 0; i < count; i++, parts += next, totals += groups, sums += stride) {
+        qf sum = add ? q_fma(q_load(parts), scale, q_load(sums)) : q_load(parts) * scale;
+        if constexpr (W::OFFSET) sum = q_fma(q_set(*totals), offset, sum);
+        q_store(sums, sum);
     }
 }
 
-// As `qm_by_elements`. `parts`: room for the sums of a block of rows.
-template <class D>
-static void qm_by_codes(const qm_call& call, const qm_unit& unit, int64_t k0, char* words, float* parts) {
+// Columns [k0, k0 + kc) of block b of rows, by codes, whose words are there: each scale's are multiplied apart.
+template <class D> static void qm_scaled(
+    const qm_call& call, const qm_unit& unit, int64_t b, int64_t k0, int64_t kc, float* sums, float* parts) {
     typedef decltype(D::entries) W;
-    const int64_t groups = call.job->k / call.span, kc = qc_min(call.job->k - k0, call.rows.width);
-    const int64_t narrow = qm_stride(1);
-    qm_codes<D>(call.job, unit.panel, k0, kc, words);
-    if (unit.two) qm_codes<D>(call.job, unit.panel + 1, k0, kc, words + QM_BLOCK * 32);
-    for (int64_t b = 0; b < call.rows.blocks; b++) {
-        float* const sums = unit.block(b);
-        const int64_t count = qc_min(call.rows.count - b * QM_ROWS, QM_ROWS);
-        const auto scale = [&](int64_t k, const float* these, int64_t stride, bool add) {
-            const float* const totals = call.totals + b * QM_ROWS * groups + k / call.span;
-            for (int p = 0; p < 1 + unit.two; p++)
-                qm_scale<W>(call.job->packed, unit.panel + p, k, count, {these + 16 * p, stride}, {totals, groups},
-                            {sums + 16 * p, unit.stride}, add);
-        };
-        if (groups == 1) {
-            qm_product(call.rows, b, k0, kc / QM_COLUMNS, words, unit.two, sums, unit.stride, k0 > 0);
-            if (k0 + kc == call.job->k) scale(0, sums, unit.stride, false);
-            continue;
-        }
-        for (int64_t k = k0; k < k0 + kc; k += call.span) {
-            const char* const these = words + 32 * (k - k0);
-            qm_product(call.rows, b, k, call.span / QM_COLUMNS, these, unit.two, parts, narrow, false);
-            scale(k, parts, narrow, k > 0);
-        }
+    const int64_t groups = call.job->k / call.span, count = call.rows.of(b);
+    const auto scale = [&](int64_t k, const float* these, int64_t next, bool add) {
+        const float* const totals = call.totals + b * QM_ROWS * groups + k / call.span;
+        for (int p = 0; p < 1 + unit.two; p++)
+            qm_scale<W>(call.job->packed, unit.panel + p, k, count, these + 16 * p, next, totals, groups, sums + 16 * p,
+                        unit.stride, add);
+    };
+    if (groups == 1) {
+        qm_product(call.rows, b, k0, kc / QM_COLUMNS, unit.words, unit, sums, k0 > 0);
+        if (k0 + kc == call.job->k) scale(0, sums, unit.stride, false);
+        return;
+    }
+    const qm_unit narrow = {unit.panel, unit.two, unit.words, unit.next, parts, qm_stride(1)};
+    for (int64_t k = k0; k < k0 + kc; k += call.span) {
+        qm_product(call.rows, b, k, call.span / QM_COLUMNS, unit.words + 32 * (k - k0), narrow, parts, false);
+        scale(k, parts, narrow.stride, k > 0);
     }
 }
 
 // A sum of codes may be no number where that of elements is one (0 * infinity): such rows take the other way, too.
-template <class D> QC_COLD void qm_mend(const qm_call& call, const qm_unit& unit, char* words, float* others) {
+template <class D> QC_COLD void qm_mend(
+    const qm_call& call, const qm_unit& unit, int64_t b, float* sums, const qm_spare& spare) {
     bool made = false;
-    for (int64_t i = 0; i < call.rows.count; i++) {
-        float* const row = unit.sums + i * unit.stride;
+    for (int64_t i = 0; i < call.rows.of(b); i++) {
+        float* const row = sums + i * unit.stride;
         const vf first = vload(row), second = unit.two ? vload(row + 16) : vzero();
         if (vsum((first - first) + (second - second)) == 0.0f) continue;
-        const qm_unit other = {unit.panel, unit.two, others, qm_stride(1)};
-        for (int64_t k0 = 0; !made && k0 < call.job->k; k0 += call.rows.width) qm_by_elements<D>(call, other, k0, words);
+        const qm_unit other = {unit.panel, unit.two, spare.words, QM_BLOCK * 32, spare.others, qm_stride(1)};
+        for (int64_t k0 = 0, width = qc_min(call.rows.width, QM_BLOCK); !made && k0 < call.job->k; k0 += width) {
+            const int64_t kc = qc_min(call.job->k - k0, width);
+            qm_make<D>(call.job, other, k0, kc, false);
+            qm_product(call.rows, b, k0, qg_up(kc, QM_COLUMNS), other.words, other, spare.others, k0 > 0);
+        }
         made = true;
-        memcpy(row, others + i * qm_stride(1), 4 * 16 * QG_NP);
+        memcpy(row, spare.others + i * qm_stride(1), 4 * 16 * QG_NP);
     }
+}
+
+// The columns of a block times block b of rows: sums, in the end.
+template <class D> QC_INLINE void qm_multiply(
+    const qm_call& call, const qm_unit& unit, int64_t b, int64_t k0, int64_t kc, float* sums, const qm_spare& spare) {
+    if constexpr (qb_coded<D>::LOOKED_UP)
+        if (call.span > 0) {
+            qm_scaled<D>(call, unit, b, k0, kc, sums, spare.parts);
+            if (k0 + kc == call.job->k) qm_mend<D>(call, unit, b, sums, spare);
+            return;
+        }
+    qm_product(call.rows, b, k0, qg_up(kc, QM_COLUMNS), unit.words, unit, sums, k0 > 0);
 }
 
 template <class D> static void qm_task(void* arg, int64_t task, char* scratch) {
@@ -360,38 +397,53 @@ template <class D> static void qm_task(void* arg, int64_t task, char* scratch) {
     const qg_job* const job = call.job;
     const int64_t panels = (job->n + 15) / 16, p0 = task * call.units * QG_NP, n0 = p0 * 16;
     const int64_t units = qc_min(qg_up(panels, QG_NP) - task * call.units, call.units);
-    const int64_t rows = call.rows.blocks * call.rows.block, stride = qm_stride(call.units);
-    char* const words = scratch;
-    float* const sums = (float*)(words + QG_NP * QM_BLOCK * 32);
-    float* const others = sums + rows * stride;
-    float* const parts = others + rows * qm_stride(1);
+    const int64_t stride = qm_stride(call.units), columns = qc_min(job->n - n0, units * QG_NP * 16);
+    const qm_spare spare(scratch);
+    char* const words = scratch + QM_SPARE;
+    const int64_t kept = call.keeps ? qm_words(job->k) : 0;  // bytes from the words of a unit to those of the next
+    float* const sums = (float*)(words + (call.keeps ? call.units * kept : QG_NP * QM_BLOCK * 32));
+    const auto unit_of = [&](int64_t u) -> qm_unit {
+        const int64_t panel = p0 + u * QG_NP;
+        return {panel, panel + 1 < panels, words + u * kept, call.keeps ? kept / QG_NP : QM_BLOCK * 32,
+                sums + u * QG_NP * 16, stride};
+    };
+    const auto finish = [&](int64_t b, const float* from) {
+        job->finish(job, from, stride, call.m0 + b * QM_ROWS, call.rows.of(b), n0, columns);
+    };
     qa_configure(qm_shape(call.rows.count));
+    if (call.keeps) {
+        for (int64_t u = 0; u < units; u++) qm_make<D>(job, unit_of(u), 0, job->k, call.span > 0);
+        for (int64_t b = 0; b < call.rows.blocks; b++) {
+            for (int64_t u = 0; u < units; u++) {
+                const qm_unit unit = unit_of(u);
+                qm_multiply<D>(call, unit, b, 0, job->k, unit.sums, spare);
+            }
+            finish(b, sums);
+        }
+        return qa_release();
+    }
     int64_t k0 = 0;
     do {  // once even for k = 0, whose sums are zero
-        for (int64_t panel = p0; panel < p0 + units * QG_NP; panel += QG_NP) {
-            const qm_unit unit = {panel, panel + 1 < panels, sums + (panel - p0) * 16, stride};
-            if constexpr (qb_coded<D>::LOOKED_UP)
-                if (call.span > 0) qm_by_codes<D>(call, unit, k0, words, parts);
-            if (call.span == 0) qm_by_elements<D>(call, unit, k0, words);
-            if constexpr (qb_coded<D>::LOOKED_UP)
-                if (call.span > 0 && k0 + call.rows.width >= job->k) qm_mend<D>(call, unit, words, others);
+        const int64_t kc = qc_min(job->k - k0, call.rows.width);
+        for (int64_t u = 0; u < units; u++) {
+            const qm_unit unit = unit_of(u);
+            qm_make<D>(job, unit, k0, kc, call.span > 0);
+            for (int64_t b = 0; b < call.rows.blocks; b++)
+                qm_multiply<D>(call, unit, b, k0, kc, unit.sums + b * QM_ROWS * stride, spare);
         }
         k0 += call.rows.width;
     } while (k0 < job->k);
     qa_release();
-    const int64_t columns = qc_min(job->n - n0, units * QG_NP * 16);
-    for (int64_t i = 0; i < call.rows.count; i += QM_ROWS)
-        job->finish(job, sums + i * stride, stride, call.m0 + i, qc_min(call.rows.count - i, QM_ROWS), n0, columns);
+    for (int64_t b = 0; b < call.rows.blocks; b++) finish(b, sums + b * QM_ROWS * stride);
 }
 
 // Rows of a task that puts them in tiles.
 enum { QM_LOADED = 32 };
 template <class D, class T> static void qm_load_task(void* arg, int64_t task, char* scratch) {
     const qm_call& call = *(const qm_call*)arg;
-    float* const row = (float*)(scratch + call.row_at);
     const int64_t end = call.rows.blocks * call.rows.block;
     qm_load_rows<D, T>(call.job, call.m0, call.rows, task * QM_LOADED, qc_min((task + 1) * QM_LOADED, end), call.span,
-                       call.totals, row);
+                       call.totals, (float*)(scratch + call.row_at));
 }
 
 // Rows of T times a weight. `m`: what `qm_scratch` was told.
@@ -400,15 +452,17 @@ template <class D, class T> static void qm_run(qc_ctx* ctx, qg_job* job, int64_t
     const int64_t units = qg_up((job->n + 15) / 16, QG_NP), threads = ctx->num_threads;
     const int64_t most = qm_chunk(job->k, m), chunks = qg_up(job->m, most), padded = qm_padded(job->k);
     const int64_t chunk = qc_min(most, qg_up(qg_up(job->m, chunks), QM_ROWS) * QM_ROWS);  // nearly equal ones
-    char* const tiles = ctx->scratch + QG_NP * QM_BLOCK * 32 + 4 * qm_sums(most);
+    const bool keeps = qm_keeps(job->k, m) && qm_keeps(job->k, job->m);
+    char* const tiles = ctx->scratch + QM_SPARE + qm_work(job->k, m);
     float* const totals = (float*)(tiles + most * 2 * padded);
     for (int64_t m0 = 0; m0 < job->m; m0 += chunk) {
-        const qm_rows rows(tiles, qc_min(job->m - m0, chunk), job->k);
-        const int64_t fit = (QM_SUMS / (rows.blocks * rows.block * 16) - 1) / QG_NP;
+        const qm_rows rows(tiles, qc_min(job->m - m0, chunk), job->k, keeps);
+        const int64_t fit = keeps ? qm_kept_units(job->k) : (QM_SUMS / (rows.blocks * rows.block * 16) - 1) / QG_NP;
         const int64_t worth = units * QG_NP * job->k * (3 + qg_up(rows.count, 16)) / 2 / QG_TASK;
         const int64_t tasks = threads > 1 ? qc_max(qc_min(worth, 2 * threads), 1) : 1;
         const int64_t wide = qc_max(qc_min(qc_min(fit, QM_UNITS), units / tasks), 1);
-        qm_call call = {job, rows, m0, qm_span<D>(job->k, job->m), wide, totals, qm_scratch(job->k, m) - 4 * padded};
+        qm_call call = {job, rows, keeps, m0, qm_span<D>(job->k, job->m), wide, totals,
+                        qm_scratch(job->k, m) - 4 * padded};
         const int64_t loads = qg_up(rows.blocks * rows.block, QM_LOADED), all = qg_up(units, call.units);
         const bool shared = threads > 1 && all > 1 && tasks > 1;
         if (shared && rows.count * job->k >= 8 * QG_TASK) ctx->parallel(ctx, loads, qm_load_task<D, T>, &call);

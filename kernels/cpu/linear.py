@@ -188,14 +188,18 @@ def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
 
 
 def _tiles_bf16(k: int, m: int) -> int:
-    """bf16_tiles.h's qm_scratch: words of two panels, sums, rows of x in tiles, sums of columns of x, a row in fp32."""
-    padded, most = _up(k, 32) * 32, 1024
-    fit = (1 << 22) // (2 * padded) // 32 * 32 if k > 0 else most
-    chunk = max(32, min(fit, _up(m, 32) * 32 if 0 < m < most else most))
-    unit = chunk * 48
-    sums = max(unit, min(chunk * 17 * 16, 1 << 17)) + unit + 32 * 48
-    totals = _up(chunk + 64 * (k // 32), 16) * 16 + padded
-    return 2 * 512 * 32 + 4 * sums + chunk * 2 * padded + 4 * totals
+    """bf16_tiles.h's qm_scratch: spare bytes, words and sums, rows of x in tiles, sums of their columns, a row."""
+    padded = _up(k, 32) * 32
+    keeps = 0 < k <= 2048 and not 0 < m <= 64
+    bound = 4096 if keeps else 1024
+    fit = (1 << 22) // (2 * padded) // 32 * 32 if k > 0 else bound
+    chunk = max(32, min(fit, _up(m, 32) * 32 if 0 < m < bound else bound))
+    rows, words = 64 if keeps else chunk, 2 * 32 * padded
+    work = 2 * 512 * 32 + 4 * max(rows * 48, min(rows * 17 * 16, 1 << 17))
+    if keeps:
+        work = max(work, min((1 << 19) // words, 8) * words + 4 * 32 * 17 * 16)
+    spare, totals = 2 * 512 * 32 + 2 * 4 * 32 * 48, _up(chunk + 64 * (k // 32), 16) * 16
+    return spare + work + chunk * 2 * padded + 4 * (totals + padded)
 
 
 def _most_rows(body: LinearKernel, few: int) -> int:
