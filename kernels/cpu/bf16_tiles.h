@@ -18,6 +18,7 @@
 //
 // A tile adds the products of even and of odd columns apart, 16 each, and then both to the sum; each addition rounds.
 #pragma once
+
 #include "amx.h"
 #include "gemm_bf16.h"
 
@@ -88,7 +89,8 @@ template <int LINES> QC_INLINE void qm_ask(const char* at) {
 // sums[16 b + i][16 p + lane] (+)= tiles of MB blocks of 16 rows times NB panels, whose words lie `next` bytes apart;
 // rows of sums lie `stride` bytes apart. The tiles of both blocks lie side by side, from one column of tiles to the next
 // `step` bytes.
-template <int MB, int NB> QC_INLINE void qm_block(
+enum qm_asked { QM_NOTHING, QM_X, QM_W };  // what comes from the L2 cache and is asked for a column of tiles ahead
+template <int MB, int NB, qm_asked ASKED> QC_INLINE void qm_block(
     const char* x, int64_t step, const char* w, int64_t next, int64_t tiles, float* sums, int64_t stride, bool add) {
     float* const below = (float*)((char*)sums + 16 * stride);
     if (add) {
@@ -105,7 +107,9 @@ template <int MB, int NB> QC_INLINE void qm_block(
         if constexpr (MB > 1) qa_load<5>(x + QM_TILE, 64);
         qa_load<6>(w, 64);
         if constexpr (NB > 1) qa_load<7>(w + next, 64);
-        qm_ask<16 * MB>(x + step);
+        if constexpr (ASKED == QM_X) qm_ask<16 * MB>(x + step);
+        if constexpr (ASKED == QM_W) qm_ask<16>(w + QM_TILE);
+        if constexpr (ASKED == QM_W && NB > 1) qm_ask<16>(w + next + QM_TILE);
         qa_dot_bf16<0, 4, 6>();
         if constexpr (NB > 1) qa_dot_bf16<1, 4, 7>();
         if constexpr (MB > 1) qa_dot_bf16<2, 5, 6>();
@@ -295,19 +299,27 @@ struct qm_spare {
         : words(scratch), parts((float*)(words + QG_NP * QM_BLOCK * 32)), others(parts + QM_ROWS * qm_stride(1)) {}
 };
 
+template <qm_asked ASKED> static void qm_product_of(
+    const qm_rows& rows, int64_t b, const char* x, int64_t tiles, const char* words, const qm_unit& unit, float* sums,
+    bool add) {
+    const int64_t step = rows.step(), next = unit.next, stride = 4 * unit.stride;
+    if (rows.of(b) > 16) {
+        if (unit.two) qm_block<2, 2, ASKED>(x, step, words, next, tiles, sums, stride, add);
+        else qm_block<2, 1, ASKED>(x, step, words, next, tiles, sums, stride, add);
+    } else {
+        if (unit.two) qm_block<1, 2, ASKED>(x, step, words, next, tiles, sums, stride, add);
+        else qm_block<1, 1, ASKED>(x, step, words, next, tiles, sums, stride, add);
+    }
+}
+
 // sums (+)= columns [k, k + tiles * 32) of block b of rows, times words.
 QC_COLD void qm_product(
     const qm_rows& rows, int64_t b, int64_t k, int64_t tiles, const char* words, const qm_unit& unit, float* sums,
     bool add) {
     const char* const x = rows.at(k, b);
-    const int64_t step = rows.step(), next = unit.next, stride = 4 * unit.stride;
-    if (rows.count - b * QM_ROWS > 16) {
-        if (unit.two) qm_block<2, 2>(x, step, words, next, tiles, sums, stride, add);
-        else qm_block<2, 1>(x, step, words, next, tiles, sums, stride, add);
-    } else {
-        if (unit.two) qm_block<1, 2>(x, step, words, next, tiles, sums, stride, add);
-        else qm_block<1, 1>(x, step, words, next, tiles, sums, stride, add);
-    }
+    if (rows.width == rows.padded) qm_product_of<QM_W>(rows, b, x, tiles, words, unit, sums, add);
+    else if (rows.blocks > 1) qm_product_of<QM_X>(rows, b, x, tiles, words, unit, sums, add);
+    else qm_product_of<QM_NOTHING>(rows, b, x, tiles, words, unit, sums, add);
 }
 
 template <class D> static void qm_make(const qg_job* job, const qm_unit& unit, int64_t k0, int64_t kc, bool codes) {

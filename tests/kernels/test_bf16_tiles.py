@@ -20,14 +20,18 @@ from qcompiler.plan.kernel import KernelSpec
 
 Tiles = Callable[[Sequence[KernelSpec]], Any]
 
-MS = (1, 2, 8, 15, 16, 17, 31, 32, 33, 64, 65, 131)
+MS = (1, 2, 15, 16, 17, 32, 33, 64, 65, 131)
 """Around a tile, a block of rows, and the last number of rows that are multiplied by codes."""
+
+SOME = (2, 17, 65)
 
 WIDE = {  # several tasks, blocks of columns and of scales, with tails of all; both ways through the codes
     "nf4:block=64": (19, 576), "int4:group=128": (19, 1024), "int4:group=32,symmetric=False": (307, 1088),
     "int4:group=row": (37, 1056), "int2:group=64": (19, 640), "int3:group=64": (37, 1152), "q5_K": (37, 1280),
-    "plain": (307, 1101),
+    "plain": (307, 1101), "int8": (51, 2085),
 }  # fmt: skip
+SHORT = ("nf4:block=64", "int4:group=row")
+"""Those of the short run."""
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def test_products_are_those_of_factors_in_bf16(bf16_tiles: Tiles) -> None:
     kernels = bf16_tiles([spec_of(text, "f32", "large") for text in FEW])
     before = tile_counts(kernels)
     for text in FEW:
-        for m in MS:
+        for m in SOME:
             check(kernels, text, "f32", "large", m)
     check_counts(kernels, before)
 
@@ -69,12 +73,12 @@ def test_products_of_every_way_through_the_codes(bf16_tiles: Tiles, x: Any) -> N
             check(kernels, text, x, "large", m)
 
 
-@pytest.mark.parametrize("text", [*WIDE])
+@pytest.mark.parametrize("text", [pytest.param(each, marks=[pytest.mark.slow] * (each not in SHORT)) for each in WIDE])
 def test_blocks_of_columns_and_of_scales_have_tails(
     bf16_tiles: Tiles, wide: dict[str, tuple[int, int]], text: str
 ) -> None:
     kernels = bf16_tiles([spec_of(text, "bf16", "large")])
-    for m in (3, 17, 40, 65):
+    for m in (3, 40, 70):  # sums stay, by codes and by elements; words stay, up to 2048 columns
         check(kernels, text, "bf16", "large", m)
 
 
@@ -82,6 +86,15 @@ def test_more_rows_than_a_chunk(bf16_tiles: Tiles) -> None:
     """A chunk has at most 1024 rows; the second one is not full."""
     kernels = bf16_tiles([spec_of("int8:symmetric=False", "bf16", "large")])
     check(kernels, "int8:symmetric=False", "bf16", "large", 1100)
+
+
+@pytest.mark.slow
+def test_few_rows_take_tiles_too(bf16_tiles: Tiles) -> None:
+    kernels = bf16_tiles([spec_of("q4_K", "f32", "2-8")])
+    before = tile_counts(kernels)
+    for m in (1, 2, 8, 40):  # any number of rows is right
+        check(kernels, "q4_K", "f32", "2-8", m)
+    check_counts(kernels, before)
 
 
 def test_windows_of_images(bf16_tiles: Tiles) -> None:
