@@ -18,7 +18,6 @@
 //
 // A tile adds the products of even and of odd columns apart, 16 each, and then both to the sum; each addition rounds.
 #pragma once
-
 #include "amx.h"
 #include "gemm_bf16.h"
 
@@ -89,9 +88,17 @@ template <int LINES> QC_INLINE void qm_ask(const char* at) {
 // sums[16 b + i][16 p + lane] (+)= tiles of MB blocks of 16 rows times NB panels, whose words lie `next` bytes apart;
 // rows of sums lie `stride` bytes apart. The tiles of both blocks lie side by side, from one column of tiles to the next
 // `step` bytes.
-enum qm_asked { QM_NOTHING, QM_X, QM_W };  // what comes from the L2 cache and is asked for a column of tiles ahead
+// What is asked for: rows of x or words, which come from the L2 cache, a column of tiles ahead; or the next codes, in
+// memory: `lines` for a column of tiles of each panel.
+enum qm_asked { QM_X, QM_W, QM_CODES };
+struct qm_soon {
+    const char* at;
+    int64_t next;  // bytes to those of the second panel
+    int64_t lines;
+};
 template <int MB, int NB, qm_asked ASKED> QC_INLINE void qm_block(
-    const char* x, int64_t step, const char* w, int64_t next, int64_t tiles, float* sums, int64_t stride, bool add) {
+    const char* x, int64_t step, const char* w, int64_t next, int64_t tiles, float* sums, int64_t stride, bool add,
+    qm_soon soon) {
     float* const below = (float*)((char*)sums + 16 * stride);
     if (add) {
         qa_load<0>(sums, stride);
@@ -108,6 +115,11 @@ template <int MB, int NB, qm_asked ASKED> QC_INLINE void qm_block(
         qa_load<6>(w, 64);
         if constexpr (NB > 1) qa_load<7>(w + next, 64);
         if constexpr (ASKED == QM_X) qm_ask<16 * MB>(x + step);
+        if constexpr (ASKED == QM_CODES)
+            for (int64_t i = 0; i < soon.lines; i++, soon.at += 64) {
+                __builtin_prefetch(soon.at);
+                if constexpr (NB > 1) __builtin_prefetch(soon.at + soon.next);
+            }
         if constexpr (ASKED == QM_W) qm_ask<16>(w + QM_TILE);
         if constexpr (ASKED == QM_W && NB > 1) qm_ask<16>(w + next + QM_TILE);
         qa_dot_bf16<0, 4, 6>();
@@ -170,21 +182,31 @@ template <class D> QC_COLD void qm_codes(const qg_job* job, int64_t panel, int64
     table.load(), from.start(job->packed, panel);
     from.words += k0 / P::PER * 16;
     for (int64_t k = 0; k < kc; k += P::PER) {
-        from.at(k0 + k);
+        from.read(k0 + k);
         QG_UNROLL for (int j = 0; j < P::HALF; j++)
             q_store((int32_t*)(words + 32 * k) + 16 * j, (qi)table.look(from.pair(j)));
     }
 }
 
+// Where a panel's codes of columns from k0 on lie, if they are looked up.
+template <class D> QC_INLINE qm_soon qm_codes_at(const qg_job* job, int64_t panel, int64_t k0) {
+    if constexpr (qb_coded<D>::LOOKED_UP) {
+        const int64_t words = qg_up(job->k, qb_coded<D>::PER);
+        const char* const at = job->packed.part[0] + (panel * words + k0 / qb_coded<D>::PER) * 64;
+        return {at, words * 64, QM_COLUMNS / qb_coded<D>::PER};
+    }
+    return {};
+}
+
 // Columns of a scale if `rows` rows are multiplied by codes, else 0. Words of elements take four more cycles for 32
-// weights than those of codes, and to scale the sums of a row takes four.
+// weights than those of codes, and to scale the sums of a row of x takes two or three for a unit.
 template <class D> QC_INLINE int64_t qm_span(int64_t k, int64_t rows) {
     if constexpr (!qb_coded<D>::LOOKED_UP) return 0;
     else {
         const int64_t span = qb_coded<D>::span(k);
         if (decltype(D::entries)::COVERS == 0) return k > 0 && span == k && k % QM_COLUMNS == 0 ? k : 0;
         const bool whole = k % span == 0 && span % QM_COLUMNS == 0 && QM_NARROW % span == 0;
-        return whole && rows <= qc_min(span, QM_FEW) ? span : 0;
+        return whole && rows <= QM_FEW ? span : 0;
     }
 }
 
@@ -288,6 +310,7 @@ struct qm_unit {
     int64_t next;
     float* sums;
     int64_t stride;
+    qm_soon soon;
 };
 
 // What a thread has for blocks of rows of one unit: words, sums before they are scaled, and sums by elements.
@@ -301,25 +324,25 @@ struct qm_spare {
 
 template <qm_asked ASKED> static void qm_product_of(
     const qm_rows& rows, int64_t b, const char* x, int64_t tiles, const char* words, const qm_unit& unit, float* sums,
-    bool add) {
+    bool add, const qm_soon& soon) {
     const int64_t step = rows.step(), next = unit.next, stride = 4 * unit.stride;
     if (rows.of(b) > 16) {
-        if (unit.two) qm_block<2, 2, ASKED>(x, step, words, next, tiles, sums, stride, add);
-        else qm_block<2, 1, ASKED>(x, step, words, next, tiles, sums, stride, add);
+        if (unit.two) qm_block<2, 2, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
+        else qm_block<2, 1, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
     } else {
-        if (unit.two) qm_block<1, 2, ASKED>(x, step, words, next, tiles, sums, stride, add);
-        else qm_block<1, 1, ASKED>(x, step, words, next, tiles, sums, stride, add);
+        if (unit.two) qm_block<1, 2, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
+        else qm_block<1, 1, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
     }
 }
 
 // sums (+)= columns [k, k + tiles * 32) of block b of rows, times words.
 QC_COLD void qm_product(
     const qm_rows& rows, int64_t b, int64_t k, int64_t tiles, const char* words, const qm_unit& unit, float* sums,
-    bool add) {
+    bool add, const qm_soon& soon = {}) {
     const char* const x = rows.at(k, b);
-    if (rows.width == rows.padded) qm_product_of<QM_W>(rows, b, x, tiles, words, unit, sums, add);
-    else if (rows.blocks > 1) qm_product_of<QM_X>(rows, b, x, tiles, words, unit, sums, add);
-    else qm_product_of<QM_NOTHING>(rows, b, x, tiles, words, unit, sums, add);
+    if (rows.width == rows.padded) qm_product_of<QM_W>(rows, b, x, tiles, words, unit, sums, add, soon);
+    else if (rows.blocks > 1) qm_product_of<QM_X>(rows, b, x, tiles, words, unit, sums, add, soon);
+    else qm_product_of<QM_CODES>(rows, b, x, tiles, words, unit, sums, add, soon);
 }
 
 template <class D> static void qm_make(const qg_job* job, const qm_unit& unit, int64_t k0, int64_t kc, bool codes) {
@@ -334,43 +357,71 @@ template <class D> static void qm_make(const qg_job* job, const qm_unit& unit, i
     }
 }
 
-// sums[i] (+)= parts[i] * scale + totals[i] * offset for `count` rows of a panel, with its entries of column k.
+// Sums of rows that have one scale: sums[i] = sums[i] * scale + totals[i] * offset for a panel.
 template <class W> QC_INLINE void qm_scale(
-    const qg_packed& from, int64_t panel, int64_t k, int64_t count, const float* parts, int64_t next,
-    const float* totals, int64_t groups, float* sums, int64_t stride, bool add) {
+    const qg_packed& from, int64_t panel, int64_t count, const float* totals, float* sums, int64_t stride) {
     W entries;
-    entries.load(from, panel, k);
+    entries.load(from, panel, 0);
     const qf scale = entries.scale().r[0];
-    [[maybe_unused]] qf offset;
-    if constexpr (W::OFFSET) offset = entries.offset().r[0];
-    for (int64_t i = 0; i < count; i++, parts += next, totals += groups, sums += stride) {
-        qf sum = add ? q_fma(q_load(parts), scale, q_load(sums)) : q_load(parts) * scale;
-        if constexpr (W::OFFSET) sum = q_fma(q_set(*totals), offset, sum);
+    for (int64_t i = 0; i < count; i++, sums += stride) {
+        qf sum = q_load(sums) * scale;
+        if constexpr (W::OFFSET) sum = q_fma(q_set(totals[i]), entries.offset().r[0], sum);
         q_store(sums, sum);
     }
 }
 
-// Columns [k0, k0 + kc) of block b of rows, by codes, whose words are there: each scale's are multiplied apart.
+// Columns [k0, k0 + kc) of a unit's panels p … p + P - 1 times R rows from row `first` on, a multiple of 16. Each scale's
+// columns are multiplied apart; the scaled sums stay in registers. Rows that are not there may hold anything.
+template <class D, int R, int P> QC_INLINE void qm_scaled_rows(
+    const qm_call& call, const qm_unit& unit, int64_t first, int p, int64_t k0, int64_t kc, float* sums, float* parts) {
+    typedef decltype(D::entries) W;
+    enum { STRIDE = qm_stride(1) };
+    const int64_t groups = call.job->k / call.span, tiles = call.span / QM_COLUMNS;
+    qf sum[R][P];
+    QG_UNROLL for (int i = 0; i < R; i++)
+        QG_UNROLL for (int v = 0; v < P; v++) sum[i][v] = k0 ? q_load(sums + i * unit.stride + 16 * v) : qf();
+    qm_soon soon = {unit.soon.at + p * unit.soon.next, unit.soon.next, first ? 0 : unit.soon.lines};
+    for (int64_t k = k0; k < k0 + kc; k += call.span, soon.at += tiles * soon.lines * 64) {
+        qm_block<1, P, QM_CODES>(
+            call.rows.at(k, first / QM_ROWS) + first % QM_ROWS / 16 * QM_TILE, call.rows.step(),
+            unit.words + p * unit.next + 32 * (k - k0), unit.next, tiles, parts, 4 * STRIDE, false, soon);
+        W entries[P];
+        QG_UNROLL for (int v = 0; v < P; v++) {
+            entries[v].load(call.job->packed, unit.panel + p + v, k);
+            const qf scale = entries[v].scale().r[0];
+            QG_UNROLL for (int i = 0; i < R; i++)
+                sum[i][v] = q_fma(q_load(parts + i * STRIDE + 16 * v), scale, sum[i][v]);
+        }
+        if constexpr (W::OFFSET) {
+            const float* const totals = call.totals + first * groups + k / call.span;
+            const int64_t last = call.rows.count - first - 1;
+            QG_UNROLL for (int i = 0; i < R; i++) {
+                const qf total = q_set(totals[qc_min(i, last) * groups]);
+                QG_UNROLL for (int v = 0; v < P; v++) sum[i][v] = q_fma(total, entries[v].offset().r[0], sum[i][v]);
+            }
+        }
+    }
+    QG_UNROLL for (int i = 0; i < R; i++)
+        QG_UNROLL for (int v = 0; v < P; v++) q_store(sums + i * unit.stride + 16 * v, sum[i][v]);
+}
+
+// Columns [k0, k0 + kc) of block b of rows, by codes, whose words are there.
 template <class D> static void qm_scaled(
     const qm_call& call, const qm_unit& unit, int64_t b, int64_t k0, int64_t kc, float* sums, float* parts) {
     typedef decltype(D::entries) W;
-    const int64_t groups = call.job->k / call.span, count = call.rows.of(b);
-    const auto scale = [&](int64_t k, const float* these, int64_t next, bool add) {
-        const float* const totals = call.totals + b * QM_ROWS * groups + k / call.span;
-        for (int p = 0; p < 1 + unit.two; p++)
-            qm_scale<W>(call.job->packed, unit.panel + p, k, count, these + 16 * p, next, totals, groups, sums + 16 * p,
-                        unit.stride, add);
-    };
-    if (groups == 1) {
-        qm_product(call.rows, b, k0, kc / QM_COLUMNS, unit.words, unit, sums, k0 > 0);
-        if (k0 + kc == call.job->k) scale(0, sums, unit.stride, false);
+    if (call.span < call.job->k) {
+        if (unit.two && call.rows.count <= 8)
+            return qm_scaled_rows<D, 8, 2>(call, unit, 0, 0, k0, kc, sums, parts);
+        for (int64_t i = 0; i < call.rows.of(b); i += 16)
+            for (int p = 0; p < 1 + unit.two; p++)
+                qm_scaled_rows<D, 16, 1>(
+                    call, unit, b * QM_ROWS + i, p, k0, kc, sums + i * unit.stride + 16 * p, parts);
         return;
     }
-    const qm_unit narrow = {unit.panel, unit.two, unit.words, unit.next, parts, qm_stride(1)};
-    for (int64_t k = k0; k < k0 + kc; k += call.span) {
-        qm_product(call.rows, b, k, call.span / QM_COLUMNS, unit.words + 32 * (k - k0), narrow, parts, false);
-        scale(k, parts, narrow.stride, k > 0);
-    }
+    qm_product(call.rows, b, k0, kc / QM_COLUMNS, unit.words, unit, sums, k0 > 0, unit.soon);
+    for (int p = 0; p < 1 + unit.two && k0 + kc == call.job->k; p++)
+        qm_scale<W>(call.job->packed, unit.panel + p, call.rows.of(b), call.totals + b * QM_ROWS, sums + 16 * p,
+                    unit.stride);
 }
 
 // A sum of codes may be no number where that of elements is one (0 * infinity): such rows take the other way, too.
@@ -438,7 +489,8 @@ template <class D> static void qm_task(void* arg, int64_t task, char* scratch) {
     do {  // once even for k = 0, whose sums are zero
         const int64_t kc = qc_min(job->k - k0, call.rows.width);
         for (int64_t u = 0; u < units; u++) {
-            const qm_unit unit = unit_of(u);
+            qm_unit unit = unit_of(u);
+            unit.soon = u + 1 < units ? qm_codes_at<D>(job, unit.panel + QG_NP, k0) : qm_codes_at<D>(job, p0, k0 + kc);
             qm_make<D>(job, unit, k0, kc, call.span > 0);
             for (int64_t b = 0; b < call.rows.blocks; b++)
                 qm_multiply<D>(call, unit, b, k0, kc, unit.sums + b * QM_ROWS * stride, spare);

@@ -120,8 +120,11 @@ template <class W> struct qb_words {
         if constexpr (P::MIDDLE != 0) narrow = (const uint32_t*)from.part[1] + panel * qg_up(from.k, OTHER) * 16;
     }
     QG_METHOD void at(int64_t k) {
-        low = (qu)q_load((const int32_t*)words);
         __builtin_prefetch((const char*)words + QG_AHEAD);
+        read(k);
+    }
+    QG_METHOD void read(int64_t k) {  // what was asked for before
+        low = (qu)q_load((const int32_t*)words);
         words += 16;
         if constexpr (P::MIDDLE != 0) {  // the columns of the second half go to the high halves
             constexpr int BITS = P::HALF * P::MIDDLE;
