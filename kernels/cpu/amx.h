@@ -31,4 +31,8 @@ template <int T> QC_INLINE void qa_store(void* to, int64_t stride) {
 template <int SUM, int X, int W> QC_INLINE void qa_dot_signed_unsigned() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
 }
+// The same with signed bytes of W.
+template <int SUM, int X, int W> QC_INLINE void qa_dot_signed() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
+}
 #endif
