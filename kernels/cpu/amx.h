@@ -2,8 +2,6 @@
 // 64 bytes. A thread configures its tiles, and releases them so that the system need not save them any longer; the
 // process must have asked the system for them before (runtime/int8_units.py). The tests define QC_AMX_MODEL and bring a
 // model of the tiles in the place of these functions.
-//
-// Written against Intel's manual (volume 2, chapter on AMX); never run on a processor that has AMX.
 #pragma once
 #include "vec.h"
 

@@ -9,7 +9,7 @@
 //     qi_vnni     AVX-512 with VNNI and VBMI: vpdpbusd, 4 columns at a time; asked for at run time, since x86-64-v4
 //                 does not promise them
 //     qi_vex      AVX2 with AVX-VNNI: the same instruction in its VEX encoding, asked for at run time as well
-//     qi_tiles    AMX, for many rows, where the context asks for it: int8_tiles.h
+//     qi_tiles    AMX, for many rows, where the context allows it: int8_tiles.h
 //     qi_pairs    pmaddwd on pairs of 16-bit numbers (AVX-512BW, AVX2, SSE2), exact where pmaddubsw would saturate;
 //                 elsewhere plain multiplications
 //
@@ -19,7 +19,7 @@
 // several blocks; those in one plane take so few instructions that reading bytes back costs more.
 //
 // W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): BITS of a code, FLIP of the
-// sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(),
+// sign bit, LOWEST and HIGHEST integer, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(),
 // NESTED where these are computed from entries of several levels; LISTED codes stand for the bytes of a list: bytes().
 #pragma once
 #include "gemm.h"

@@ -3,7 +3,7 @@
 The struct of a packed weight (weights.py) is extended by what its integer product needs (formats/integer_product.py):
 
     struct qi_int4_1c0de5 : qw_int4_1c0de5 {
-        static constexpr int LOWEST = -8;
+        static constexpr int LOWEST = -8, HIGHEST = 7;
         static constexpr int64_t SHARED = 32;
         static constexpr bool FLIP = false, AFFINE = false, LISTED = false, NESTED = false;
         QG_METHOD vf slope() const { return g0; }
@@ -11,8 +11,8 @@ The struct of a packed weight (weights.py) is extended by what its integer produ
     };
 
 One kernel serves any number of rows. The instruction set decides which instruction multiplies; for AVX-512 VNNI and
-AVX-VNNI the processor decides at run time, for AMX the variable QC_INT8 (runtime/int8_units.py). Integer sums are
-exact, so the bits are the same either way.
+AVX-VNNI the processor decides at run time, for AMX the runtime, which asks the system (runtime/int8_units.py). Integer
+sums are exact, so the bits are the same either way.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def passed_over(isa: str) -> list[tuple[str, str]]:
     """The ways to multiply that kernels for `isa` do not use, best first, each with the reason."""
     asked = "which is asked for when the kernel runs"
     if isa == "x86-64-v4":
-        tiles = ("tiles", "AMX, never run on a processor that has it, is used only where QC_INT8=amx asks for it")
+        tiles = ("tiles", f"only from 8 to 14 rows on, where the processor and the system have AMX, {asked}")
         return [tiles, ("pairs", f"only where the processor lacks AVX-512 VNNI or VBMI, {asked}")]
     vnni = ("vnni", "needs x86-64-v4 and a processor with AVX-512 VNNI and VBMI")
     if isa == "x86-64-v3":

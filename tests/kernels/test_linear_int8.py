@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +24,7 @@ from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+from qcompiler.runtime.int8_units import tiles_refused
 
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, K, the result's type
@@ -184,6 +187,40 @@ def check_engine(kernels: Any, case: str) -> None:
     before = dots.value
     check_products(kernels, case)
     assert errors.value == 0 and dots.value > before and configured.value == released.value
+
+
+@pytest.mark.skipif(tiles_refused() is not None, reason=str(tiles_refused()))
+def test_tiles_survive_signals_and_other_processes(build: Any) -> None:
+    """Processes that share the processors and are interrupted by signals in kernels: the system saves their tiles."""
+    kernels, case = build([linear_spec("int4_wide")], "x86-64-v4"), "int4_wide"
+    kernels.int8_units = TILES
+    packed, (_, _, n, k, dtype) = packed_weight(case), WEIGHTS[case]
+    data = layouts.get("cpu_p16_v2").pack(packed.format, "f32", n, k, packed.data)
+    bias, rows = np.zeros(n, np.float32), int8_rows.quantise(activations(500, k), "token", 0.0, None)
+    wanted = expected(case, packed, rows, bias)
+
+    def differs() -> int:
+        seen: list[int] = []
+        signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+        wrong = 0
+        while len(seen) < 100:
+            out = np.zeros((500, n), DTYPES[dtype])
+            kernels.run(f"l_{case}", [rows, data, bias, out], [500], threads=2)
+            wrong += not same_bits(out, wanted)
+        return min(wrong, 100)
+
+    children = []
+    for _ in range(2 * (os.cpu_count() or 1)):
+        child = os.fork()
+        if child == 0:
+            code = 101
+            try:
+                code = differs()
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * len(children)
 
 
 @pytest.mark.slow
