@@ -81,6 +81,17 @@ struct qt_ahead {
     }
 };
 
+// The lines that results of a block of rows will be written to: asked for in parts, while the last columns are
+// multiplied, so that writing them need not wait for each.
+struct qt_lines {
+    const char* at;
+    int64_t row, bytes, rows;
+    QG_METHOD void ask(int64_t count) {
+        for (count = qc_min(count, rows), rows -= count; count > 0; count--, at += row)
+            for (int64_t b = 0; b < bytes; b += 64) asm volatile("prefetchw %0" : : "m"(at[b]));
+    }
+};
+
 // The sums of GROUPS groups of a block of rows, whose terms are added to `rows` rows of totals.
 struct qt_sums {
     int32_t* at[2];  // of each group: [16 rows][panel][16][16]
@@ -113,6 +124,7 @@ template <class W> struct qt_task {
     qi_walk<W, false> walk[QG_NP];
     qt_ahead ahead[PLANES];
     int64_t asked;       // bytes of each plane that a step asks for
+    qt_lines lines;
     qt_sums waiting;     // a pair of groups; the sums of the second one are in the tiles
     int32_t* spare;      // sums of no group
 
@@ -168,6 +180,7 @@ template <class W> struct qt_task {
         if constexpr (!K::DIRECT)
             if (made) unpack(k + PIECE);
         QG_UNROLL for (int i = 0; i < PLANES; i++) ahead[i].ask(asked);
+        if (lines.rows > 0) lines.ask(qi_tiles::ROWS / (PIECE / 64));
     }
 
     // --- entries ---
@@ -356,19 +369,21 @@ template <class W> struct qt_task {
         }
     }
 
-    // The totals of two panels. asks(i, count) asks for what the results of rows [i, i + count) will be written to.
-    template <class F> void multiply(int64_t panel, int64_t next, int64_t end, F asks) {
+    // The products of two panels. lines_of(i, count): where the results of rows [i, i + count) will be. done(i, count):
+    // their totals are made.
+    template <class L, class F> void multiply(int64_t panel, int64_t next, int64_t end, L lines_of, F done) {
         to_panels(panel, next, end);
         load_entries(panel, next);
         if constexpr (!K::DIRECT)
             for (uint64_t k = 0; k < PIECE; k += 64) unpack((int64_t)k);
         if constexpr (W::SHARED != 0) memset(tile, 0, (size_t)(rows * ROW));
         waiting = {{sums, sums + 1024}, entries, start, total, tile, 0}, spare = sums + 2048;
+        lines.rows = 0;
         for (int64_t k = 0; k < from->k; k += (int64_t)PIECE)
             for (int64_t i = 0; i < rows; i += qi_tiles::ROWS) {
                 const int64_t count = qc_min(rows - i, qi_tiles::ROWS), to = qc_min(k + (int64_t)PIECE, from->k);
-                const bool made = i + qi_tiles::ROWS >= rows;
-                if (to == from->k) asks(i, count);
+                const bool made = i + qi_tiles::ROWS >= rows, last = to == from->k;
+                if (last) lines = lines_of(i, count);
                 if constexpr (W::SHARED != 0) {
                     if (count > 16) multiply_groups<2>(k, to, i, count, made);
                     else multiply_groups<1>(k, to, i, count, made);
@@ -376,6 +391,7 @@ template <class W> struct qt_task {
                     if (count > 16) multiply_columns<2>(k, to, i, count, made);
                     else multiply_columns<1>(k, to, i, count, made);
                 }
+                if (last && i > 0) done(i - qi_tiles::ROWS, qi_tiles::ROWS);
             }
         if constexpr (W::SHARED != 0) {
             int32_t* const to = waiting.at[1];
@@ -387,6 +403,8 @@ template <class W> struct qt_task {
             qa_store<0>(to, ROW), qa_store<1>(to + 64, ROW);
             if (waiting.rows > 16) qa_store<2>(to + 16 * ROW, ROW), qa_store<3>(to + 16 * ROW + 64, ROW);
         }
+        const int64_t first = (rows - 1) / qi_tiles::ROWS * qi_tiles::ROWS;
+        done(first, rows - first);
     }
     // Rows [first, first + count) of totals, scaled by what their rows of x have.
     void finish(int64_t first, int64_t count) {
@@ -439,14 +457,16 @@ template <class W, class Prepare> static void qt_multiply(
     task.configure();
     for (int64_t panel = p0; panel < p1; panel += QG_NP) {
         const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
-        task.multiply(panel, next, p1, [&](int64_t i, int64_t count) {
-            qg_ask_for_result(job, panel, next + 1 - panel, m0 + i, count);
-        });
-        for (int64_t i = 0; i < rows; i += ROWS) {
-            const int64_t count = qc_min(rows - i, ROWS), columns = qc_min(job->n - n0, (next + 1 - panel) * 16);
+        const auto lines_of = [&](int64_t i, int64_t count) {
+            const qg_target& to = job->target;
+            const int64_t bytes = (next + 1 - panel) * to.panel;
+            return qt_lines{to.at + (m0 + i) * to.row + panel * to.panel, to.row, bytes, bytes > 0 ? count : 0};
+        };
+        task.multiply(panel, next, p1, lines_of, [&](int64_t i, int64_t count) {
+            const int64_t columns = qc_min(job->n - n0, (next + 1 - panel) * 16);
             task.finish(i, count);
             job->finish(job, task.tile + i * QG_NP * 16, QG_NP * 16, m0 + i, count, n0, columns);
-        }
+        });
     }
     qa_release();
 }

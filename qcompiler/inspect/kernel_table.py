@@ -73,11 +73,17 @@ def kernel_table(
     int8_choice = int8, refused
     computes: tuple[Compute, ...] = ("fp32", "bf16", "int8") if kind == "cpu" else ("fp32", "bf16", "f16", "int8")
     wanted = (PLAIN, *formats.names()) if names is None else names
-    return [row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name, int8_choice)]
+    return [
+        row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name, int8_choice)
+    ]
 
 
 def _format(
-    kind: Literal["cpu", "cuda"], isa: str, flags: Collection[str] | None, compute: Compute, name: str,
+    kind: Literal["cpu", "cuda"],
+    isa: str,
+    flags: Collection[str] | None,
+    compute: Compute,
+    name: str,
     int8: tuple[str, str | None],
 ) -> Iterator[Served]:
     ref = None if name == PLAIN else parse_format(name)
