@@ -1,6 +1,6 @@
 """Which instructions multiply bf16 on the CPU, by the variable `QC_BF16`.
 
-    tiles    tiles of AMX where the processor has them and the system allows them, else as dots: the default
+    amx      tiles of AMX for two rows and more (kernels/cpu/bf16_tiles.h), else as dots: the default
     dots     dot products of pairs (AVX512-BF16) where the processor has them, else fp32
 
 Tiles add the products of a sum in another order than dot products do, so the last bits of results differ.
@@ -14,7 +14,7 @@ from qcompiler.errors import ArgumentError
 from qcompiler.runtime.int8_units import tiles_refused
 from qcompiler.runtime.progress import note_once
 
-UNITS = {"dots": 0, "tiles": 1}
+UNITS = {"dots": 0, "amx": 1}
 """The numbers of abi.h: QC_BF16_DEFAULT, QC_BF16_TILES."""
 
 TILE_FLAGS = ("amx_tile", "amx_bf16", "avx512_bf16")
@@ -22,10 +22,10 @@ TILE_FLAGS = ("amx_tile", "amx_bf16", "avx512_bf16")
 multiply."""
 
 
-def asked_units() -> str | None:
-    """The value of `QC_BF16`; None if it says nothing. ArgumentError for one that is not in `UNITS`."""
-    asked = os.environ.get("QC_BF16") or None
-    if asked is not None and asked not in UNITS:
+def asked_units() -> str:
+    """The value of `QC_BF16`, "amx" by default. ArgumentError for one that is not in `UNITS`."""
+    asked = os.environ.get("QC_BF16") or "amx"
+    if asked not in UNITS:
         known = ", ".join(UNITS)
         raise ArgumentError(f"QC_BF16={asked!r} names no instructions that multiply bf16; choose from {known}")
     return asked
@@ -34,16 +34,15 @@ def asked_units() -> str | None:
 def bf16_units(isa: str) -> int:
     """The `bf16_units` of a context for kernels of an instruction set. ArgumentError as of `asked_units`.
 
-    Where tiles are asked for and cannot be used, a note says why, and dot products serve.
+    Where tiles cannot be used, `QC_BF16=dots` serves. A note says why if they were asked for by name. (If the processor
+    has them and the system refuses them, that of int8_units.py says so.)
     """
     asked = asked_units()
-    if asked == "dots":
-        return UNITS["dots"]
-    why = (
-        tiles_refused(TILE_FLAGS) if isa == "x86-64-v4" else f"kernels for {isa} have no tiles, those for x86-64-v4 do"
-    )
+    if asked != "amx":
+        return UNITS[asked]
+    why = tiles_refused(TILE_FLAGS) if isa == "x86-64-v4" else f"kernels for {isa} have no tiles, those for x86-64-v4 do"
     if why is None:
-        return UNITS["tiles"]
-    if asked == "tiles":
-        note_once(f"QC_BF16=tiles: {why}; bf16 is multiplied as with QC_BF16=dots")
+        return UNITS["amx"]
+    if os.environ.get("QC_BF16"):
+        note_once(f"QC_BF16=amx: {why}; bf16 is multiplied as with QC_BF16=dots")
     return UNITS["dots"]

@@ -1,9 +1,8 @@
 """Which instructions multiply int8 on the CPU, by the variable `QC_INT8`. No choice changes a result.
 
-    vnni     dot products of bytes (AVX-512 VNNI, AVX-VNNI) where the processor has them, else pairs: the default
+    amx      tiles of AMX for 8 to 14 rows and more (kernels/cpu/int8_tiles.h), else as vnni: the default
+    vnni     dot products of bytes (AVX-512 VNNI, AVX-VNNI) where the processor has them, else pairs
     pairs    pairs of 16-bit numbers (pmaddwd), as on a processor without VNNI
-    amx      tiles of AMX for 16 rows and more, else as vnni. Tested on a model of the tiles, never run on a processor
-             that has them, and so used only where it is asked for
 
 Linux lets a process use tiles after it has asked for them (`arch_prctl`, Documentation/arch/x86/xstate.rst), since
 their state makes the frames of signals 8 KiB larger. It refuses where a thread's stack for signals is too small.
@@ -32,8 +31,8 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def asked_units() -> str:
-    """The value of `QC_INT8`, "vnni" by default. ArgumentError for one that is not in `UNITS`."""
-    asked = os.environ.get("QC_INT8") or "vnni"
+    """The value of `QC_INT8`, "amx" by default. ArgumentError for one that is not in `UNITS`."""
+    asked = os.environ.get("QC_INT8") or "amx"
     if asked not in UNITS:
         known = ", ".join(UNITS)
         raise ArgumentError(f"QC_INT8={asked!r} names no instructions that multiply int8; choose from {known}")
@@ -43,25 +42,36 @@ def asked_units() -> str:
 def int8_units(isa: str) -> int:
     """The `int8_units` of a context for kernels of an instruction set. ArgumentError as of `asked_units`.
 
-    Where tiles are asked for and cannot be used, a note says why, and the default serves.
+    Where tiles cannot be used, `QC_INT8=vnni` serves. A note says why if they were asked for by name, or if the
+    processor has them and the system refuses them.
     """
     asked = asked_units()
-    if asked == "amx":
-        why = tiles_refused() if isa == "x86-64-v4" else f"kernels for {isa} have no tiles, those for x86-64-v4 do"
-        if why is not None:
-            note_once(f"QC_INT8=amx: {why}; int8 is multiplied as with QC_INT8=vnni")
-            return UNITS["vnni"]
-    return UNITS[asked]
+    if asked != "amx":
+        return UNITS[asked]
+    why = tiles_refused() if isa == "x86-64-v4" else f"kernels for {isa} have no tiles, those for x86-64-v4 do"
+    if why is None:
+        return UNITS["amx"]
+    if os.environ.get("QC_INT8"):
+        note_once(f"QC_INT8=amx: {why}; int8 is multiplied as with QC_INT8=vnni")
+    elif isa == "x86-64-v4" and tiles_lacking() is None:
+        note_once(f"{why}; int8 is multiplied without AMX, as with QC_INT8=vnni")
+    return UNITS["vnni"]
+
+
+def tiles_lacking(flags: tuple[str, ...] = TILE_FLAGS) -> str | None:
+    """Why the processor has no tiles that multiply int8, or what else needs `flags`; None if it has them."""
+    found = cpuinfo_flags(CPUINFO)
+    if found is None:
+        return "this system does not tell which instructions its processor has"
+    lacks = [flag for flag in flags if flag not in found]
+    return f"this processor lacks {', '.join(lacks)}" if lacks else None
 
 
 @functools.cache
-def tiles_refused(flags_needed: tuple[str, ...] = TILE_FLAGS) -> str | None:
+def tiles_refused(flags: tuple[str, ...] = TILE_FLAGS) -> str | None:
     """Asks the system, once in this process, to let its threads use tiles. The reason if they cannot; else None."""
-    flags = cpuinfo_flags(CPUINFO)
-    if flags is None:
-        return "this system does not tell which instructions its processor has"
-    if lacks := [flag for flag in flags_needed if flag not in flags]:
-        return f"this processor lacks {', '.join(lacks)}"
+    if lacking := tiles_lacking(flags):
+        return lacking
     if error := request_tiles():
         return f"the system refuses tiles: {os.strerror(error)} ({errno.errorcode.get(error, error)})"
     return None

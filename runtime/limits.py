@@ -9,7 +9,8 @@ addition apart.
     bandwidth    reading memory far larger than the caches
     "fp32"       fused multiply-adds of fp32
     "bf16"       `vdpbf16ps`: pairs of bf16, summed in fp32; on a GPU its tensor cores on 16-bit values
-    "int8"       `vpdpbusd` (VNNI): fours of bytes, summed in int32
+    "int8"       tiles of AMX where they multiply int8 (int8_units.py), else `vpdpbusd` (VNNI): fours of bytes, summed
+                 in int32
 
 A rate is None where the processor (or the instruction set in `QC_ISA`) has no such instruction.
 """
@@ -27,6 +28,7 @@ from typing import Any, Literal
 from qcompiler.kernels.cpu import emit
 from qcompiler.runtime.code import load
 from qcompiler.runtime.compiler import compile_code
+from qcompiler.runtime.int8_units import int8_units
 from qcompiler.runtime.memory import Block
 from qcompiler.runtime.support import Context, parallel_address
 
@@ -108,6 +110,7 @@ class Probes:
     """The compiled probes for an instruction set. CompilerMissingError if they were never compiled and cannot be."""
 
     def __init__(self, isa: str) -> None:
+        self._isa = isa
         source = emit.emit_kernels((), isa) + probes_text()
         self._library: Any = load(compile_code(source, isa, name="probes"))
         for probe in ("qb_fp32", "qb_bf16", "qb_int8", "qb_read"):
@@ -125,6 +128,7 @@ class Probes:
             scratch_stride=64,
             num_threads=threads,
             error_kernel=-1,
+            int8_units=int8_units(self._isa),
         )
         to, library, piece = ctypes.byref(context), self._library, READ_BYTES // PIECES
         starts = READS * [ctypes.c_void_p(memory.address + piece * number) for number in range(PIECES)]

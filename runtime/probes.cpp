@@ -54,7 +54,28 @@ extern "C" double qb_bf16(qc_ctx* ctx) {
 #endif
     return 0;
 }
+#if defined(__x86_64__)
+// Tiles of bytes that are not zero: with zeros the processor keeps a higher clock.
+static void tiles_task(void*, int64_t task, char*) {
+    struct { uint8_t palette, row, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {1, 0, {}, {}, {}};
+    for (int t = 0; t < 8; t++) shape.bytes[t] = 64, shape.rows[t] = 16;
+    alignas(64) uint8_t tile[2048];
+    for (int i = 0; i < 2048; i++) tile[i] = (uint8_t)((uint32_t)(i + task) * 2654435761u >> 13);
+    const int64_t steps = qb_steps, row = 64;
+    const uint8_t* const other = tile + 1024;
+    asm volatile("ldtilecfg %0" : : "m"(shape));
+    asm volatile("tileloadd (%0,%2,1), %%tmm4\n tileloadd (%1,%2,1), %%tmm5\n tileloadd (%0,%2,1), %%tmm6\n"
+                 "tileloadd (%1,%2,1), %%tmm7" : : "r"(tile), "r"(other), "r"(row) : "memory");
+    for (int64_t k = 0; k < steps; k++)
+        asm volatile("tdpbssd %tmm6, %tmm4, %tmm0\n tdpbssd %tmm7, %tmm4, %tmm1\n"
+                     "tdpbssd %tmm6, %tmm5, %tmm2\n tdpbssd %tmm7, %tmm5, %tmm3");
+    asm volatile("tilerelease");
+}
+#endif
 extern "C" double qb_int8(qc_ctx* ctx) {
+#if defined(__x86_64__)
+    if (ctx->int8_units == QC_INT8_TILES) return rate(ctx, tiles_task, 4.0 * 2 * 16 * 16 * 64 / CHAINS);
+#endif
 #if defined(QC_AVX512)
     if (__builtin_cpu_supports("avx512vnni")) return rate(ctx, int8_task, 8.0 * 16);
 #endif

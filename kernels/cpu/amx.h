@@ -2,8 +2,6 @@
 // 64 bytes. A thread configures its tiles, and releases them so that the system need not save them any longer; the
 // process must have asked the system for them before (runtime/int8_units.py). The tests define QC_AMX_MODEL and bring a
 // model of the tiles in the place of these functions.
-//
-// Written against Intel's manual (volume 2, chapter on AMX); never run on a processor that has AMX.
 #pragma once
 #include "vec.h"
 
@@ -30,6 +28,10 @@ template <int T> QC_INLINE void qa_store(void* to, int64_t stride) {
 // wrap.
 template <int SUM, int X, int W> QC_INLINE void qa_dot_signed_unsigned() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
+}
+// The same with signed bytes of W.
+template <int SUM, int X, int W> QC_INLINE void qa_dot_signed() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
 }
 // SUM[m][n] += X[m][2 j] * W[j][2 n] + X[m][2 j + 1] * W[j][2 n + 1] for all j: bf16 numbers, sums in fp32.
 template <int SUM, int X, int W> QC_INLINE void qa_dot_bf16() {

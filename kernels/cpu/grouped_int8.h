@@ -19,7 +19,7 @@ static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* s
     const int64_t first = expert * job->width, panel = first / 16, count = (first + job->width + 15) / 16 - panel;
     const int64_t p0 = panel + qc_share(count, group, job->groups);
     const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
-    const int64_t chunk = qi_chunk_of(job->k, E::ROWS, E::STEP), most = qc_min(chunk, QM_ROWS);
+    const int64_t chunk = qi_rows_of_task<E>(job->k), most = qc_min(chunk, QM_ROWS);
     qm_product one;
     (qg_job&)one = *job;
     one.all = job, one.first = first;
@@ -57,5 +57,5 @@ template <class W, class I, class OUT> static void qm_run_int8(qc_ctx* ctx, qm_j
     if (job->pairs <= 0) return;
     qm_check<I, OUT>(ctx, job);
     const int64_t rows = job->pairs / qc_max(job->experts, 1);  // of an expert, on average
-    qi_with_engine<W>(ctx, rows, [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
+    qi_with_engine<W>(ctx, rows, job->k, [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
 }

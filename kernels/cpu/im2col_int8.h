@@ -54,6 +54,13 @@ struct qi_window_place {
     }
 };
 
+// The lines of a prepared row of k columns, LINE bytes apart, with zeros behind its last column.
+template <int64_t LINE> static void qi_lay_lines(char* row, int64_t k, char* to) {
+    const int64_t padded = qi_padded(k), steps = qg_up(k, 4) * 4;
+    memset(row + steps, 0, (size_t)(padded - steps));
+    for (int64_t e = 0; e < padded; e += QI_LINE, to += LINE) *(qi_line*)to = *(const qi_line*)(row + e);
+}
+
 struct qi_rows_of_windows {
     // Codes are copied from the image to where the product reads them if a tap is whole there, in the order of the
     // weight's codes, and has groups of columns of its own; else the row of int8 is made first.
@@ -70,6 +77,8 @@ struct qi_rows_of_windows {
             return qi_prepare_row<W, E>(room, job->k, x, start, total, scale);
         }
         const int64_t behind = qi_padded(g.channels);
+        char* const lines = x;
+        if (E::TILES) x = room;
         memcpy(scale, place.image + behind, 4);
         int32_t all = 0;
         place.taps(g, [&](const char* pixel) QC_BODY {
@@ -95,6 +104,7 @@ struct qi_rows_of_windows {
             }
         });
         if (job->k % 4 != 0) memset(x, 0, (size_t)(4 - job->k % 4));  // the rest of a step: weights there are not zero
+        if constexpr (E::TILES) qi_lay_lines<E::LINE>(room, job->k, lines);
         if constexpr (W::SHARED == 0) *start = all, qi_begin<W>(1, start, total);
     }
     // Equal tasks, as many for each thread: an image has few rows.

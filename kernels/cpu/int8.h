@@ -9,7 +9,7 @@
 //     qi_vnni     AVX-512 with VNNI and VBMI: vpdpbusd, 4 columns at a time; asked for at run time, since x86-64-v4
 //                 does not promise them
 //     qi_vex      AVX2 with AVX-VNNI: the same instruction in its VEX encoding, asked for at run time as well
-//     qi_tiles    AMX, for many rows, where the context asks for it: int8_tiles.h
+//     qi_tiles    AMX, for many rows, where the context allows it: int8_tiles.h
 //     qi_pairs    pmaddwd on pairs of 16-bit numbers (AVX-512BW, AVX2, SSE2), exact where pmaddubsw would saturate;
 //                 elsewhere plain multiplications
 //
@@ -19,7 +19,7 @@
 // several blocks; those in one plane take so few instructions that reading bytes back costs more.
 //
 // W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): BITS of a code, FLIP of the
-// sign bit, LOWEST code's value, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(),
+// sign bit, LOWEST and HIGHEST integer, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(),
 // NESTED where these are computed from entries of several levels; LISTED codes stand for the bytes of a list: bytes().
 #pragma once
 #include "gemm.h"
@@ -70,6 +70,7 @@ template <int WIDTH, int FIRST, int STEP, int TO> QC_INLINE qu qi_spread_plain(q
 struct qi_dots {
     static constexpr int STEP = 4;
     static constexpr bool TILES = false;
+    static constexpr int64_t LINE = 64;
     typedef qu operand;
     typedef qu factor;
     static QG_METHOD operand make(qu bytes) { return bytes; }
@@ -152,6 +153,7 @@ QC_INLINE void qi_multiply_pairs(qu& sum, qu w, int32_t x) {
 struct qi_pairs {
     static constexpr int ROWS = QI_ROWS, HELD = 0, STEP = 8, UNPACKED = 3;
     static constexpr bool TILES = false;
+    static constexpr int64_t LINE = 64;
     struct operand { qu even, odd; };
     struct factor { int32_t even, odd; };
     static QG_METHOD operand make(qu bytes) { return {bytes & 0x00ff00ffu, (bytes >> 8) & 0x00ff00ffu}; }
@@ -193,8 +195,8 @@ template <class W> struct qi_planes {
     static_assert(STEPS <= 4, "codes of one bit have no integer product");
 };
 
-// The words of one panel, PER columns at a time.
-template <class W> struct qi_walk {
+// The words of one panel, PER columns at a time. ASKS for those that lie ahead.
+template <class W, bool ASKS = true> struct qi_walk {
     typedef qi_planes<W> P;
     const uint32_t* low;
     const uint32_t* middle;
@@ -209,7 +211,7 @@ template <class W> struct qi_walk {
     // Moves to columns k … k + PER.
     QG_METHOD void at(int64_t k) {
         QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0][i] = read(low, i);
-        __builtin_prefetch((const char*)low + QG_AHEAD);
+        if (ASKS) __builtin_prefetch((const char*)low + QG_AHEAD);
         low += 16;
         if constexpr (P::MIDDLE != 0) part<P::MIDDLE>(middle, k, w[1]);
         if constexpr (P::HIGH != 0) part<P::HIGH>(high, k, w[2]);
@@ -277,7 +279,7 @@ template <class W> QC_INLINE void qi_begin(int64_t groups, int32_t* start, float
 template <class W, class E>
 static void qi_prepare_row(const char* row, int64_t columns, char* x, int32_t* start, float* total, float* scale) {
     const int64_t padded = qi_padded(columns), span = qi_span(columns, W::SHARED);
-    qi_prepare<qi_planes<W>::LOW, E::STEP>(row, padded, x);
+    qi_prepare<qi_planes<W>::LOW, E::STEP, E::LINE>(row, padded, x);
     memcpy(scale, row + padded, 4);
     qi_sums<W::SHARED>(row, padded, columns, span, start);
     qi_begin<W>(qg_up(columns, span), start, total);

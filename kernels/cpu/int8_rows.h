@@ -32,16 +32,17 @@ template <int LOW, int STEP> struct qi_sources {
 };
 #endif
 
-// `columns` codes of a row, a multiple of 16, as engines take them: STEP bytes for four columns.
-template <int LOW, int STEP> static void qi_prepare(const char* row, int64_t columns, char* to) {
+// `columns` codes of a row, a multiple of 16, as engines take them: STEP bytes for four columns. LINE: bytes from 64
+// columns to the next 64; other than 64 for multiples of 64 columns alone.
+template <int LOW, int STEP, int64_t LINE = 64> static void qi_prepare(const char* row, int64_t columns, char* to) {
     int64_t k = 0;
 #if defined(QC_AVX512)
     if constexpr (STEP == 4) {  // 64 columns at a time, 16 in each lane of 128 bits
         alignas(16) static constexpr qi_sources<LOW, STEP> all{};
         const __m512i from = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)all.byte));
         for (; k + 64 <= columns; k += 64)
-            _mm512_storeu_si512(to + k, _mm512_shuffle_epi8(_mm512_loadu_si512(row + k), from));
-        to += k;
+            _mm512_storeu_si512(to + k / 64 * LINE, _mm512_shuffle_epi8(_mm512_loadu_si512(row + k), from));
+        to += k / 64 * LINE;
     }
 #endif
     for (; k < columns; k += 16, to += 4 * STEP) {

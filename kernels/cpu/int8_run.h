@@ -6,7 +6,7 @@
 // Bytes of scratch of any engine of this instruction set.
 template <class W> constexpr int64_t qi_scratch_of(int64_t k, int64_t groups, int64_t of_group) {
 #if defined(QC_AVX512)
-    return qi_most(qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qt_scratch_for(k, groups, of_group));
+    return qi_most(qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qt_scratch_for(k, groups, W::SHARED));
 #elif defined(QC_AVX2)
     return qi_most(
         qi_scratch_for<W>(k, groups, QI_ROWS, of_group), qi_scratch_for<W>(k, groups, QI_VEX_ROWS, of_group));
@@ -24,6 +24,15 @@ template <class W, class E, class Prepare> QC_INLINE void qi_multiply_by(
     else
 #endif
     qi_multiply<W, E>(job, m0, rows, chunk, p0, p1, scratch, prepare);
+}
+
+// Most rows of x in a task.
+template <class E> static int64_t qi_rows_of_task(int64_t k) {
+#if defined(QC_AVX512)
+    if constexpr (E::TILES) return qt_rows_of(k);
+    else
+#endif
+    return qi_chunk_of(k, E::ROWS, E::STEP);
 }
 
 struct qi_call {
@@ -50,7 +59,7 @@ template <class W, class E, class Rows> static void qi_run_with(qc_ctx* ctx, qg_
     if (job->m <= 0) return;
     const int64_t panels = (job->n + 15) / 16, units = (panels + QG_NP - 1) / QG_NP;
     const int64_t threads = ctx->num_threads, full = qi_full_rows<W, E>();
-    const int64_t most = Rows::chunk(job, qi_chunk_of(job->k, E::ROWS, E::STEP), E::ROWS, threads);
+    const int64_t most = Rows::chunk(job, qi_rows_of_task<E>(job->k), E::ROWS, threads);
     const int64_t chunks = qg_up(job->m, most);  // of equal numbers of rows, nearly
     qi_call call = {job, qc_min(most, qg_up(qg_up(job->m, chunks), full) * full), 1, room};
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
@@ -65,12 +74,12 @@ template <class W, class E, class Rows> static void qi_run_with(qc_ctx* ctx, qg_
 }
 
 // Calls run(engine) with the best engine for `rows` rows that the processor has and the context allows.
-template <class W, class F> static void qi_with_engine(const qc_ctx* ctx, int64_t rows, F run) {
-    (void)rows;
+template <class W, class F> static void qi_with_engine(const qc_ctx* ctx, int64_t rows, int64_t k, F run) {
+    (void)rows, (void)k;
 #if defined(QC_AVX512)
     const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
     if constexpr (qt_columns<W>() > 0)
-        if (has && ctx->int8_units == QC_INT8_TILES && rows >= QT_LEAST) return run(qi_tiles());
+        if (has && ctx->int8_units == QC_INT8_TILES && qt_takes<W>(rows, k)) return run(qi_tiles());
     if (has && ctx->int8_units != QC_INT8_PAIRS) return run(qi_vnni());
 #elif defined(QC_AVX2)
     if (ctx->int8_units != QC_INT8_PAIRS && qi_has_vex()) return run(qi_vex());
@@ -79,5 +88,5 @@ template <class W, class F> static void qi_with_engine(const qc_ctx* ctx, int64_
 }
 
 template <class W, class Rows = qi_rows_in_memory> static void qi_run(qc_ctx* ctx, qg_job* job, int64_t room = 0) {
-    qi_with_engine<W>(ctx, job->m, [&](auto engine) { qi_run_with<W, decltype(engine), Rows>(ctx, job, room); });
+    qi_with_engine<W>(ctx, job->m, job->k, [&](auto engine) { qi_run_with<W, decltype(engine), Rows>(ctx, job, room); });
 }

@@ -3,7 +3,7 @@
 The struct of a packed weight (weights.py) is extended by what its integer product needs (formats/integer_product.py):
 
     struct qi_int4_1c0de5 : qw_int4_1c0de5 {
-        static constexpr int LOWEST = -8;
+        static constexpr int LOWEST = -8, HIGHEST = 7;
         static constexpr int64_t SHARED = 32;
         static constexpr bool FLIP = false, AFFINE = false, LISTED = false, NESTED = false;
         QG_METHOD vf slope() const { return g0; }
@@ -11,13 +11,14 @@ The struct of a packed weight (weights.py) is extended by what its integer produ
     };
 
 One kernel serves any number of rows. The instruction set decides which instruction multiplies; for AVX-512 VNNI and
-AVX-VNNI the processor decides at run time, for AMX the variable QC_INT8 (runtime/int8_units.py). Integer sums are
-exact, so the bits are the same either way.
+AVX-VNNI the processor decides at run time, for AMX the runtime, which asks the system (runtime/int8_units.py). Integer
+sums are exact, so the bits are the same either way.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 from qcompiler.errors import KernelSelectionError
@@ -26,7 +27,7 @@ from qcompiler.formats.int8_rows import padded, row_bytes
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_norm, text
-from qcompiler.kernels.cpu.linear import finish_of, packed_format, source_of, tile_of, used_symbols
+from qcompiler.kernels.cpu.linear import finish_of, packed_format, source_of, target_of, tile_of, used_symbols
 from qcompiler.kernels.cpu.weights import ANY_PANELS, FLOAT_LANES, PANEL_LAYOUTS, PanelWeight, panel_weight
 from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
@@ -46,15 +47,15 @@ LINE = 64
 _ROWS = {"x86-64-v4": (12,), "x86-64-v3": (4, 6)}
 """int8.h's ROWS of the engines of an instruction set; the others have 2."""
 
-_TILES = 32
-"""int8_tiles.h's rows of a block."""
+_TILES, _TILES_CHUNK = 32, (1048576, 16)
+"""int8_tiles.h's rows of a block, QT_CHUNK and QT_BLOCKS."""
 
 
 def passed_over(isa: str) -> list[tuple[str, str]]:
     """The ways to multiply that kernels for `isa` do not use, best first, each with the reason."""
     asked = "which is asked for when the kernel runs"
     if isa == "x86-64-v4":
-        tiles = ("tiles", "AMX, never run on a processor that has it, is used only where QC_INT8=amx asks for it")
+        tiles = ("tiles", f"only from 8 to 14 rows on, where the processor and the system have AMX, {asked}")
         return [tiles, ("pairs", f"only where the processor lacks AVX-512 VNNI or VBMI, {asked}")]
     vnni = ("vnni", "needs x86-64-v4 and a processor with AVX-512 VNNI and VBMI")
     if isa == "x86-64-v3":
@@ -127,11 +128,13 @@ class ProductText:
 
     def _scratch_of_tiles(self, isa: str) -> int:
         """int8_tiles.h's `qt_scratch_for`."""
-        panels, stride = tile_of(isa).panels, padded(self.k) | 64
-        entries = 4 * self._entries_of_group(isa) * self.groups
-        codes = padded(self.k) // 4 * panels * 64
-        rows = _chunk(isa, _TILES, stride) * (stride + 8 * self.groups + 4)
-        return entries + 2 * 64 * _TILES * panels + codes + rows + LINE
+        panels, width, shared = tile_of(isa).panels, padded(self.k), self.product.group
+        block = width // 64 * (64 * _TILES + 64)
+        size, most = _TILES_CHUNK
+        blocks = max(1, min(most, size // block))
+        codes = _piece(shared) * panels * 16
+        of_row = 64 * panels + 8 * (self.groups + 1) + 4
+        return 3 * 4096 + 2 * 64 * panels * (self.groups + 1) + codes + blocks * (block + _TILES * of_row)
 
     def assertion(self, isa: str) -> str:
         """The statement that compares `scratch` with int8.h."""
@@ -178,7 +181,7 @@ class ProductText:
             f"#ifndef {self.struct.upper()}",
             f"#define {self.struct.upper()}",
             f"struct {self.struct} : {self._weight.struct} {{",
-            f"    static constexpr int LOWEST = {product.first};",
+            f"    static constexpr int LOWEST = {product.first}, HIGHEST = {product.last(declaration.codes.bits)};",
             f"    static constexpr int64_t SHARED = {product.group};",
             f"    static constexpr bool FLIP = {str(flip).lower()}, AFFINE = {str(affine).lower()};",
             f"    static constexpr bool LISTED = {str(listed).lower()}, NESTED = {str(self._nested).lower()};",
@@ -196,6 +199,13 @@ def _chunk(isa: str, rows: int, stride: int) -> int:
     """int8.h's `qi_chunk_of`: most rows of x in a task, prepared rows `stride` bytes apart."""
     size, blocks = _LARGE_CHUNK if isa == "x86-64-v4" else _CHUNK
     return rows * max(1, min(blocks, size // (rows * stride)))
+
+
+def _piece(shared: int) -> int:
+    """int8_tiles.h's `qt_piece`."""
+    if shared == 0:
+        return 512
+    return next(piece for piece in itertools.count(2 * shared, 2 * shared) if piece >= 256 and piece % 64 == 0)
 
 
 def _bytes_of_codes(product: IntegerProduct) -> list[str]:
@@ -239,6 +249,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "const char* const w = (const char*)op[1];",
         *made.statements,
         f"job.finish = qk_{spec.name}_finish;",
+        *target_of(spec, body),
         "job.op = op, job.sym = sym;",
         run,
     ]

@@ -68,12 +68,15 @@ class IntegerProduct:
         """Columns of a group in rows of `cols`."""
         return self.group or min(max(cols, 1), WIDEST)
 
+    def last(self, bits: int) -> int:
+        """The largest integer of codes of `bits` bits."""
+        return max(self.listed) if self.listed else self.first + (1 << bits) - 1
+
     def offset_of(self, bits: int) -> int:
         """By how much the integer of a code of `bits` bits is larger than the signed byte in which kernels hold it.
 
         It is 0 if integers fit into bytes. Else bytes begin at -128, but those of fewer than 8 bits are the codes."""
-        last = max(self.listed) if self.listed else self.first + (1 << bits) - 1
-        if self.first >= -128 and last < 128:
+        if self.first >= -128 and self.last(bits) < 128:
             return 0
         return self.first + (128 if self.listed or bits == 8 else 0)
 

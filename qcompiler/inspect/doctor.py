@@ -16,7 +16,7 @@ from qcompiler.kernels.cuda.signature import ARCHS
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.compiler import find_compiler
-from qcompiler.runtime.int8_units import asked_units
+from qcompiler.runtime.int8_units import asked_units, tiles_refused
 from qcompiler.runtime.isa import buildable_isas, cpuinfo_flags, resolve_isa, supported_isas
 from qcompiler.runtime.threads import default_threads
 from qcompiler.units import human_bytes
@@ -180,6 +180,8 @@ def diagnose(facts: dict[str, str], targets: Sequence[str] = (), *, measure: boo
     cpu, (found, none) = processor(measure=measure), gpus(measure=measure)
     flags = cpuinfo_flags(CPUINFO)
     wanted = dict.fromkeys((cpu.isa, *(gpu.arch for gpu in found), *targets))
-    int8 = asked_units()
-    tables = [kernel_table("cuda" if each in ARCHS else "cpu", each, flags, int8=int8) for each in wanted]
+    int8, refused = asked_units(), tiles_refused()
+    tables = [
+        kernel_table("cuda" if each in ARCHS else "cpu", each, flags, int8=int8, refused=refused) for each in wanted
+    ]
     return Diagnosis(facts, cpu, compilers(), nvrtc_versions(), found, none, tables)

@@ -64,17 +64,27 @@ def kernel_table(
     isa: str,
     flags: Collection[str] | None = None,
     names: Sequence[str] | None = None,
-    int8: str = "vnni",
+    int8: str = "amx",
+    refused: str | None = None,
 ) -> list[Served]:
     """A row for each way to compute, format and class of rows. `flags` are the processor's (None: not known). By
-    default all formats with their default parameters, and plain weights. `int8`: what `QC_INT8` asks for."""
+    default all formats with their default parameters, and plain weights. `int8`: what `QC_INT8` asks for; `refused`:
+    why the system refuses the tiles that the processor has."""
+    int8_choice = int8, refused
     computes: tuple[Compute, ...] = ("fp32", "bf16", "int8") if kind == "cpu" else ("fp32", "bf16", "f16", "int8")
     wanted = (PLAIN, *formats.names()) if names is None else names
-    return [row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name, int8)]
+    return [
+        row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name, int8_choice)
+    ]
 
 
 def _format(
-    kind: Literal["cpu", "cuda"], isa: str, flags: Collection[str] | None, compute: Compute, name: str, int8: str
+    kind: Literal["cpu", "cuda"],
+    isa: str,
+    flags: Collection[str] | None,
+    compute: Compute,
+    name: str,
+    int8: tuple[str, str | None],
 ) -> Iterator[Served]:
     ref = None if name == PLAIN else parse_format(name)
     if compute == "int8" and (why := _no_integers(ref)) is not None:
@@ -142,10 +152,11 @@ def _cpu(isa: str, flags: Collection[str] | None, compute: Compute, weight: Oper
 VNNI = {"x86-64-v4": ("AVX-512 VNNI", ("avx512_vnni", "avx512vbmi")), "x86-64-v3": ("AVX-VNNI", ("avx_vnni",))}
 """The dot product of bytes of an instruction set, and the features that it needs beyond it."""
 
-TILED = "AMX from 16 rows on, else AVX-512 VNNI"
+TILED = "AMX from 8 to 14 rows on, by format, else AVX-512 VNNI"
 
 
-def _cpu_int8(isa: str, flags: Collection[str] | None, int8: str) -> tuple[str, Reasons]:
+def _cpu_int8(isa: str, flags: Collection[str] | None, choice: tuple[str, str | None]) -> tuple[str, Reasons]:
+    int8, refused = choice
     vectors, wider = VECTORS.get(isa, PLAIN_VECTORS), _wider(isa, flags)
     if isa not in VNNI:
         return f"{vectors}, integers", [*wider, *cpu_int8.passed_over(isa)]
@@ -155,9 +166,9 @@ def _cpu_int8(isa: str, flags: Collection[str] | None, int8: str) -> tuple[str, 
     if lacks := [flag for flag in needs if flags is not None and flag not in flags]:
         return pairs, [*wider, (vnni, f"this processor lacks {', '.join(lacks)}")]
     if isa == "x86-64-v4" and flags is not None and {"amx_tile", "amx_int8"} <= {*flags}:
-        if int8 == "amx":
+        if int8 == "amx" and refused is None:
             return TILED, wider
-        return vnni, [*wider, ("AMX", "used only where QC_INT8=amx asks for it: never run on a processor that has it")]
+        return vnni, [*wider, ("AMX", refused if int8 == "amx" and refused else "QC_INT8=vnni asks for AVX-512 VNNI")]
     return vnni, wider
 
 

@@ -28,7 +28,7 @@ FEATURES = (
     "avx512vbmi", "avx512_bf16", "amx_tile", "amx_int8", "avx512_fp16", "amx_bf16",
 )  # fmt: skip
 """Features by the names of /proc/cpuinfo. The last two are shown though no kernel uses them; those of AMX before them
-are used where `QC_INT8` asks for it."""
+multiply int8 where the system lets them (runtime/int8_units.py)."""
 
 UNUSED = FEATURES[-2:]
 CPUINFO = Path("/proc/cpuinfo")

@@ -16,6 +16,7 @@ from qcompiler import formats
 from qcompiler.formats import int8_rows, integer_product, llm_int8
 from qcompiler.kernels.select import LinearQuery, choose_linear
 from qcompiler.plan.kernel import FormatRef
+from qcompiler.runtime.int8_units import tiles_refused
 
 K, N = 96, 40
 SHAPES = {"x": {0: ("s", 1, 40)}}
@@ -193,6 +194,25 @@ def test_the_report_names_the_engines_passed_over_and_why() -> None:
     assert "linear.int8.vnni" in rejected("cpu", "x86-64-v3")
     text = str(compiled("int8", "int8").report())
     assert "int8 linear" in text and "multiplied as integers" in text
+
+
+@pytest.mark.skipif(tiles_refused() is not None, reason=str(tiles_refused()))
+def test_tiles_change_no_bit_of_a_program_on_all_threads_of_its_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(256, 768), nn.GELU(), nn.Linear(768, 256)).eval()
+    x = torch.randn(200, 256)
+    recipe = qc.QuantConfig("int4:group=32", activations="int8", promise_bits=None)
+    qc.qcompile(model, (x,), quant=recipe).save(tmp_path / "model.qca")
+    results = {}
+    for asked in ("vnni", "amx"):
+        monkeypatch.setenv("QC_INT8", asked)
+        for threads in (1, 3):
+            run = qc.load(tmp_path / "model.qca", num_threads=threads)
+            results[asked, threads] = [np.asarray(run(x.numpy())).tobytes() for _ in range(5)]
+    (first, *others) = results.values()
+    assert len(set(first)) == 1 and all(other == first for other in others)
 
 
 def test_formats_without_an_integer_product_compute_in_fp32_and_say_so() -> None:

@@ -52,9 +52,11 @@ def test_what_multiplies_int8_follows_the_processor_and_qc_int8() -> None:
     older = row("x86-64-v3", {"avx2"}, "vnni")
     assert older.units == "AVX2, pairs of integers" and ("AVX-VNNI", "this processor lacks avx_vnni") in older.why_not
     assert row("x86-64-v4", ZEN5, "pairs").why_not == (("AVX-512 VNNI", "QC_INT8=pairs asks for pairs"),)
-    assert row("x86-64-v4", amx, "amx").units == "AMX from 16 rows on, else AVX-512 VNNI"
+    assert row("x86-64-v4", amx, "amx").units == "AMX from 8 to 14 rows on, by format, else AVX-512 VNNI"
     assert row("x86-64-v4", ZEN5, "amx").units == row("x86-64-v4", amx, "vnni").units == "AVX-512 VNNI"
-    assert "never run" in row("x86-64-v4", amx, "vnni").why_not[0][1]
+    assert row("x86-64-v4", amx, "vnni").why_not == (("AMX", "QC_INT8=vnni asks for AVX-512 VNNI"),)
+    refused = one(kernel_table("cpu", "x86-64-v4", amx, ["int8"], refused="refused"), "int8", "int8", "65+")
+    assert (refused.units, refused.why_not) == ("AVX-512 VNNI", (("AMX", "refused"),))
 
 
 @pytest.mark.parametrize(("arch", "compute", "cores"), [

@@ -46,8 +46,8 @@ template <int T> static void qa_store(void* to, int64_t stride) {
     if (!amx_usable(T)) return;
     for (int i = 0; i < amx_rows(T); i++) memcpy((char*)to + i * stride, amx.row[T][i], amx_bytes(T));
 }
-// tdpbsud: signed bytes of X, unsigned ones of W, sums of 32 bits that wrap.
-template <int SUM, int X, int W> static void qa_dot_signed_unsigned() {
+// Signed bytes of X times bytes of W, which are int8_t or uint8_t, in sums of 32 bits that wrap.
+template <int SUM, int X, int W, class BYTE> static void amx_dot() {
     if (!amx_usable(SUM) || !amx_usable(X) || !amx_usable(W)) return;
     const bool fits = SUM != X && SUM != W && X != W && amx_rows(X) == amx_rows(SUM) &&
                       amx_bytes(X) == 4 * amx_rows(W) && amx_bytes(W) == amx_bytes(SUM) && amx_bytes(X) % 4 == 0 &&
@@ -60,7 +60,7 @@ template <int SUM, int X, int W> static void qa_dot_signed_unsigned() {
             memcpy(&sum, &amx.row[SUM][m][4 * n], 4);
             for (int k = 0; k < amx_bytes(X) / 4; k++)
                 for (int b = 0; b < 4; b++)
-                    sum += (uint32_t)((int8_t)amx.row[X][m][4 * k + b] * (int32_t)amx.row[W][k][4 * n + b]);
+                    sum += (uint32_t)((int8_t)amx.row[X][m][4 * k + b] * (int32_t)(BYTE)amx.row[W][k][4 * n + b]);
             memcpy(&amx.row[SUM][m][4 * n], &sum, 4);
         }
 }
@@ -99,3 +99,5 @@ template <int SUM, int X, int W> static void qa_dot_bf16() {
             memcpy(&amx.row[SUM][m][4 * n], &sum, 4);
         }
 }
+template <int SUM, int X, int W> static void qa_dot_signed_unsigned() { amx_dot<SUM, X, W, uint8_t>(); }  // tdpbsud
+template <int SUM, int X, int W> static void qa_dot_signed() { amx_dot<SUM, X, W, int8_t>(); }            // tdpbssd

@@ -182,12 +182,14 @@ def build(build_folder: Path) -> Callable[[Sequence[KernelSpec], str], Kernels]:
     return lambda specs, isa: Kernels(specs, isa, build_folder)
 
 
+VNNI_FLAGS = {"avx512_vnni", "avx512vbmi"}
 INT8_ENGINES: dict[str, tuple[str, set[str], str, int]] = {
     "vex": ("x86-64-v3", {"avx512vl", "avx512_vnni"}, "#define QI_EVEX 1\n", 0),
-    "tiles": ("x86-64-v4", {"avx512_vnni", "avx512vbmi"}, Path(__file__).with_name("amx_model.h").read_text(), 2),
+    "model": ("x86-64-v4", VNNI_FLAGS, Path(__file__).with_name("amx_model.h").read_text(), 2),
+    "amx": ("x86-64-v4", VNNI_FLAGS | {"amx_tile", "amx_int8"}, "", 2),
 }
-"""Engines of int8.h that few processors have, as others run them: AVX-VNNI's product in the EVEX encoding of AVX-512,
-and AMX on a model of its tiles. (ISA, what the processor needs, text before the kernels, `int8_units`.)"""
+"""Engines of int8.h that not every processor has: AVX-VNNI's product in the EVEX encoding of AVX-512, AMX on a model of
+its tiles, and AMX itself. (ISA, what the processor needs, text before the kernels, `int8_units`.)"""
 
 
 @pytest.fixture(scope="session", params=INT8_ENGINES)
@@ -196,6 +198,8 @@ def int8_engine(request: pytest.FixtureRequest, build_folder: Path) -> Callable[
     isa, needs, before, units = INT8_ENGINES[request.param]
     if lacks := needs - (cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()):
         pytest.skip(f"this processor lacks {', '.join(sorted(lacks))}")
+    if request.param == "amx" and (why := tiles_refused()) is not None:
+        pytest.skip(why)
 
     def compiled(specs: Sequence[KernelSpec]) -> Kernels:
         kernels = Kernels(specs, isa, build_folder, before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +24,7 @@ from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
+from qcompiler.runtime.int8_units import tiles_refused
 
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, K, the result's type
@@ -54,9 +57,17 @@ WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, 
     "mxfp4": ("mxfp4", {}, 33, 96, "f32"),
     "mxfp4_ggml": ("mxfp4_ggml", {}, 17, 64, "f32"),
     "nvfp4": ("nvfp4", {}, 33, 96, "f32"),
+    # More columns than a piece of tiles (int8_tiles.h), whole steps of 64 and not, an odd number of groups.
+    "int8_wide": ("int8", {}, 40, 1101, "f32"),
+    "int8_wide_zeros": ("int8", {"symmetric": False}, 35, 702, "f32"),
+    "int8_wide_groups": ("int8", {"group": 128}, 33, 640, "f32"),
+    "int4_row": ("int4", {"group": "row"}, 35, 1056, "f32"),
+    "int4_wide": ("int4", {"group": 32}, 50, 608, "f32"),
+    "int4_wide_zeros": ("int4", {"group": 128, "symmetric": False}, 33, 896, "f32"),
+    "q6_K_wide": ("q6_K", {}, 40, 768, "f32"),
 }
 FAST = ("int8", "int4_zeros", "q4_K", "q6_K", "mxfp4")
-MS = (1, 2, 7, 8, 16, 24, 33, 137)  # blocks of eight and seven rows; 137: more than the rows of one task
+MS = (1, 2, 7, 8, 16, 24, 33, 64, 137)  # blocks of eight, seven and 32 rows; 137: more than the rows of one task
 COLS = (1, 31, 64, 101, 300)
 PAIRS, TILES = 1, 2
 """abi.h's QC_INT8_PAIRS and QC_INT8_TILES."""
@@ -167,7 +178,7 @@ def test_rare_engines_have_the_bits_of_every_format(int8_engine: Callable[..., A
 
 def check_engine(kernels: Any, case: str) -> None:
     """As `check_products`. On the model of tiles also: they are used, as the manual says, and released."""
-    if kernels.int8_units != TILES:
+    if "QC_AMX_MODEL 1" not in kernels.source:
         check_products(kernels, case)
         return
     errors, dots, configured, released = (
@@ -178,13 +189,49 @@ def check_engine(kernels: Any, case: str) -> None:
     assert errors.value == 0 and dots.value > before and configured.value == released.value
 
 
+@pytest.mark.skipif(tiles_refused() is not None, reason=str(tiles_refused()))
+def test_tiles_survive_signals_and_other_processes(build: Any) -> None:
+    """Processes that share the processors and are interrupted by signals in kernels: the system saves their tiles."""
+    kernels, case = build([linear_spec("int4_wide")], "x86-64-v4"), "int4_wide"
+    kernels.int8_units = TILES
+    packed, (_, _, n, k, dtype) = packed_weight(case), WEIGHTS[case]
+    data = layouts.get("cpu_p16_v2").pack(packed.format, "f32", n, k, packed.data)
+    bias, rows = np.zeros(n, np.float32), int8_rows.quantise(activations(500, k), "token", 0.0, None)
+    wanted = expected(case, packed, rows, bias)
+
+    def differs() -> int:
+        seen: list[int] = []
+        signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+        wrong = 0
+        while len(seen) < 100:
+            out = np.zeros((500, n), DTYPES[dtype])
+            kernels.run(f"l_{case}", [rows, data, bias, out], [500], threads=2)
+            wrong += not same_bits(out, wanted)
+        return min(wrong, 100)
+
+    children = []
+    for _ in range(2 * (os.cpu_count() or 1)):
+        child = os.fork()
+        if child == 0:
+            code = 101
+            try:
+                code = differs()
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * len(children)
+
+
 @pytest.mark.slow
 def test_the_build_for_avx512_has_the_instructions_of_tiles(build: Any) -> None:
     found = instructions(build([linear_spec("int4")], "x86-64-v4").library._name)
     for name in ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored"):
         assert f"\t{name}" in found
     # W behind X, the sums last, as AT&T's syntax has operands
-    assert re.search(r"tdpbsud %tmm6,%tmm4,%tmm0\b", found) and re.search(r"tdpbsud %tmm7,%tmm5,%tmm3\b", found)
+    assert re.search(r"tdpbssd %tmm6,%tmm4,%tmm0\b", found) and re.search(r"tdpbssd %tmm7,%tmm5,%tmm3\b", found)
+    unsigned = instructions(build([linear_spec("int8_zeros")], "x86-64-v4").library._name)  # codes of 0 … 255
+    assert re.search(r"tdpbsud %tmm6,%tmm4,%tmm0\b", unsigned) and "tdpbssd" not in unsigned
 
 
 @pytest.mark.slow

@@ -39,8 +39,8 @@ def test_tiles_are_the_default_where_they_are(monkeypatch: pytest.MonkeyPatch, t
     assert (bf16_units(V4), bf16_units("x86-64-v3")) == (1, 0)
     monkeypatch.setenv("QC_BF16", "dots")
     assert bf16_units(V4) == 0
-    monkeypatch.setenv("QC_BF16", "amx")
-    with pytest.raises(ArgumentError, match=r"QC_BF16='amx' names no instructions .* choose from dots, tiles"):
+    monkeypatch.setenv("QC_BF16", "tiles")
+    with pytest.raises(ArgumentError, match=r"QC_BF16='tiles' names no instructions .* choose from dots, amx"):
         bf16_units(V4)
 
 
@@ -49,10 +49,10 @@ def test_a_note_says_why_there_are_no_tiles_if_they_were_asked_for(
 ) -> None:
     with_flags(monkeypatch, tmp_path, *TILE_FLAGS[1:])
     assert bf16_units(V4) == 0 and capsys.readouterr().err == ""
-    monkeypatch.setenv("QC_BF16", "tiles")
+    monkeypatch.setenv("QC_BF16", "amx")
     assert bf16_units(V4) == 0
     assert (
-        "QC_BF16=tiles: this processor lacks amx_tile; bf16 is multiplied as with QC_BF16=dots"
+        "QC_BF16=amx: this processor lacks amx_tile; bf16 is multiplied as with QC_BF16=dots"
         in capsys.readouterr().err
     )
     with_flags(monkeypatch, tmp_path, *TILE_FLAGS, error=errno.ENOSPC)

@@ -28,7 +28,7 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_qc_int8_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("QC_INT8", raising=False)
+    monkeypatch.setenv("QC_INT8", "vnni")
     assert int8_units(V4) == 0
     monkeypatch.setenv("QC_INT8", "pairs")
     assert int8_units("x86-64-v3") == 1
@@ -37,15 +37,17 @@ def test_qc_int8_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
         int8_units(V4)
 
 
-def with_flags(monkeypatch: pytest.MonkeyPatch, folder: Path, *flags: str) -> None:
+def with_flags(monkeypatch: pytest.MonkeyPatch, folder: Path, *flags: str, asked: str = "amx") -> None:
     (folder / "cpuinfo").write_text(f"flags\t\t: {' '.join(flags)}\n")
     monkeypatch.setattr(units, "CPUINFO", folder / "cpuinfo")
-    monkeypatch.setenv("QC_INT8", "amx")
+    monkeypatch.setenv("QC_INT8", asked)
+    units.tiles_refused.cache_clear()
 
 
-def test_the_system_is_asked_once_for_tiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["amx", ""])
+def test_the_system_is_asked_once_for_tiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str) -> None:
     answers = [0]
-    with_flags(monkeypatch, tmp_path, *TILE_FLAGS)
+    with_flags(monkeypatch, tmp_path, *TILE_FLAGS, asked=asked)
     monkeypatch.setattr(units, "request_tiles", answers.pop)
     assert int8_units(V4) == int8_units(V4) == 2 and not answers
 
@@ -57,12 +59,23 @@ def test_tiles_that_are_refused_have_a_reason(
     monkeypatch.setattr(units, "request_tiles", lambda: errno.ENOSPC)
     assert int8_units(V4) == int8_units("x86-64-v3") == 0
     with_flags(monkeypatch, tmp_path, *TILE_FLAGS[1:])
-    units.tiles_refused.cache_clear()
     assert int8_units(V4) == 0
     notes = capsys.readouterr().err.splitlines()
     assert [note.count("QC_INT8=amx: ") for note in notes] == [1, 1, 1]
     assert "the system refuses tiles: No space left on device (ENOSPC)" in notes[0]
     assert "kernels for x86-64-v3 have no tiles" in notes[1] and "this processor lacks amx_tile" in notes[2]
+
+
+def test_by_default_only_a_refusal_of_the_system_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(units, "request_tiles", lambda: errno.EPERM)
+    with_flags(monkeypatch, tmp_path, *TILE_FLAGS[1:], asked="")
+    assert int8_units(V4) == 0
+    with_flags(monkeypatch, tmp_path, *TILE_FLAGS, asked="")
+    assert int8_units(V4) == int8_units(V4) == int8_units("x86-64-v3") == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "the system refuses tiles: Operation not permitted (EPERM); int8 is multiplied without AMX" in note
 
 
 @pytest.mark.skipif(
