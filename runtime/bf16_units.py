@@ -40,7 +40,9 @@ def bf16_units(isa: str) -> int:
     asked = asked_units()
     if asked != "amx":
         return UNITS[asked]
-    why = tiles_refused(TILE_FLAGS) if isa == "x86-64-v4" else f"kernels for {isa} have no tiles, those for x86-64-v4 do"
+    why = (
+        tiles_refused(TILE_FLAGS) if isa == "x86-64-v4" else f"kernels for {isa} have no tiles, those for x86-64-v4 do"
+    )
     if why is None:
         return UNITS["amx"]
     if os.environ.get("QC_BF16"):

@@ -8,7 +8,8 @@ addition apart.
 
     bandwidth    reading memory far larger than the caches
     "fp32"       fused multiply-adds of fp32
-    "bf16"       `vdpbf16ps`: pairs of bf16, summed in fp32; on a GPU its tensor cores on 16-bit values
+    "bf16"       tiles of AMX where they multiply bf16 (bf16_units.py), else `vdpbf16ps`: pairs of bf16, summed in fp32;
+                 on a GPU its tensor cores on 16-bit values
     "int8"       tiles of AMX where they multiply int8 (int8_units.py), else `vpdpbusd` (VNNI): fours of bytes, summed
                  in int32
 
@@ -26,6 +27,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from qcompiler.kernels.cpu import emit
+from qcompiler.runtime.bf16_units import bf16_units
 from qcompiler.runtime.code import load
 from qcompiler.runtime.compiler import compile_code
 from qcompiler.runtime.int8_units import int8_units
@@ -129,6 +131,7 @@ class Probes:
             num_threads=threads,
             error_kernel=-1,
             int8_units=int8_units(self._isa),
+            bf16_units=bf16_units(self._isa),
         )
         to, library, piece = ctypes.byref(context), self._library, READ_BYTES // PIECES
         starts = READS * [ctypes.c_void_p(memory.address + piece * number) for number in range(PIECES)]

@@ -48,33 +48,45 @@ __attribute__((target("avx512vnni"))) static void int8_task(void*, int64_t task,
     _mm512_storeu_si512(scratch, sum[0]);
 }
 #endif
-extern "C" double qb_bf16(qc_ctx* ctx) {
-#if defined(QC_AVX512)
-    if (__builtin_cpu_supports("avx512bf16")) return rate(ctx, bf16_task, 4.0 * 16);
-#endif
-    return 0;
-}
 #if defined(__x86_64__)
-// Tiles of bytes that are not zero: with zeros the processor keeps a higher clock.
-static void tiles_task(void*, int64_t task, char*) {
+// Tiles of numbers that are not zero: with zeros the processor keeps a higher clock.
+template <class F, class G> static void tiles_task(const F& byte, const G& multiply) {
     struct { uint8_t palette, row, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {1, 0, {}, {}, {}};
     for (int t = 0; t < 8; t++) shape.bytes[t] = 64, shape.rows[t] = 16;
     alignas(64) uint8_t tile[2048];
-    for (int i = 0; i < 2048; i++) tile[i] = (uint8_t)((uint32_t)(i + task) * 2654435761u >> 13);
+    for (int i = 0; i < 2048; i++) tile[i] = byte(i);
     const int64_t steps = qb_steps, row = 64;
     const uint8_t* const other = tile + 1024;
     asm volatile("ldtilecfg %0" : : "m"(shape));
     asm volatile("tileloadd (%0,%2,1), %%tmm4\n tileloadd (%1,%2,1), %%tmm5\n tileloadd (%0,%2,1), %%tmm6\n"
                  "tileloadd (%1,%2,1), %%tmm7" : : "r"(tile), "r"(other), "r"(row) : "memory");
-    for (int64_t k = 0; k < steps; k++)
-        asm volatile("tdpbssd %tmm6, %tmm4, %tmm0\n tdpbssd %tmm7, %tmm4, %tmm1\n"
-                     "tdpbssd %tmm6, %tmm5, %tmm2\n tdpbssd %tmm7, %tmm5, %tmm3");
+    for (int64_t k = 0; k < steps; k++) multiply();
     asm volatile("tilerelease");
 }
+#define FOUR_PRODUCTS(name) \
+    asm volatile(name " %tmm6, %tmm4, %tmm0\n " name " %tmm7, %tmm4, %tmm1\n " \
+                 name " %tmm6, %tmm5, %tmm2\n " name " %tmm7, %tmm5, %tmm3")
+static uint8_t mixed(int64_t i) { return (uint8_t)((uint32_t)i * 2654435761u >> 13); }
+static void int8_tiles_task(void*, int64_t task, char*) {
+    tiles_task([=](int i) { return mixed(i + task); }, [] { FOUR_PRODUCTS("tdpbssd"); });
+}
+static void bf16_tiles_task(void*, int64_t task, char*) {  // from 1 to 2, and their negatives
+    tiles_task([=](int i) -> uint8_t { return i % 2 ? 0x3f | (mixed(i + task) & 0x80) : mixed(i + task) | 0x80; },
+               [] { FOUR_PRODUCTS("tdpbf16ps"); });
+}
 #endif
+extern "C" double qb_bf16(qc_ctx* ctx) {
+#if defined(__x86_64__)
+    if (ctx->bf16_units == QC_BF16_TILES) return rate(ctx, bf16_tiles_task, 4.0 * 2 * 16 * 16 * 32 / CHAINS);
+#endif
+#if defined(QC_AVX512)
+    if (__builtin_cpu_supports("avx512bf16")) return rate(ctx, bf16_task, 4.0 * 16);
+#endif
+    return 0;
+}
 extern "C" double qb_int8(qc_ctx* ctx) {
 #if defined(__x86_64__)
-    if (ctx->int8_units == QC_INT8_TILES) return rate(ctx, tiles_task, 4.0 * 2 * 16 * 16 * 64 / CHAINS);
+    if (ctx->int8_units == QC_INT8_TILES) return rate(ctx, int8_tiles_task, 4.0 * 2 * 16 * 16 * 64 / CHAINS);
 #endif
 #if defined(QC_AVX512)
     if (__builtin_cpu_supports("avx512vnni")) return rate(ctx, int8_task, 8.0 * 16);

@@ -59,23 +59,31 @@ class Served:
         return {**asdict(self), "why_not": [list(each) for each in self.why_not]}
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What `QC_INT8` and `QC_BF16` ask for, and why the system refuses the tiles that the processor has."""
+
+    int8: str
+    bf16: str
+    refused: str | None
+
+
 def kernel_table(
     kind: Literal["cpu", "cuda"],
     isa: str,
     flags: Collection[str] | None = None,
     names: Sequence[str] | None = None,
     int8: str = "amx",
+    bf16: str = "amx",
     refused: str | None = None,
 ) -> list[Served]:
     """A row for each way to compute, format and class of rows. `flags` are the processor's (None: not known). By
-    default all formats with their default parameters, and plain weights. `int8`: what `QC_INT8` asks for; `refused`:
-    why the system refuses the tiles that the processor has."""
-    int8_choice = int8, refused
+    default all formats with their default parameters, and plain weights. `int8`, `bf16`: what
+    `QC_INT8` and `QC_BF16` ask for; `refused`: why the system refuses the tiles that the processor has."""
+    asked = Asked(int8, bf16, refused)
     computes: tuple[Compute, ...] = ("fp32", "bf16", "int8") if kind == "cpu" else ("fp32", "bf16", "f16", "int8")
     wanted = (PLAIN, *formats.names()) if names is None else names
-    return [
-        row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name, int8_choice)
-    ]
+    return [row for compute in computes for name in wanted for row in _format(kind, isa, flags, compute, name, asked)]
 
 
 def _format(
@@ -84,7 +92,7 @@ def _format(
     flags: Collection[str] | None,
     compute: Compute,
     name: str,
-    int8: tuple[str, str | None],
+    asked: Asked,
 ) -> Iterator[Served]:
     ref = None if name == PLAIN else parse_format(name)
     if compute == "int8" and (why := _no_integers(ref)) is not None:
@@ -104,7 +112,8 @@ def _format(
         candidates = INT8[kind] if compute == "int8" else LINEAR[kind]
         kernel = next(each.name for each in candidates if each.m_class == case.m_class)
         if weight is None:
-            units, why_not = _cpu_int8(isa, flags, int8) if compute == "int8" else _cpu(isa, flags, compute, operand)
+            cpu = _cpu_int8(isa, flags, asked) if compute == "int8" else _cpu(isa, flags, compute, operand, asked)
+            units, why_not = cpu
         else:
             units, why_not = _cuda(isa, compute, weight, case.m_class)
         yield Served(isa, compute, name, m, kernel, units, tuple(why_not))
@@ -131,7 +140,9 @@ def _wider(isa: str, flags: Collection[str] | None) -> Reasons:
     return wider if isa in VECTORS else [*wider, ("AVX2", _lacks("x86-64-v3", flags))]
 
 
-def _cpu(isa: str, flags: Collection[str] | None, compute: Compute, weight: Operand) -> tuple[str, Reasons]:
+def _cpu(
+    isa: str, flags: Collection[str] | None, compute: Compute, weight: Operand, asked: Asked
+) -> tuple[str, Reasons]:
     """The instructions that multiply, and the better ones that do not."""
     vectors, wider = VECTORS.get(isa, PLAIN_VECTORS), _wider(isa, flags)
     if compute == "fp32":
@@ -146,7 +157,12 @@ def _cpu(isa: str, flags: Collection[str] | None, compute: Compute, weight: Oper
         return f"{vectors}, fp32 of numbers in bf16", [("pairs of bf16", f"groups of {group} columns are not even")]
     if lacking is not None:
         return f"{vectors}, fp32 of numbers in bf16", [("pairs of bf16", lacking)]
-    return "AVX512-BF16, pairs of bf16", []
+    pairs = "AVX512-BF16, pairs of bf16"
+    if flags is None or not {"amx_tile", "amx_bf16"} <= {*flags}:
+        return pairs, []
+    if asked.bf16 == "amx" and asked.refused is None:
+        return f"AMX from 2 rows on, else {pairs}", []
+    return pairs, [("AMX", asked.refused if asked.bf16 == "amx" and asked.refused else "QC_BF16=dots asks for pairs")]
 
 
 VNNI = {"x86-64-v4": ("AVX-512 VNNI", ("avx512_vnni", "avx512vbmi")), "x86-64-v3": ("AVX-VNNI", ("avx_vnni",))}
@@ -155,8 +171,8 @@ VNNI = {"x86-64-v4": ("AVX-512 VNNI", ("avx512_vnni", "avx512vbmi")), "x86-64-v3
 TILED = "AMX from 8 to 14 rows on, by format, else AVX-512 VNNI"
 
 
-def _cpu_int8(isa: str, flags: Collection[str] | None, choice: tuple[str, str | None]) -> tuple[str, Reasons]:
-    int8, refused = choice
+def _cpu_int8(isa: str, flags: Collection[str] | None, asked: Asked) -> tuple[str, Reasons]:
+    int8, refused = asked.int8, asked.refused
     vectors, wider = VECTORS.get(isa, PLAIN_VECTORS), _wider(isa, flags)
     if isa not in VNNI:
         return f"{vectors}, integers", [*wider, *cpu_int8.passed_over(isa)]

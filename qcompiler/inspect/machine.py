@@ -25,12 +25,12 @@ from qcompiler.runtime.threads import cgroup_cpus, default_threads, usable_cpus
 
 FEATURES = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni",
-    "avx512vbmi", "avx512_bf16", "amx_tile", "amx_int8", "avx512_fp16", "amx_bf16",
+    "avx512vbmi", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "avx512_fp16",
 )  # fmt: skip
-"""Features by the names of /proc/cpuinfo. The last two are shown though no kernel uses them; those of AMX before them
-multiply int8 where the system lets them (runtime/int8_units.py)."""
+"""Features by the names of /proc/cpuinfo. The last one is shown though no kernel uses it; those of AMX before it are used
+where the system lets them (runtime/int8_units.py, bf16_units.py)."""
 
-UNUSED = FEATURES[-2:]
+UNUSED = FEATURES[-1:]
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 

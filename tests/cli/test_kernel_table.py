@@ -59,6 +59,18 @@ def test_what_multiplies_int8_follows_the_processor_and_qc_int8() -> None:
     assert (refused.units, refused.why_not) == ("AVX-512 VNNI", (("AMX", "refused"),))
 
 
+def test_what_multiplies_bf16_follows_the_processor_and_qc_bf16() -> None:
+    def row(flags: set[str], asked: str, refused: str | None = None) -> Served:
+        table = kernel_table("cpu", "x86-64-v4", flags, ["nf4"], bf16=asked, refused=refused)
+        return one(table, "bf16", "nf4", "65+")
+
+    amx = ZEN5 | {"amx_tile", "amx_bf16"}
+    assert row(amx, "amx").units == "AMX from 2 rows on, else AVX512-BF16, pairs of bf16"
+    assert row(ZEN5, "amx").units == row(amx, "dots").units == "AVX512-BF16, pairs of bf16"
+    assert row(amx, "dots").why_not == (("AMX", "QC_BF16=dots asks for pairs"),)
+    assert row(amx, "amx", "refused").why_not == (("AMX", "refused"),)
+
+
 @pytest.mark.parametrize(("arch", "compute", "cores"), [
     ("sm_75", "bf16", "CUDA cores"), ("sm_75", "f16", "tensor cores"), ("sm_80", "bf16", "tensor cores"),
     ("sm_90a", "fp32", "CUDA cores"), ("sm_70", "f16", "CUDA cores"), ("sm_70", "int8", "CUDA cores, dp4a"),

@@ -52,8 +52,7 @@ def test_a_note_says_why_there_are_no_tiles_if_they_were_asked_for(
     monkeypatch.setenv("QC_BF16", "amx")
     assert bf16_units(V4) == 0
     assert (
-        "QC_BF16=amx: this processor lacks amx_tile; bf16 is multiplied as with QC_BF16=dots"
-        in capsys.readouterr().err
+        "QC_BF16=amx: this processor lacks amx_tile; bf16 is multiplied as with QC_BF16=dots" in capsys.readouterr().err
     )
     with_flags(monkeypatch, tmp_path, *TILE_FLAGS, error=errno.ENOSPC)
     assert bf16_units(V4) == 0
