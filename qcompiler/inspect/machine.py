@@ -27,8 +27,8 @@ FEATURES = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni",
     "avx512vbmi", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "avx512_fp16",
 )  # fmt: skip
-"""Features by the names of /proc/cpuinfo. The last one is shown though no kernel uses it; those of AMX before it are used
-where the system lets them (runtime/int8_units.py, bf16_units.py)."""
+"""Features by the names of /proc/cpuinfo. The last one is shown though no kernel uses it; those of AMX before it are
+used where the system lets them (runtime/int8_units.py, bf16_units.py)."""
 
 UNUSED = FEATURES[-1:]
 CPUINFO = Path("/proc/cpuinfo")
