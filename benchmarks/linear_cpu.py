@@ -1,7 +1,7 @@
 """Linear kernels beside torch's fp32 linear, per shape and M, in one interleaved run.
 
     .venv/bin/python benchmarks/linear_cpu.py [--rounds 15] [--threads 2] [--m 1 32 4096] [--json out.json]
-        [--formats nf4 q4_K tq:bits=3] [--shapes 4096x4096] [--int8] [--bf16] [--older] [--cpu-time]
+        [--formats nf4 q4_K tq:bits=3] [--shapes 4096x4096] [--int8] [--bf16] [--dots] [--older] [--cpu-time]
 
 Every round times each kernel once for each case (short calls in batches), in a varying order, so that a slow moment of
 the machine affects all of them; the table gives medians. The same run also measures fused multiply-adds on all threads
@@ -14,6 +14,8 @@ With `--int8` the table has products of codes beside those of decoded values: "i
 "rows" is the time to make these from fp32, "_int_mm" is torch's product of int8 matrices (int32 out, from 17 rows on).
 
 With `--bf16` each format stands twice, with x, bias and result in fp32 and ("nf4 bf16") in bf16, and so does torch.
+
+With `--dots` those in bf16 stand once more ("nf4 bf16 dots") without tiles of AMX.
 
 With `--older` so does each format that has other bytes in cpu_p16_v1 ("v1 q4_K"), the layout of programs saved before.
 """
@@ -85,7 +87,7 @@ def int_mm_engine(m: int, n: int, k: int, now: Callable[[], float]) -> Engine:
 
 
 def make_case(
-    bench: Bench, products: Sequence[Product], m: int, n: int, k: int, now: Callable[[], float]
+    bench: Bench, products: Sequence[Product], m: int, n: int, k: int, now: Callable[[], float], *, dots: bool = False
 ) -> list[Engine]:
     x, bias, _ = numbers(m, n, k)
     given = x, weight(n, k), bias
@@ -96,6 +98,9 @@ def make_case(
         data = packed(product, n, k)
         call = bench.caller(linear_spec(product, m, n, k), operands(product, x, data, bias), [m])
         engines.append(Engine(product.name, call, data.size))
+        if dots and product.arithmetic == "bf16":
+            call = bench.caller(linear_spec(product, m, n, k), operands(product, x, data, bias), [m], dots=True)
+            engines.append(Engine(f"{product.name} dots", call, data.size))
     if any(product.codes for product in products):
         made = np.zeros((m, row_bytes(k)), np.int8)
         engines.append(Engine("rows", bench.caller(rows_spec(k), [x, made], [m]), x.nbytes))
@@ -160,6 +165,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", help="formats (tq, tq:bits=3) instead of the usual four")
     parser.add_argument("--shapes", nargs="*", default=[f"{n}x{k}" for n, k in SHAPES], metavar="NxK")
     parser.add_argument("--bf16", action="store_true", help="each format in bf16 as well, and torch's linear")
+    parser.add_argument("--dots", action="store_true", help="with --bf16: also without tiles of AMX")
     parser.add_argument("--int8", action="store_true", help="products of codes with rows of int8 beside fp32 ones")
     parser.add_argument("--older", action="store_true", help="the older layout as well, where it has other bytes")
     parser.add_argument("--cpu-time", action="store_true", help="processor time, with one thread")
@@ -180,7 +186,9 @@ def main() -> None:
     with torch.no_grad():
         for n, k in shapes:
             for m in options.m:
-                for row in rows(bench, make_case(bench, products, m, n, k, now), m, n, k, options.rounds):
+                for row in rows(
+                    bench, make_case(bench, products, m, n, k, now, dots=options.dots), m, n, k, options.rounds
+                ):
                     found.append(row)
                     print(
                         f"{n:>5}x{k:<4} {m:>5} {row['engine']:>10} {row['us']:>9.1f} {row['gflops']:>8.1f} "

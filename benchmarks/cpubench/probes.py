@@ -74,9 +74,12 @@ class Bench:
     def use_threads(self, threads: int) -> None:
         """Runs kernels and probes on so many threads from now on."""
         self.scratch = aligned(np.zeros(self.stride * threads, np.uint8))
-        self.context = Context(
+        self.context, self.dots = self._context(threads, self.bf16), self._context(threads, 0)
+
+    def _context(self, threads: int, bf16: int) -> Context:
+        return Context(
             parallel=parallel_address(), scratch=self.scratch.ctypes.data, scratch_stride=self.stride,
-            num_threads=threads, error_kernel=-1, int8_units=self.units, bf16_units=self.bf16,
+            num_threads=threads, error_kernel=-1, int8_units=self.units, bf16_units=bf16,
         )  # fmt: skip
 
     def peak(self) -> float:
@@ -98,16 +101,17 @@ class Bench:
         return Limits(self.bandwidth(), self.peak(), bf16, int8)
 
     def caller(
-        self, spec: KernelSpec, arrays: Sequence[npt.NDArray[Any]], symbols: Sequence[int]
+        self, spec: KernelSpec, arrays: Sequence[npt.NDArray[Any]], symbols: Sequence[int], *, dots: bool = False
     ) -> Callable[[int], float]:
-        """`call(times)` returns the seconds of one call; the operands stay the same."""
+        """`call(times)` returns the seconds of one call; the operands stay the same. `dots`: as with `QC_BF16=dots`."""
         kernel = ctypes.cast(self.library[f"qk_{spec.name}"], ctypes.c_void_p)
         operands = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
         values = (ctypes.c_int64 * len(symbols))(*symbols)
 
         def call(times: int) -> float:
             keep = arrays  # the addresses above point into them
-            found = self.library.qb_call(kernel, ctypes.byref(self.context), operands, values, ctypes.c_int64(times))
+            context = ctypes.byref(self.dots if dots else self.context)
+            found = self.library.qb_call(kernel, context, operands, values, ctypes.c_int64(times))
             del keep
             return float(found)
 
