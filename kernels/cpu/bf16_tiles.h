@@ -199,14 +199,14 @@ template <class D> QC_INLINE qm_soon qm_codes_at(const qg_job* job, int64_t pane
 }
 
 // Columns of a scale if `rows` rows are multiplied by codes, else 0. Words of elements take four more cycles for 32
-// weights than those of codes, and to scale the sums of a row of x takes two or three for a unit.
+// weights than those of codes, and to scale the sums of a row of x takes some for each scale.
 template <class D> QC_INLINE int64_t qm_span(int64_t k, int64_t rows) {
     if constexpr (!qb_coded<D>::LOOKED_UP) return 0;
     else {
         const int64_t span = qb_coded<D>::span(k);
         if (decltype(D::entries)::COVERS == 0) return k > 0 && span == k && k % QM_COLUMNS == 0 ? k : 0;
         const bool whole = k % span == 0 && span % QM_COLUMNS == 0 && QM_NARROW % span == 0;
-        return whole && rows <= QM_FEW ? span : 0;
+        return whole && rows <= qc_min(span, QM_FEW) ? span : 0;
     }
 }
 
@@ -499,6 +499,13 @@ template <class D> static void qm_task(void* arg, int64_t task, char* scratch) {
     } while (k0 < job->k);
     qa_release();
     for (int64_t b = 0; b < call.rows.blocks; b++) finish(b, sums + b * QM_ROWS * stride);
+}
+
+// Rows from which tiles take less time than dot products do (measured at 4096 x 4096, docs/performance.md): making words
+// of elements takes as long as some rows of dot products.
+template <class D> QC_INLINE int64_t qm_least(int64_t k, int64_t rows) {
+    if (qm_span<D>(k, rows) == 0) return 6;
+    return qm_offset<D>() ? 3 : 2;
 }
 
 // Rows of a task that puts them in tiles.

@@ -161,7 +161,7 @@ def _cpu(
     if flags is None or not {"amx_tile", "amx_bf16"} <= {*flags}:
         return pairs, []
     if asked.bf16 == "amx" and asked.refused is None:
-        return f"AMX from 2 rows on, else {pairs}", []
+        return f"AMX from 2 to 6 rows on, by format, else {pairs}", []
     return pairs, [("AMX", asked.refused if asked.bf16 == "amx" and asked.refused else "QC_BF16=dots asks for pairs")]
 
 

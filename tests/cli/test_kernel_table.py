@@ -65,7 +65,7 @@ def test_what_multiplies_bf16_follows_the_processor_and_qc_bf16() -> None:
         return one(table, "bf16", "nf4", "65+")
 
     amx = ZEN5 | {"amx_tile", "amx_bf16"}
-    assert row(amx, "amx").units == "AMX from 2 rows on, else AVX512-BF16, pairs of bf16"
+    assert row(amx, "amx").units == "AMX from 2 to 6 rows on, by format, else AVX512-BF16, pairs of bf16"
     assert row(ZEN5, "amx").units == row(amx, "dots").units == "AVX512-BF16, pairs of bf16"
     assert row(amx, "dots").why_not == (("AMX", "QC_BF16=dots asks for pairs"),)
     assert row(amx, "amx", "refused").why_not == (("AMX", "refused"),)
