@@ -23,8 +23,8 @@ struct qc_ctx {
     int32_t int8_units;      // QC_INT8_…: which instructions may multiply int8
 };
 
-// Without a choice the dot products of bytes that the processor has (VNNI), else pairs of 16-bit numbers; tiles where the
-// runtime has asked the system for them (runtime/int8_units.py). No choice changes a result.
+// Without a choice the dot products of bytes that the processor has (VNNI), else pairs of 16-bit numbers; tiles where
+// the runtime has asked the system for them (runtime/int8_units.py). No choice changes a result.
 enum { QC_INT8_DEFAULT = 0, QC_INT8_PAIRS = 1, QC_INT8_TILES = 2 };
 
 enum { QC_OK = 0, QC_INDEX_OUT_OF_RANGE = 1 };
