@@ -110,10 +110,15 @@ def peers(bench: Bench, m: int, n: int, k: int) -> dict[str, Callable[[int], flo
 def measured(calls: dict[str, Callable[[int], float]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each, in rounds that alternate their order."""
     times: dict[str, list[float]] = {title: [] for title in calls}
+    titles = list(calls)
     counts = {title: max(1, int(SECONDS / max(call(1), 1e-7))) for title, call in calls.items()}
     for turn in range(rounds):
-        for title in list(calls)[:: 1 if turn % 2 else -1]:
-            calls[title](1)  # after another's call, whose weight may be in the caches
+        # Each takes the place behind another's calls in turn: their weights lie in the caches, and the clock takes a
+        # while to rise behind products by AMX.
+        first = turn % len(calls)
+        for title in [*titles[first:], *titles[:first]][:: 1 if turn % 2 else -1]:
+            time.sleep(0.003)
+            calls[title](1)
             times[title].append(calls[title](counts[title]))
     return times
 

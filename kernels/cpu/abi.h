@@ -24,8 +24,8 @@ struct qc_ctx {
     int32_t bf16_units;      // QC_BF16_…: which instructions may multiply bf16
 };
 
-// Without a choice the dot products of bytes that the processor has (VNNI), else pairs of 16-bit numbers; tiles where the
-// runtime has asked the system for them (runtime/int8_units.py). No choice changes a result.
+// Without a choice the dot products of bytes that the processor has (VNNI), else pairs of 16-bit numbers; tiles where
+// the runtime has asked the system for them (runtime/int8_units.py). No choice changes a result.
 enum { QC_INT8_DEFAULT = 0, QC_INT8_PAIRS = 1, QC_INT8_TILES = 2 };
 
 // Dot products of pairs where the processor has them (AVX512-BF16), or tiles of AMX for many rows.

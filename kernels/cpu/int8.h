@@ -19,8 +19,9 @@
 // several blocks; those in one plane take so few instructions that reading bytes back costs more.
 //
 // W is the struct of a packed weight with its integer product (kernels/cpu/linear_int8.py): BITS of a code, FLIP of the
-// sign bit, LOWEST and HIGHEST integer, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(), intercept(),
-// NESTED where these are computed from entries of several levels; LISTED codes stand for the bytes of a list: bytes().
+// sign bit, LOWEST and HIGHEST integer, SHARED columns of a group (0: all, at most QI_WIDEST), AFFINE, slope(),
+// intercept(), NESTED where these are computed from entries of several levels; LISTED codes stand for the bytes of a
+// list: bytes().
 #pragma once
 #include "gemm.h"
 #include "int8_rows.h"

@@ -88,5 +88,6 @@ template <class W, class F> static void qi_with_engine(const qc_ctx* ctx, int64_
 }
 
 template <class W, class Rows = qi_rows_in_memory> static void qi_run(qc_ctx* ctx, qg_job* job, int64_t room = 0) {
-    qi_with_engine<W>(ctx, job->m, job->k, [&](auto engine) { qi_run_with<W, decltype(engine), Rows>(ctx, job, room); });
+    qi_with_engine<W>(
+        ctx, job->m, job->k, [&](auto engine) { qi_run_with<W, decltype(engine), Rows>(ctx, job, room); });
 }

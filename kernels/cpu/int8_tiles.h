@@ -1,5 +1,5 @@
-// Products of int8 rows by AMX. A tile of sums holds 16 rows of x times 16 rows of w; a block is two tiles of rows times
-// two panels, so that each tile that is loaded is multiplied twice.
+// Products of int8 rows by AMX. A tile of sums holds 16 rows of x times 16 rows of w. A block is two tiles of rows
+// times two panels, so that each tile that is loaded is multiplied twice.
 //
 //     x       [32 rows][step of 64 columns][row][64 bytes]: a tile is 1 KiB of neighbours
 //     codes   [step of 64 columns][panel][16][64 bytes]: integers of the weight as bytes, which are made a few steps
@@ -275,8 +275,8 @@ template <class W> struct qt_task {
         if (more) dot<T, 4 + T / 2, 6 + T % 2>();
         meanwhile();
     }
-    // Groups of columns [k, end) of BLOCKS * 16 rows from `first` on, of which `count` are wanted. `made`: whether codes
-    // of the next piece are to be made.
+    // Groups of columns [k, end) of BLOCKS * 16 rows from `first` on, of which `count` are wanted. `made`: whether
+    // codes of the next piece are to be made.
     template <int BLOCKS> void multiply_groups(int64_t k, int64_t end, int64_t first, int64_t count, bool made) {
         // The pair before is scaled after its last group is stored.
         constexpr int COUNT = rows_at_once(16 * BLOCKS, 2 * (int)(SPAN / COLUMNS) * 2 * BLOCKS - 2 * BLOCKS + 1);
