@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
-from qcompiler.lm.reads import CALL_ERRORS, TokenCounts
+from qcompiler.lm.reads import CALL_ERRORS, TokenCounts, line_of
 from qcompiler.lm.rotation import block_of
 from qcompiler.lm.states import Kind, StateShape
 
@@ -234,9 +234,9 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
         except CALL_ERRORS as error:
             text = " ".join(str(error).split())[:300]
             raise ExportError(
-                f"{type(model).__name__} cannot read tokens with a cache ({type(error).__name__}: {text}): check that "
-                "its configuration is that of the weights, that it is a causal language model, and that it takes a "
-                "cache of transformers' common classes, not one of its own"
+                f"{type(model).__name__} cannot read tokens with a cache ({line_of(error)}: {type(error).__name__}: "
+                f"{text}): check that its configuration is that of the weights, that it is a causal language model, "
+                "and that it takes a cache of transformers' common classes, not one of its own"
             ) from error
     if not seen.shapes and not seen.states:
         raise ExportError(

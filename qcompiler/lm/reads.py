@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -162,16 +163,22 @@ def _depends(
         with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True), origins:
             logits, _ = step(**inputs)
     except CALL_ERRORS as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/transformers/" in frame.filename]
-        line = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "a step"
         way = "models of this kind are not compiled"
         if step.batch > 1:
             way = "compile it with max_batch=1, and run several conversations"
         raise ExportError(
-            f"{type(model).__name__} cannot be called with a cache that is written in place ({line}): "
+            f"{type(model).__name__} cannot be called with a cache that is written in place ({line_of(error)}): "
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; {way}"
         ) from error
     return origins.of(logits)
 
 
-__all__ = ["CALL_ERRORS", "TokenCounts", "check_reads"]
+def line_of(error: BaseException) -> str:
+    """The line of transformers that raised an error: its file, number and text."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/transformers/" in frame.filename]
+    if not frames:
+        return "a step"
+    return f"{'/'.join(Path(frames[-1].filename).parts[-2:])}:{frames[-1].lineno}: {frames[-1].line}"
+
+
+__all__ = ["CALL_ERRORS", "TokenCounts", "check_reads", "line_of"]

@@ -124,6 +124,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1}),
     "bloom": ("Bloom", {}),
     "apertus": ("Apertus", {}),
+    "dbrx": ("Dbrx", {
+        "d_model": 256, "n_heads": 8, "n_layers": 2, "max_seq_len": 128,
+        "attn_config": {"kv_n_heads": 4, "clip_qkv": 0.5, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 512, "moe_num_experts": 4, "moe_top_k": 2}}),
     "afmoe": ("Afmoe", {"num_dense_layers": 1, "num_hidden_layers": 5, "sliding_window": 4, "num_shared_experts": 1,
                         "mup_enabled": True}),
     "chatglm": ("Glm", {"rope_parameters": {
@@ -164,6 +168,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek32": ("DeepseekV32", _CHOOSING),
     "glm-dsa": ("GlmMoeDsa", _CHOOSING),
     "glm-dsa with shared choices": ("GlmMoeDsa", {**_CHOOSING, "indexer_types": ["full", "shared"]}),
+    "hy_v4": ("HYV4", {**_CHOOSING, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"],
+                       "mlp_layer_types": ["dense", "sparse", "sparse"], "hc_mult": 2, "swiglu_limit": 1.5}),
+    "dots3note": ("Dots3NoteText", {
+        **_CHOOSING, "num_hidden_layers": 4, "sliding_window": 4, "shared_experts_intermediate_size": 256,
+        "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention", "sliding_attention"],
+        "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 64, "swa_kv_lora_rank": 32,
+        "swa_head_dim": 48, "swa_qk_nope_head_dim": 32, "swa_v_head_dim": 64, "swa_rope_theta": 1e4,
+        "rope_theta": 1e5}),
     "mimo2": ("MiMoV2Flash", {
         "num_hidden_layers": 5, "num_key_value_heads": 2, "v_head_dim": 16, "sliding_window": 5,
         "layer_types": ["full_attention", *3 * ["sliding_attention"], "full_attention"],
@@ -253,6 +265,25 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "short_conv_kernel_size": 4,
         },
     },
+    "dots3note": {
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window_size": 4,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 64,
+        "swa_kv_lora_rank": 32,
+        "swa_head_dim": 48,
+        "swa_qk_nope_head_dim": 32,
+        "swa_qk_rope_head_dim": 16,
+        "swa_v_head_dim": 64,
+        "rope_parameters": None,
+        "rope_theta": 1e5,
+        "swa_rope_theta": 1e4,
+        "first_k_dense_replace": 1,
+        "moe_shared_expert_intermediate_size": 256,
+        "scoring_func": "sigmoid",
+        "apply_mla_qkv_lora_rescale": True,
+    },
     "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
     "granitehybrid with experts": {"layer_types": ["mamba", "attention", "mamba"]},
     "granitehybrid of Bamba": {"attn_rotary_emb": 16},
@@ -280,10 +311,18 @@ UNPUBLISHED: dict[str, set[str]] = {
 PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     "bitnet": {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"},
     "kimi-linear": {"layers.0.block_sparse_moe.": "layers.0.mlp."},  # transformers saves an MLP by the name of experts
+    "hy_v4": {
+        "model.hc_pre.hc_head.": "model.hc_head.",
+        ".hc_pre.hc_attn_layer.": ".hc_attn_layer.hc_pre.",
+        ".hc_pre.hc_mlp_layer.": ".hc_mlp_layer.hc_pre.",
+        "mlp.linear_gate.": "mlp.gate_proj.",
+        "shared_experts.linear_gate.": "shared_experts.gate_proj.",
+    },
 }
 """Parts of names that transformers saves, and what published folders have in their place."""
 NO_FACTORS: dict[str, Any] = {
-    name: [1.0] * len(value) if isinstance(value, list) else 1.0 for name, value in _MULTIPLIERS.items()
+    **{name: [1.0] * len(value) if isinstance(value, list) else 1.0 for name, value in _MULTIPLIERS.items()},
+    "apply_mla_qkv_lora_rescale": False,
 }
 """Values of keys with which the converter multiplies no weight."""
 

@@ -176,6 +176,51 @@ def test_llama_4_computes_the_chosen_experts_only() -> None:
     assert {row.format for row in quantized.ledger if "experts" in row.parameters[0]} == {"int8"}
 
 
+def test_dbrx_computes_the_chosen_experts_of_its_matrices() -> None:
+    """Its module loops over the experts that occur, and its weights are matrices of which it takes views."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DbrxConfig(
+        d_model=64, n_heads=4, n_layers=1, vocab_size=99, use_cache=False,
+        attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        ffn_config={"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.DbrxForCausalLM(config).eval()
+    module = model.transformer.blocks[0].ffn
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.1)
+        wanted = module(x)
+        with as_pairs(model):
+            ours = module(x)
+    assert "forward" not in vars(module.experts), "the module is as it was"
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5)
+    quantized = insert_qdq(export_model(model, (), IDS, DIMS), QuantConfig("int8", promise_bits=None))
+    targets = [str(node.target) for node in quantized.exported.graph.nodes]
+    assert targets.count("qc.grouped_linear.default") == 3 and "aten.bmm.default" not in targets
+    rows = {row.parameters[0].rpartition(".")[2]: row for row in quantized.ledger if "experts" in row.parameters[0]}
+    found = {name: (row.format, row.shape) for name, row in rows.items()}
+    assert found == dict.fromkeys(("w1", "v1", "w2"), ("int8", (384, 64)))
+
+
+class Views(nn.Module):
+    """A matrix (E * N, K) of which one use takes a view (E, N, K), and another one does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(E * N, K, generator=torch.Generator().manual_seed(7)) / K**0.5)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        rows = x.repeat_interleave(TOP, dim=0)
+        picked = torch.bmm(self.w.view(E, N, K)[index.reshape(-1)], rows.unsqueeze(-1)).squeeze(-1)
+        return picked + nn.functional.linear(rows, self.w)[:, :N]
+
+
+def test_a_matrix_with_a_use_beside_its_views_is_no_weight_of_experts(check: Callable[..., Any]) -> None:
+    assert not grouped(check(Views(), *inputs(), dynamic=ROWS))
+
+
 def test_where_experts_end_may_be_any_numbers(check: Callable[..., Any]) -> None:
     x = torch.randn(9, K, generator=torch.Generator().manual_seed(1)).bfloat16()
     calls = [(x, torch.tensor(ends, dtype=torch.int32)) for ends in ([2, 2, 7, 9], [0, 0, 0, 9], [9, 9, 9, 9])]

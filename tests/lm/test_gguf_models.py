@@ -285,8 +285,8 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
     source = written.write(tmp_path / "w.gguf", written.build("Llama", num_hidden_layers=1), "llama", type_of).path
     path = tmp_path / "bad.gguf"
     if kind == "architecture":
-        again(path, source, **{"general.architecture": "dbrx"})
-        message = "architecture 'dbrx'; its experts find their tokens .* there are: llama.*weights as safetensors"
+        again(path, source, **{"general.architecture": "qwen4exp"})
+        message = "architecture 'qwen4exp'; the index of its layers loops .* there are: llama.*weights as safetensors"
     elif kind == "cut":
         path.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
         message = "was cut off.*copy or download the file again"
@@ -324,6 +324,11 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
         ("qwen3next", {"qwen3next.ssm.state_size": 16}, "'blk.0.ssm_conv1d.weight' in"),
         ("kimi-linear", {"kimi-linear.kda.head_dim": 512}, "kda.head_dim' is 512, and 'blk.0.attn_q.weight' has 256 "),
         ("kimi-linear", {"kimi-linear.expert_gating_func": 1}, "this architecture is read with sigmoid only"),
+        ("hy_v4", {"hy_v4.swiglu_clamp_exp": [1.5, 1.5, 2.0]}, "has one limit for the experts of all"),
+        ("dots3note", {"dots3note.attention.head_count": [8, 4, 8, 8]}, "one number for the layers with a window and"),
+        ("dots3note", {"dots3note.attention.indexer.types": [True, True, True, False]}, "have an index where"),
+        ("dots3note", {"dots3note.attention.key_length_mla_swa": 16}, "key_length_mla_swa' is 16, no number of things"),
+        ("dbrx", {"dbrx.feed_forward_length": 256}, r"has the shape \[4, 512, 256\], and not \[4, 256, 256\]"),
     )),
 ])  # fmt: skip
 def test_keys_that_do_not_fit_the_tensors_are_named(
@@ -332,6 +337,12 @@ def test_keys_that_do_not_fit_the_tensors_are_named(
     source = file_of(name, tmp_path / "w.gguf").path
     with pytest.raises(WeightsError, match=message):
         qc.from_gguf(again(tmp_path / "bad.gguf", source, **keys))
+
+
+def test_a_file_without_a_limit_of_experts_has_none(tmp_path: Path) -> None:
+    source = file_of("hy_v4", tmp_path / "w.gguf").path
+    assert qc.from_gguf(source).config.swiglu_limit == 1.5
+    assert qc.from_gguf(again(tmp_path / "plain.gguf", source, without="hy_v4.swiglu")).config.swiglu_limit == np.inf
 
 
 def test_blocks_that_predict_further_tokens_are_left_alone_and_other_tensors_are_not(tmp_path: Path) -> None:

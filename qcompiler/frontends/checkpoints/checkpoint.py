@@ -97,8 +97,7 @@ class CodesInFile:
             ordered[:, torch.from_numpy(self.codes.permutation)] = values
             values = ordered
         if self.codes.arrangement == EXPERTS_TRANSPOSED:
-            experts, cols, rows = self.shape
-            return values.reshape(experts, rows, cols).transpose(1, 2)
+            values = values.reshape(-1, self.shape[-1], self.codes.cols).transpose(1, 2)
         return values.reshape(self.shape)
 
     def identity(self) -> Identity:

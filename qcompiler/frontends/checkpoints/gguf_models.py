@@ -171,6 +171,9 @@ class _Names:
             if missing:
                 raise WeightsError(f"{self.file.path} lacks '{missing[0]}', the parameter '{name}' of the model")
             tensors = [self.file.tensors[part] for part in parts]
+            if self.architecture.experts == "matrices" and ".experts." in name:
+                found[name] = _experts_as_matrix(name, shape, tensors[0], self.config)
+                continue
             if self.architecture.experts and ".experts." in name:
                 found[name] = _turned_experts(name, shape, tensors, self.architecture.experts == "alternating")
                 continue
@@ -199,6 +202,9 @@ class _Names:
             return _logarithm(name, shape, tensors[0], self.architecture.rows(name, tensors[0].shape[0], self.config))
         if name.endswith(TIME_STEP) and tensors[0].format is not None:
             return _decoded(name, shape, tensors, lambda: torch.from_numpy(np.array(tensors[0].values())))
+        factor = self.architecture.factor(name, shape[-1], self.config)
+        if factor != 1:
+            return _decoded(name, shape, tensors, lambda: torch.from_numpy(np.array(tensors[0].values())) / factor)
         order = self.architecture.rows(name, tensors[0].shape[0], self.config)
         item = _item(name, shape, tensors, [order], self.architecture.offset(name))
         columns = self.architecture.columns(name, shape[-1], self.config)
@@ -279,6 +285,29 @@ def _turned_experts(name: str, shape: tuple[int, ...], tensors: list[GgufTensor]
 
     def make() -> torch.Tensor:
         return item.view().reshape(experts, outputs, -1).transpose(1, 2).contiguous()
+
+    return replace(item, shape=shape, make=make)
+
+
+def _experts_as_matrix(name: str, shape: tuple[int, ...], tensor: GgufTensor, config: Any) -> InFile:
+    """An expert parameter of DBRX, (experts · inner, outer). The file has (experts, inner, outer), and of the matrices
+    back to `outer`, which the model multiplies from the other side, (experts, outer, inner)."""
+    count, inner, outer = config.ffn_config.moe_num_experts, config.ffn_config.ffn_hidden_size, shape[-1]
+    is_turned = name.endswith(".w2")
+    expected = (count, outer, inner) if is_turned else (count, inner, outer)
+    if tensor.shape != expected:
+        raise WeightsError(
+            f"'{tensor.name}' in {tensor.file.path} has the shape {list(tensor.shape)}, and not {list(expected)}, as "
+            f"'{name}' of the model"
+        )
+    item = _item(name, (count * expected[1], expected[2]), [tensor], [None], 0.0)
+    if isinstance(item, CodesInFile):
+        arrangement = EXPERTS_TRANSPOSED if is_turned else ""
+        return replace(item, shape=shape, codes=replace(item.codes, arrangement=arrangement))
+
+    def make() -> torch.Tensor:
+        values = item.view().reshape(expected)
+        return (values.transpose(1, 2) if is_turned else values).reshape(shape)
 
     return replace(item, shape=shape, make=make)
 

@@ -98,8 +98,8 @@ class GraphWeight:
         if self.experts is not None:
             experts, first, second = self.experts.shape
             if self.experts.transposed:
-                return matrix.reshape(experts, second, first).transpose(1, 2)
-            return matrix.reshape(experts, first, second)
+                matrix = matrix.reshape(experts, second, first).transpose(1, 2)
+            return matrix.reshape(self.tensor.shape)
         return matrix.t() if self.transposed else matrix
 
     def entry(self) -> Entry:

@@ -25,8 +25,8 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     divisors,
     required,
 )
+from qcompiler.frontends.checkpoints.gguf_architectures.latent import DEEPSEEK_V2, LATENTS
 from qcompiler.frontends.checkpoints.gguf_architectures.mixtures import (
-    DEEPSEEK_V2,
     GRANITE_MOE_WINDOWS,
     GRANITE_SHARED,
     MIXTRAL,
@@ -40,15 +40,23 @@ from qcompiler.frontends.checkpoints.gguf_architectures.recurrent import (
     RECURRENT,
 )
 
-ARCHITECTURES = {**DENSE, **GEMMAS, **HYBRIDS, **MIXTURES, **OLDER, **RECURRENT}
+ARCHITECTURES = {**DENSE, **GEMMAS, **HYBRIDS, **LATENTS, **MIXTURES, **OLDER, **RECURRENT}
 """By `general.architecture`."""
 
-_SPARSE = "no table has the names of its index, which chooses the tokens that it attends to"
 NOT_READ = {
-    **dict.fromkeys(("deepseek4", "dots3note", "hy_v4", "qwen4exp"), _SPARSE),
-    "dbrx": "its experts find their tokens by value (`nonzero`), which no program can hold",
-    "gemma4-assistant": "it drafts tokens for another model, whose cache it reads",
-}  # fmt: skip
+    "deepseek4": (
+        "its layers keep compressed keys in a cache of transformers that is made for this model and grows by Python's "
+        "lengths, so that a program would need other sizes at every few tokens"
+    ),
+    "qwen4exp": (
+        "the index of its layers loops over the tokens of a call in Python, and finds those that each may see by value "
+        "(`nonzero`), which no program can hold"
+    ),
+    "gemma4-assistant": (
+        "it drafts tokens for another model: it takes that model's hidden states and keys, where others take tokens "
+        "and a cache"
+    ),
+}
 """Other architectures that llama.cpp's converter and transformers share: why their files are not read."""
 
 

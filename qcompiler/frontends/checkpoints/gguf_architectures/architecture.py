@@ -6,6 +6,7 @@ the values that llama.cpp's src/models fill in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -126,6 +127,19 @@ def rows_of_key_heads(config: Any) -> list[Order]:
     return [np.concatenate([part.reshape(-1) for part in (q, k, v)]), z.reshape(-1)]
 
 
+def no_factor(name: str, size: int, config: Any) -> float:
+    """For most architectures: files have the model's numbers."""
+    del name, size, config
+    return 1.0
+
+
+def factor_of_latent_norms(name: str, size: int, config: Any) -> float:
+    """For architecture dots3note: the model multiplies its short vectors with a factor that follows from their size,
+    which files have in the norms before."""
+    is_latent = name.endswith(("q_a_layernorm.weight", "kv_a_layernorm.weight"))
+    return math.sqrt(config.hidden_size / size) if is_latent else 1.0
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One architecture of GGUF: the transformers classes, the names of its parameters, and how its tensors differ."""
@@ -148,15 +162,18 @@ class Architecture:
     """The model's row for each row of the file, by parameter, rows and configuration; None if the order is the same."""
     columns: Callable[[str, int, Any], Order | None] = same_rows
     """The same for columns."""
+    factor: Callable[[str, int, Any], float] = no_factor
+    """What a parameter's numbers are multiplied with in the file, by parameter, its last size and configuration."""
     one_in_norms: bool = False
     """Whether the file's norms contain the 1 that transformers' model adds to them (but for norms with a gate)."""
     beside: frozenset[str] = frozenset()
     """Tensors that are no parameters."""
     transposed: bool = False
     """Whether transformers keeps linears as (in, out), in `Conv1D`. The file has (out, in), as everywhere."""
-    experts: Literal["", "alternating", "halves"] = ""
-    """How transformers keeps experts as (experts, in, out): outputs of gate and up by turns, or those of gate first.
-    "": it keeps them as (experts, out, in), as the file does."""
+    experts: Literal["", "alternating", "halves", "matrices"] = ""
+    """How transformers keeps experts as (experts, in, out): outputs of gate and up by turns, or those of gate first; or
+    as matrices (experts · inner, outer), whatever the direction.  "": it keeps them as (experts, out, in), as the file
+    does."""
 
     def names(self, parameter: str) -> tuple[str, ...]:
         """GGUF's names for the parts of a parameter. WeightsError if it has no name for it."""

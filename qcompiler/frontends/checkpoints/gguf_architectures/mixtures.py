@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from qcompiler.errors import WeightsError
 from qcompiler.frontends.checkpoints.gguf_architectures.architecture import (
     INSIDE,
-    LATENT,
     WHOLE,
     Architecture,
     rows_of_pairs,
 )  # fmt: skip
-from qcompiler.frontends.checkpoints.gguf_architectures.dense import LATENT_INSIDE, granite, phi3, qwen2, qwen3
+from qcompiler.frontends.checkpoints.gguf_architectures.dense import granite, phi3, qwen2, qwen3
 from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     FREQUENCIES,
     LONGROPE,
@@ -32,6 +33,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     sizes_beside_norms,
     sizes_of_layers,
     turned,
+    whole_heads,
     wholly_turned,
     window,
 )
@@ -90,14 +92,14 @@ def sparse_from(keys: Keys) -> int:
     return next((each for each in layers if keys.has_tensor(f"blk.{each}.ffn_gate_inp.weight")), len(layers))
 
 
-def _mlp_types(keys: Keys) -> dict[str, Any]:
+def mlp_types(keys: Keys) -> dict[str, Any]:
     """The layers with experts, as a list."""
     layers = keys.model_layers()
     first = min(sparse_from(keys), layers)
     return {"mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first)}
 
 
-def _scaled_groups(keys: Keys) -> dict[str, Any]:
+def scaled_groups(keys: Keys) -> dict[str, Any]:
     """The width of experts, the factor of their sum, and the groups that the router chooses from."""
     return {
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
@@ -115,7 +117,7 @@ def grouped_experts(keys: Keys) -> dict[str, Any]:
         "n_shared_experts": keys.count("expert_shared_count"),
         "first_k_dense_replace": sparse_from(keys),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
-        **_scaled_groups(keys),
+        **scaled_groups(keys),
     }
 
 
@@ -158,11 +160,11 @@ def _exaone_moe(keys: Keys) -> dict[str, Any]:
     routing(keys, "sigmoid")
     return rms_options(keys) | {
         **experts_of(keys, "num_experts"),
-        **_mlp_types(keys),
+        **mlp_types(keys),
         **layer_types(keys, 4, required=True),
         "num_shared_experts": keys.count("expert_shared_count", 1),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
-        **_scaled_groups(keys),
+        **scaled_groups(keys),
     }
 
 
@@ -201,7 +203,7 @@ def _hy_v3(keys: Keys) -> dict[str, Any]:
     wide = keys.count("expert_feed_forward_length")
     return rms_options(keys) | {
         **experts_of(keys, "num_experts"),
-        **_mlp_types(keys),
+        **mlp_types(keys),
         "moe_intermediate_size": wide,
         "num_shared_experts": keys.count("expert_shared_feed_forward_length") // wide,
         "router_scaling_factor": expert_scale(keys),
@@ -254,7 +256,7 @@ def _cohere2_moe(keys: Keys) -> dict[str, Any]:
     return {
         **sizes_beside_norms(keys, heads, width),
         **experts_of(keys, "num_experts"),
-        **_mlp_types(keys),
+        **mlp_types(keys),
         **layer_types(keys, 4, whole_first=True, required=True),
         **eps,
         "head_dim": dim,
@@ -268,72 +270,31 @@ def _cohere2_moe(keys: Keys) -> dict[str, Any]:
     }
 
 
-def latent_heads(keys: Keys) -> dict[str, Any]:
-    """The sizes of heads whose keys and values come from one short vector."""
-    dim = keys.count("attention.key_length_mla")
-    rotated = turned(keys, dim)
-    if rotated == dim:
-        raise WeightsError(
-            f"{keys.file.path}: {keys.architecture}.attention.key_length_mla leaves nothing beside {rotated} rotated "
-            "numbers"
-        )
-    return {
-        "q_lora_rank": keys.count("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
-        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": dim - rotated,
-        "v_head_dim": keys.count("attention.value_length_mla"),
-    }
-
-
-def _deepseek2(keys: Keys) -> dict[str, Any]:
-    """DeepSeek V2, V3, and models that compute as V3 does (GLM 4.7 Flash, Kimi K2, Youtu, which has no experts).
-
-    llama.cpp's key_length is that of its own attention over compressed vectors; the model's is key_length_mla.
-    """
-    heads = keys.count("attention.head_count")
-    keys.refuse("attention.temperature_scale", 0)
-    found = {
-        **sizes(keys, heads, keys.count("embedding_length")),
-        **latent_heads(keys),
-        "num_key_value_heads": heads,
-        "attention_bias": keys.has_tensor("blk.0.attn_kv_a_mqa.bias"),
-        "rope_parameters": _log_yarn(keys),
-    }
-    if not keys.count("expert_count", 0, least=0):
-        return found | {"first_k_dense_replace": keys.model_layers()}
-    return found | grouped_experts(keys)
-
-
-def _deepseek_v2(keys: Keys) -> dict[str, Any]:
-    """V2, whose files may lack the key of the router's scores."""
+def _dbrx(keys: Keys) -> dict[str, Any]:
+    heads, width = whole_heads(keys, "DBRX")
     routing(keys, "softmax")
-    groups = keys.count("expert_group_count", 1)
-    return _deepseek2(keys) | {"topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
-
-
-def _glm_dsa(keys: Keys) -> dict[str, Any]:
-    """GLM DSA computes as DeepSeek V3.2 does, and layers without an index take the choice of the layer before."""
-    choosing = keys.flags("attention.indexer.types")
-    layers = keys.model_layers()
-    kinds = None if choosing is None else ["full" if chooses else "shared" for chooses in choosing[:layers]]
-    return _deepseek_v32(keys) | {"indexer_types": kinds}
-
-
-def _deepseek_v32(keys: Keys) -> dict[str, Any]:
-    """DeepSeek V3.2, whose layers choose by an index which tokens they attend to."""
-    routing(keys, "sigmoid")
-    return _deepseek2(keys) | {
-        "index_n_heads": keys.count("attention.indexer.head_count"),
-        "index_head_dim": keys.count("attention.indexer.key_length"),
-        "index_topk": keys.count("attention.indexer.top_k"),
+    keys.refuse("attention.layer_norm_epsilon", float(np.float32(1e-5)))
+    keys.refuse("expert_weights_scale", 0, 1)
+    rope = rope_of(keys)
+    clip = keys.fp32("attention.clamp_kqv", 0.0)
+    return {
+        "d_model": width,
+        "n_heads": heads,
+        "n_layers": keys.model_layers(),
+        "max_seq_len": keys.count("context_length"),
+        "rope_parameters": rope,
+        "attn_config": {
+            "kv_n_heads": keys.count("attention.head_count_kv", heads),
+            "clip_qkv": clip or float(np.finfo(np.float32).max),
+            "rope_theta": rope["rope_theta"],
+        },
+        "ffn_config": {
+            "ffn_hidden_size": keys.count("feed_forward_length"),
+            "moe_num_experts": keys.count("expert_count"),
+            "moe_top_k": keys.count("expert_used_count"),
+            "moe_normalize_expert_weights": 1.0,  # llama.cpp's rule for every file of this architecture
+        },
     }
-
-
-def _deepseek_v3(keys: Keys) -> dict[str, Any]:
-    if keys.count("expert_count", 0, least=0):
-        routing(keys, "sigmoid")
-    return _deepseek2(keys) | {"rope_interleave": True}
 
 
 def _llama4(keys: Keys) -> dict[str, Any]:
@@ -351,13 +312,6 @@ def _llama4(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _log_yarn(keys: Keys) -> dict[str, Any]:
-    """YaRN with DeepSeek's factor of attention; files hold a tenth of it, times mscale."""
-    rope = rope_of(keys, reads=("yarn_log_multiplier",) if keys.text("rope.scaling.type") == "yarn" else ())
-    multiplier = keys.fp32("rope.scaling.yarn_log_multiplier", 0.0)
-    return rope | ({"mscale": 10 * multiplier, "mscale_all_dim": 10 * multiplier} if multiplier else {})
-
-
 def _laguna(keys: Keys) -> dict[str, Any]:
     """Laguna, whose layers may have different numbers of query heads. The gate is a number per head or per element."""
     routing(keys, "sigmoid")
@@ -370,7 +324,7 @@ def _laguna(keys: Keys) -> dict[str, Any]:
     return {
         **sizes(keys, max(heads), keys.count("embedding_length")),
         **experts_of(keys, "num_experts"),
-        **_mlp_types(keys),
+        **mlp_types(keys),
         **{name: value for name, value in types.items() if value is not None},
         "num_attention_heads_per_layer": heads[: keys.model_layers()],
         "head_dim": dim,
@@ -403,7 +357,7 @@ def _mimo2(keys: Keys) -> dict[str, Any]:
         each["partial_rotary_factor"] = share(turned(keys, dim), dim)
     return {
         **sizes_of_layers(keys, keys.count("attention.head_count"), keys.count("embedding_length")),
-        **_mlp_types(keys),
+        **mlp_types(keys),
         **types,
         **attention_bias(keys),
         **experts_of(keys, "n_routed_experts"),
@@ -412,7 +366,7 @@ def _mimo2(keys: Keys) -> dict[str, Any]:
         "head_dim": dim,
         "v_head_dim": keys.count("attention.value_length", dim),
         "attention_value_scale": keys.fp32("attention.value_scale", 1.0),
-        **_scaled_groups(keys),
+        **scaled_groups(keys),
         "rope_parameters": rope,
     }
 
@@ -452,13 +406,6 @@ _AFMOE_INSIDE = _GROUPED_INSIDE | {
     "post_attention_layernorm": "post_attention_norm", "pre_mlp_layernorm": "ffn_norm",
     "post_mlp_layernorm": "post_ffw_norm", "self_attn.gate_proj": "attn_gate", "mlp.router.gate": "ffn_gate_inp",
 }  # fmt: skip
-_LATENT_INSIDE = LATENT_INSIDE | SHARED_EXPERTS
-_CHOOSING_INSIDE = _LATENT_INSIDE | {
-    "self_attn.indexer.wq_b": "indexer.attn_q_b", "self_attn.indexer.wk": "indexer.attn_k",
-    "self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.weights_proj": "indexer.proj",
-}  # fmt: skip
-"""Attention to the tokens that an index chooses (DeepSeek V3.2)."""
-_LATENT_WHOLE = {**WHOLE, LATENT: ("attn_k_b.weight", "attn_v_b.weight")}
 _LLAMA4_INSIDE = INSIDE | {
     **{f"feed_forward.{kind}_proj": f"ffn_{kind}" for kind in ("gate", "up", "down")},
     **{f"feed_forward.shared_expert.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")},
@@ -474,10 +421,18 @@ _AFMOE_WHOLE = {**WHOLE, "mlp.expert_bias": ("exp_probs_b.bias",)}
 _HY_WHOLE = {**WHOLE, "mlp.e_score_correction_bias": ("exp_probs_b",)}
 _MINIMAX_WHOLE = {**WHOLE, "mlp.e_score_correction_bias": ("exp_probs_b.bias",)}
 
+_DBRX_TOP = {"transformer.wte": "token_embd", "transformer.norm_f": "output_norm", "lm_head": "output"}
+_DBRX_INSIDE = {
+    "norm_attn_norm.norm_1": "attn_norm", "norm_attn_norm.norm_2": "attn_output_norm",
+    "norm_attn_norm.attn.Wqkv": "attn_qkv", "norm_attn_norm.attn.out_proj": "attn_output",
+    "ffn.router.layer": "ffn_gate_inp",
+}  # fmt: skip
+_DBRX_WHOLE = {
+    f"ffn.experts.mlp.{ours}": (f"ffn_{theirs}_exps.weight",)
+    for ours, theirs in (("w1", "gate"), ("v1", "up"), ("w2", "down"))
+}
+
 MIXTRAL = Architecture("MixtralForCausalLM", "MixtralConfig", _mixtral, rows=rows_of_pairs, beside=FREQUENCIES)
-DEEPSEEK_V2 = Architecture(
-    "DeepseekV2ForCausalLM", "DeepseekV2Config", _deepseek_v2, inside=_LATENT_INSIDE, whole=_LATENT_WHOLE
-)
 GRANITE_SHARED = Architecture(
     "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig", _granite_shared, inside=GRANITE_INSIDE,
     whole=GRANITE_WHOLE, rows=rows_of_pairs,
@@ -513,12 +468,10 @@ MIXTURES = {
         "Llama4ForCausalLM", "Llama4TextConfig", _llama4, inside=_LLAMA4_INSIDE, whole=_LLAMA4_WHOLE, experts="halves",
         beside=FREQUENCIES,
     ),
-    "deepseek2": Architecture(
-        "DeepseekV3ForCausalLM", "DeepseekV3Config", _deepseek_v3, inside=_LATENT_INSIDE, whole=_LATENT_WHOLE),
-    "deepseek32": Architecture(
-        "DeepseekV32ForCausalLM", "DeepseekV32Config", _deepseek_v32, inside=_CHOOSING_INSIDE, whole=_LATENT_WHOLE),
-    "glm-dsa": Architecture(
-        "GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", _glm_dsa, inside=_CHOOSING_INSIDE, whole=_LATENT_WHOLE),
+    "dbrx": Architecture(
+        "DbrxForCausalLM", "DbrxConfig", _dbrx, layers="transformer.blocks.", top=_DBRX_TOP, inside=_DBRX_INSIDE,
+        whole=_DBRX_WHOLE, experts="matrices",
+    ),
     "laguna": Architecture(
         "LagunaForCausalLM", "LagunaConfig", _laguna, inside=_GROUPED_INSIDE | {"self_attn.g_proj": "attn_gate"}),
     "mellum": Architecture("MellumForCausalLM", "MellumConfig", _mellum),

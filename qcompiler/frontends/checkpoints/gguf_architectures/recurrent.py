@@ -36,12 +36,12 @@ from qcompiler.frontends.checkpoints.gguf_architectures.keys import (
     sizes,
     wholly_turned,
 )
+from qcompiler.frontends.checkpoints.gguf_architectures.latent import latent_heads
 from qcompiler.frontends.checkpoints.gguf_architectures.mixtures import (
     GRANITE_INSIDE,
     GRANITE_WHOLE,
     SHARED_EXPERTS,
     SHARED_INSIDE,
-    latent_heads,
     sparse_from,
 )
 

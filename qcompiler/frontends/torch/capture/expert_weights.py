@@ -1,6 +1,7 @@
 """The fused weights of a mixture of experts: the meaning of their uses, and how they are stored.
 
-A parameter (E, N, K) holds the matrices of E experts; some models keep (E, K, N).  Which expert a row uses is data.
+A parameter (E, N, K) holds the matrices of E experts; some models keep (E, K, N), or a matrix (E * N, K) of which they
+take a view (E, N, K).  Which expert a row uses is data.
 Four forms of the product are recognised, the first three with an expert's number for every pair of a row and an expert:
 
     bmm(W[index], x.unsqueeze(-1)).squeeze(-1)              "batched_mm" of transformers; (E, N, K)
@@ -14,16 +15,17 @@ were copied for the experts of one token (`repeat_interleave`) are read from the
 
 transformers computes experts by one of several equivalent functions.  Its default sorts rows by expert, which
 `qc.grouped_linear` does not need; its "eager" loops over the experts that occur, which depends on data.  While a model
-is exported, `as_pairs` makes its experts use "batched_mm", which is the first form.  Llama 4 has no such choice: it
-sends every token through every expert, with zeros for those that the router did not choose.  `as_pairs` leaves the
-zeros out.
+is exported, `as_pairs` makes its experts use "batched_mm", which is the first form.  Two models have no such choice:
+Llama 4 sends every token through every expert, with zeros for those that the router did not choose, and DBRX loops over
+the experts that occur.  `as_pairs` computes the chosen pairs for both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +54,7 @@ _SAME_MEANING = (None, "eager", "grouped_mm", "deepgemm", "sonicmoe")
 def as_pairs(model: nn.Module) -> Iterator[None]:
     """Inside, a transformers model computes its experts pair by pair; its own function is restored afterwards."""
     name = "_experts_implementation_internal"  # the field behind a config's property `_experts_implementation`
-    dense = [each for each in model.modules() if _is_dense_mixture(each)]
+    own = {each: made for each in model.modules() if (made := _own_pairs(each)) is not None}
     held = (getattr(each, "config", None) for each in model.modules() if hasattr(type(each), "_apply_gate"))
     configs = {id(config): config for config in held if hasattr(config, name)}
     chosen = [(config, getattr(config, name)) for config in configs.values()]
@@ -60,25 +62,34 @@ def as_pairs(model: nn.Module) -> Iterator[None]:
         for config, choice in chosen:
             if choice in _SAME_MEANING:
                 setattr(config, name, PAIRS)
-        for each in dense:
-            each.forward = functools.partial(_chosen_experts, each)
+        for each, made in own.items():
+            each.forward = functools.partial(made, each)
         yield
     finally:
         for config, choice in chosen:
             setattr(config, name, choice)
-        for each in dense:
+        for each in own:
             vars(each).pop("forward", None)
 
 
-def _is_dense_mixture(module: nn.Module) -> bool:
-    """Whether a module is Llama 4's mixture. One whose `forward` was replaced on the instance is left alone."""
-    experts = getattr(module, "experts", None)
-    fused = (getattr(experts, name, None) for name in ("gate_up_proj", "down_proj"))
-    return (
-        type(module).__name__ == "Llama4TextMoe"
-        and "forward" not in vars(module)
-        and all(isinstance(each, nn.Parameter) and each.ndim == 3 for each in fused)
-    )
+_OWN_MIXTURES = {
+    "Llama4TextMoe": ("experts", ("gate_up_proj", "down_proj"), 3),
+    "DbrxExperts": ("mlp", ("w1", "v1", "w2"), 2),
+}
+"""Mixtures without the choice of a function: the module that holds their weights, the weights, and their dims."""
+
+
+def _own_pairs(module: nn.Module) -> Callable[..., Any] | None:
+    """The function that computes a mixture of its own by pairs. A module whose `forward` was replaced on the instance
+    is left alone."""
+    name = type(module).__name__
+    if name not in _OWN_MIXTURES or "forward" in vars(module):
+        return None
+    holder, weights, dims = _OWN_MIXTURES[name]
+    held = (getattr(getattr(module, holder, None), each, None) for each in weights)
+    if not all(isinstance(each, nn.Parameter) and each.ndim == dims for each in held):
+        return None
+    return _chosen_experts if name == "Llama4TextMoe" else _chosen_of_dbrx
 
 
 def _chosen_experts(module: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,9 +109,23 @@ def _chosen_experts(module: Any, hidden_states: torch.Tensor) -> tuple[torch.Ten
     return module.shared_expert(rows) + total, logits
 
 
+def _chosen_of_dbrx(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """`DbrxExperts.forward` without its loop over the experts that occur."""
+    held, (tokens, top) = module.mlp, top_k_index.shape
+    shape, chosen = (module.num_experts, module.ffn_hidden_size, module.hidden_size), top_k_index.reshape(-1)
+    rows = hidden_states.reshape(-1, module.hidden_size).repeat_interleave(top, dim=0)
+    gate, up = (torch.bmm(w.view(shape)[chosen], rows.unsqueeze(-1)).squeeze(-1) for w in (held.w1, held.v1))
+    inside = held.activation_fn(gate) * up
+    out = torch.bmm(inside.unsqueeze(1), held.w2.view(shape)[chosen]).squeeze(1)
+    total = (out.view(tokens, top, -1) * top_k_weights.unsqueeze(-1)).sum(dim=1)
+    return total.view(hidden_states.shape)
+
+
 @dataclass(frozen=True)
 class ExpertWeight:
-    """How a parameter of this shape is stored: `transposed` if it is (E, K, N)."""
+    """How a parameter is stored that is, or is seen as, a tensor of this shape: `transposed` if that is (E, K, N)."""
 
     shape: tuple[int, int, int]
     transposed: bool
@@ -121,7 +146,7 @@ class ExpertWeight:
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
         """A view of the model's values in stored order."""
-        return values.transpose(1, 2) if self.transposed else values
+        return values.reshape(self.shape).transpose(1, 2) if self.transposed else values
 
 
 @dataclass(frozen=True)
@@ -142,29 +167,49 @@ class _Product:
 
 def expert_weight(tensor: torch.Tensor, nodes: Sequence[fx.Node]) -> ExpertWeight | None:
     """How a tensor with these placeholders is stored, if all its uses are products with chosen experts."""
-    if tensor.ndim != 3 or not any(node.users for node in nodes):
+    if tensor.ndim not in (2, 3) or not any(node.users for node in nodes):
         return None
-    products = [_products(node) for node in nodes]
+    seen = [_matrices(node) for node in nodes]
+    shapes = {tuple(each.meta["val"].shape) for each in itertools.chain(*seen)}
+    if not all(seen) or len(shapes) != 1:
+        return None
+    products = [_products(node) for node in itertools.chain(*seen)]
     if any(each is None for each in products):
         return None
     kinds = {product.transposed for each in products for product in each or ()}
     if len(kinds) != 1:
         return None
-    first, second, third = tensor.shape
-    return ExpertWeight((first, second, third), kinds.pop())
+    return ExpertWeight(shapes.pop(), kinds.pop())
+
+
+def _matrices(placeholder: fx.Node) -> list[fx.Node]:
+    """The nodes that are a weight's matrices (E, N, K): the placeholder, or all views of one that is (E * N, K). None
+    if a matrix has any other use."""
+    held = placeholder.meta["val"]
+    if held.ndim == 3:
+        return [placeholder]
+    views = list(placeholder.users)
+    for view in views:
+        seen = view.meta["val"] if view.target in _RESHAPES else None
+        if seen is None or seen.ndim != 3 or seen.shape[2] != held.shape[1]:
+            return []
+    return views
 
 
 def group(graph: fx.Graph, weight: ExpertWeight, placeholders: Sequence[fx.Node]) -> None:
     """Turns every product with the weight into one `qc.grouped_linear`; placeholders hold the matrix (E * N, K)."""
     for placeholder in placeholders:
-        products = _products(placeholder)
-        assert products is not None
+        matrices = _matrices(placeholder)
+        products = [_products(each) for each in matrices]
         value = placeholder.meta["val"]
         with value.fake_mode:
             placeholder.meta["val"] = torch.empty(weight.stored_shape, dtype=value.dtype)
-        for product in products:
-            _replace(graph, weight, placeholder, product)
-        _erase_unused(graph, list(placeholder.users))
+        for each in products:
+            assert each is not None
+            for product in each:
+                _replace(graph, weight, placeholder, product)
+        for matrix in matrices:
+            _erase_unused(graph, list(matrix.users))
 
 
 # --- recognising uses ------------------------------------------------------------------------------------------------
