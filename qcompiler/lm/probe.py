@@ -243,7 +243,7 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
             f"{type(model).__name__} hands neither keys and values nor states to a cache; a causal language model of "
             "transformers with `use_cache` is needed"
         )
-    if counts.looked_up:
+    if counts.counted(found.logits):
         raise ExportError(
             f"{type(model).__name__} counts positions from its tokens, and padding among them: a text's first position "
             "depends on the id of the padding token. Positions of a compiled model begin at 0"

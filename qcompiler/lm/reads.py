@@ -5,9 +5,11 @@
   call of such a program would forget the ones before it.
 - A model may count positions from the length of its cache, which is one number for all sequences of a batch.
 - A model may keep a mask of its own in a buffer and cut it by the number of keys (GPT-Neo).  A cache has as many rows
-  as it may hold tokens, so that the part that is cut is another token's.
+  as it may hold tokens, so that the part that is cut is another token's.  A mask is a square of flags, of any size, or
+  a triangle of numbers.
 - A model may count positions from its tokens (RoBERTa, whose first position is the id of its padding token plus 1).
-  Positions are arguments of a step and begin at 0.
+  Positions are arguments of a step and begin at 0.  What the model does with a count is not asked: it may look a table
+  up by it, in any way, or compute with it.
 
 Each of these would give wrong numbers and no error.  The checks follow numbers, not values: one call on fake tensors,
 in which each result notes what it depends on.  They need no weights.
@@ -36,6 +38,10 @@ _SHAPES_ONLY = {
     _aten.new_empty, _aten.new_full, _aten.new_empty_strided,
 }  # fmt: skip
 """Operators whose result has the shape of its argument, and none of its numbers."""
+
+COUNT = "count"
+_INDEX = {_aten.embedding: 1, _aten.index_select: 2, _aten.index: 1, _aten.gather: 2, _aten.take: 1}
+"""Operators that look a table up, and the place of their indices among the arguments."""
 
 CALL_ERRORS = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
@@ -77,19 +83,30 @@ class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 
 class TokenCounts(Origins):  # type: ignore[no-untyped-call]  # as above
-    """Notes whether a model looks a table up by a count of its tokens; `ids` are the tokens."""
+    """Follows counts of tokens; `ids` are the tokens.
+
+    What a table holds for a token is no count of it: a result depends on the index of a look-up only if that is a count
+    already.
+    """
 
     def __init__(self, ids: torch.Tensor) -> None:
         super().__init__({"ids": ids})
-        self.looked_up = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        packet, names = func.overloadpacket, self.of(args)
+        packet, names = func.overloadpacket, self.of((args, kwargs or {}))
+        place = _INDEX.get(packet)
+        if place is not None and names:
+            results = func(*args, **(kwargs or {}))
+            self.add(results, self.of(args[:place]) | self.of(args[place:]) & {COUNT})
+            return results
         results = super().__torch_dispatch__(func, types, args, kwargs)
         if packet is _aten.cumsum and names:
-            self.add(results, frozenset({"count"}))
-        self.looked_up |= packet is _aten.embedding and "count" in self.of(args[1])
+            self.add(results, frozenset({COUNT}))
         return results
+
+    def counted(self, value: Any) -> bool:
+        """Whether any tensor in `value` depends on a count of tokens."""
+        return COUNT in self.of(value)
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -119,12 +136,22 @@ def check_reads(step: DecoderStep, inputs: Mapping[str, torch.Tensor]) -> None:
 
 
 def _masks(step: DecoderStep) -> Iterable[tuple[str, torch.Tensor]]:
-    """Buffers of the model that can be masks: matrices over all pairs of positions."""
+    """Buffers of the model that can be masks: squares over all pairs of positions."""
     config: Any = step.language_model.config
     length = getattr(config, "max_position_embeddings", None)
     for name, buffer in step.language_model.named_buffers():
-        if buffer.shape[-2:] == (length, length):
+        if buffer.ndim > 1 and buffer.shape[-1] == buffer.shape[-2] > 1 and _can_be_mask(buffer, length):
             yield name, buffer
+
+
+def _can_be_mask(square: torch.Tensor, length: int | None) -> bool:
+    """Whether a square is one of flags, one over the model's positions, or a triangle of numbers."""
+    if square.dtype in (torch.bool, torch.uint8) or square.shape[-1] == length:
+        return True
+    if square.is_meta or type(square) is not torch.Tensor:
+        return False  # it has no numbers yet
+    lower, upper = (bool((square == part).all()) for part in (square.tril(), square.triu()))
+    return lower != upper
 
 
 def _refuse_states(model: str, unread: list[str]) -> None:

@@ -18,13 +18,19 @@ from qcompiler.lm.compile import (
     sizes_of,
     with_counts,
 )
-from qcompiler.lm.sources import model_and_weights, text_of
+from qcompiler.lm.sources import is_of_codes, model_and_weights, text_of
 from qcompiler.lm.text import Text
 from qcompiler.recipes.result import SearchResult
 from qcompiler.recipes.search import Asked, Options, search_model
 
 WINDOW = 512
 """Tokens of a piece of text: the default of `max_seq_len`."""
+
+IN_FP32 = (
+    "measured with products in fp32, so that nothing but the formats counts; compiled from this file, linears multiply "
+    "in bf16 unless the recipe says compute='exact'"
+)
+"""Of a .gguf file of codes, whose arithmetic is chosen when it is compiled (lm/sources.py)."""
 
 
 def search(
@@ -136,7 +142,9 @@ def _search_language_model(
         inputs = [{**each, "wanted": torch.arange(each["ids"].shape[1])} for each in with_counts(pieces, step)]
         if not inputs:
             raise CalibrationError("the data has no tokens")
-        asked = Asked(step, (), inputs_to_trace(step, length, chunk), ranges_of(1, chunk, step.has_states), source)
+        notes = (IN_FP32,) if isinstance(model, str | Path) and is_of_codes(source) else ()
+        traced, sizes = inputs_to_trace(step, length, chunk), ranges_of(1, chunk, step.has_states)
+        asked = Asked(step, (), traced, sizes, source, notes=notes)
         return search_model(asked, inputs, options)
 
 

@@ -55,7 +55,7 @@ def source_of(model: Any, recipe: QuantConfig, device: Devices | None, targets: 
     old = [arch for arch in target.isas if target.kind == "cuda" and arch_number(arch) < MMA_SINCE["bf16"]]
     in_bf16 = target.kind == "cuda" and not old
     read = from_gguf(model, of_codes=torch.bfloat16 if in_bf16 else torch.float32)
-    if not isinstance(read.weights, GgufWeights) or not read.weights.holds_codes:
+    if not is_of_codes(read.weights):
         return Source(read.module, read.weights, recipe)
     why = "codes name no arithmetic, and neither does the recipe; compute='exact' multiplies in fp32"
     if in_bf16:
@@ -69,6 +69,11 @@ def source_of(model: Any, recipe: QuantConfig, device: Devices | None, targets: 
     else:
         return Source(read.module, read.weights, recipe)
     return Source(read.module, read.weights, recipe, (Choice("arithmetic", read.path.name, what, why),))
+
+
+def is_of_codes(weights: Any) -> bool:
+    """Whether weights are those of a .gguf file whose matrices are codes, which name no arithmetic."""
+    return isinstance(weights, GgufWeights) and weights.holds_codes
 
 
 def model_and_weights(model: Any) -> tuple[Any, Any]:

@@ -92,6 +92,8 @@ class Asked:
     weights: Any = None
     from_data: bool = False
     """Whether the example is the first of the data."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the result must know of the model."""
 
     def exported(self) -> Exported:
         """ArgumentError for a model in training mode, whose dropout would be measured as an error."""
@@ -141,10 +143,12 @@ def search_model(asked: Asked, inputs: Sequence[Any], options: Options) -> Searc
     study = Study(tensors, weights, judge, inputs, options.workdir)
     if judge.rows < FEW_ROWS:
         note(f"the data gives {judge.rows} rows of outputs; {FEW_ROWS} or more make a search worth its time")
-    return _solved(study, layers, items, kept, options)
+    return _solved(study, layers, items, kept, options, asked.notes)
 
 
-def _solved(study: Study, layers: Sequence[Layer], items: Sequence[Item], kept: Kept, options: Options) -> SearchResult:
+def _solved(
+    study: Study, layers: Sequence[Layer], items: Sequence[Item], kept: Kept, options: Options, notes: tuple[str, ...]
+) -> SearchResult:
     if options.budget.is_size:  # before sensitivities are measured, which takes long
         kept.room(options.budget, sum(min(map(item.nbytes, item.texts)) for item in items))
     times = _times(items, kept, options)
@@ -155,7 +159,7 @@ def _solved(study: Study, layers: Sequence[Layer], items: Sequence[Item], kept: 
     solved = front if times is None else LimitedFront(front, _nanoseconds(items, times), times.limit)
     result = SearchResult(
         items, effects, kept, solved, study.judge.measure, study.judge.why, study.whole,
-        _notes(items, solved, times), times,
+        (*_notes(items, solved, times), *notes), times,
     )  # fmt: skip
     if options.budget.is_size:
         result.choose(options.budget)

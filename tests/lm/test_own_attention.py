@@ -78,6 +78,77 @@ def test_a_model_whose_numbers_would_be_wrong_is_refused(name: str, batch: int, 
         follow(build(name), batch)
 
 
+class Looked(torch.nn.Module):
+    """A table of positions that is looked up in one of torch's ways."""
+
+    def __init__(self, table: torch.Tensor, way: str) -> None:
+        super().__init__()
+        self.weight, self.way = torch.nn.Parameter(table.clone()), way
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        flat, rows = positions.reshape(-1), torch.arange(self.weight.shape[0])
+        if self.way == "index_select":
+            found = self.weight.index_select(0, flat)
+        elif self.way == "gather":
+            found = self.weight.gather(0, flat[:, None].expand(-1, self.weight.shape[1]))
+        elif self.way == "product":
+            found = (flat[:, None] == rows).float() @ self.weight
+        else:
+            found = self.weight[flat]
+        return found.view(*positions.shape, -1)
+
+
+@pytest.mark.parametrize("way", ["index", "index_select", "gather", "product"])
+def test_positions_that_are_counted_are_seen_however_they_are_looked_up(way: str) -> None:
+    model = build("roberta")
+    embeddings = model.roberta.embeddings
+    embeddings.position_embeddings = Looked(embeddings.position_embeddings.weight.detach(), way)
+    with pytest.raises(ExportError, match="counts positions from its tokens"):
+        follow(model, 1)
+
+
+@pytest.mark.parametrize("way", ["index", "index_select", "gather"])
+def test_a_look_up_of_tokens_counts_nothing(way: str) -> None:
+    """Words are looked up by tokens; sums over what was looked up are no counts (recurrences sum decays)."""
+    model = build("gptj")
+    words = Looked(model.transformer.wte.weight.detach(), way)
+    model.transformer.wte.forward = lambda ids: torch.cumsum(words(ids), 1)
+    follow(model, 1)
+
+
+SQUARES: dict[str, Any] = {
+    "flags": lambda size: torch.ones(size, size, dtype=torch.bool).tril(),
+    "a triangle of numbers": lambda size: torch.full((size, size), -1e4).triu(1),
+    "a window of bytes": lambda size: torch.ones(size, size, dtype=torch.uint8).tril().triu(-3),
+}
+
+
+@pytest.mark.parametrize("kind", SQUARES)
+def test_a_mask_of_any_size_is_seen(kind: str) -> None:
+    """Its model has 64 positions, and keeps a mask for more."""
+    model = build("gptj")
+    assert model.config.max_position_embeddings == 64
+    with_square(model, SQUARES[kind](80))
+    with pytest.raises(
+        ExportError, match=r"has a mask of its own in 'transformer.h.0.attn.square', cut by the number of"
+    ):
+        follow(model, 1)
+
+
+@pytest.mark.parametrize("square", [torch.eye(16), torch.ones(16, 16).tril() + 0.5])
+def test_other_squares_are_no_masks(square: torch.Tensor) -> None:
+    model = build("gptj")
+    with_square(model, square)
+    follow(model, 1)
+
+
+def with_square(model: Any, square: torch.Tensor) -> None:
+    """Lets the first layer's attention read a part of a buffer."""
+    attention = model.transformer.h[0].attn
+    attention.register_buffer("square", square, persistent=False)
+    attention.out_proj.register_forward_hook(lambda module, args, out: out + attention.square[:1, :1].float())
+
+
 @pytest.mark.parametrize(("name", "batch"), [("gptj", 3), ("bart", 1), ("gpt-neox-japanese", 1)])
 def test_what_is_right_is_not_refused(name: str, batch: int) -> None:
     follow(build(name), batch)

@@ -85,6 +85,21 @@ def test_what_transformers_keeps_in_fp32_is_kept_in_a_model_in_bf16(tmp_path: Pa
     assert wide == {"model.layers.1.mlp.gate.e_score_correction_bias"}
 
 
+def test_a_search_says_that_it_measures_in_fp32_what_multiplies_in_bf16(tmp_path: Path) -> None:
+    kinds = {"attn_output": Type.F32}
+    made = written.write(
+        tmp_path / "mixed.gguf", written.build("Llama", num_hidden_layers=1), "llama",
+        lambda name: kinds.get(name.split(".")[-2], Type.Q8_0),
+    )  # fmt: skip
+    how: Any = {"candidates": ("int4", "int8"), "sensitivity": "output", "max_seq_len": 8}
+    found = qc.search(made.path, [list(range(3, 11))], "9 bits", **how)
+    assert list(found.chosen.formats) == ["model.layers.0.self_attn.o_proj.weight"], "the others have codes"
+    assert "measured with products in fp32" in found.table() and "compute='exact'" in found.table()
+    in_memory = qc.search(qc.from_gguf(made.path), [list(range(3, 11))], "9 bits", **how)
+    assert "products in fp32" not in in_memory.table(), "a checkpoint is compiled in its own type"
+    assert in_memory.chosen.measured == found.chosen.measured
+
+
 def test_a_checkpoint_keeps_its_type(codes: Path) -> None:
     found = source_of(qc.from_gguf(codes), FLOAT, None, None)
     assert (found.module.dtype, found.recipe, found.choices) == (torch.float32, FLOAT, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 import transformers
 
 import qcompiler as qc
+from qcompiler.errors import ExportError
 from qcompiler.lm.compile import example_inputs
 from qcompiler.lm.step import prepared
 
-MODELS = ("DeepseekV32", "GlmMoeDsa", "HYV4")
+MODELS = ("DeepseekV32", "GlmMoeDsa", "HYV4", "Dots3Note")
 CHOSEN = 6
 """Keys that a token attends to, of up to 40. With few heads of the index, scores of zero would be equal, and which of
 equal ones is taken is nobody's rule."""
@@ -27,9 +29,18 @@ SIZES: Any = {
 }  # fmt: skip
 
 
+OWN: dict[str, Any] = {"Dots3Note": {
+    "layer_types": ["indexed_attention", "sliding_attention"], "sliding_window": 4, "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2, "swa_q_lora_rank": 24, "swa_kv_lora_rank": 32, "swa_head_dim": 24,
+    "swa_qk_nope_head_dim": 16, "swa_v_head_dim": 16, "shared_experts_intermediate_size": 32,
+}}  # fmt: skip
+"""Its other layers have a window, and heads of other sizes."""
+
+
 def build(name: str, chosen: int = CHOSEN) -> Any:
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(index_topk=chosen, **SIZES)
+    kind = f"{name}TextConfig" if name in OWN else f"{name}Config"
+    config = getattr(transformers, kind)(index_topk=chosen, **{**SIZES, **OWN.get(name, {})})
     model: Any = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -72,9 +83,9 @@ def check(model: Any, batch: int, limit: float, **options: Any) -> None:
         assert np.allclose(again[i], whole[i][-1:], atol=1e-4), "a conversation that was shortened goes on"
 
 
-def called(model: Any, ids: list[int], parts: tuple[int, ...]) -> Any:
+def called(model: Any, ids: list[int], parts: tuple[int, ...], cache: Any = None) -> Any:
     """The logits of a step that is called without a compiler, for so many tokens at once."""
-    with prepared(model, 1, 40, None, 40, 8) as step, torch.no_grad():
+    with prepared(model, 1, 40, cache, 40, 8) as step, torch.no_grad():
         found, start = [], 0
         for count in parts:
             inputs = example_inputs(1, 40, 8)
@@ -83,6 +94,49 @@ def called(model: Any, ids: list[int], parts: tuple[int, ...]) -> Any:
             found.append(step(**(inputs | {"wanted": torch.arange(count)}))[0].numpy())
             start += count
     return np.concatenate(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "cache"), [*((name, "int4") for name in MODELS), ("DeepseekV32", "fp8")])
+def test_a_narrow_cache_is_that_of_the_step_in_torch_and_is_saved(name: str, cache: str, tmp_path: Path) -> None:
+    """Keys and values of short vectors are kept in few bits; the keys of the index keep the model's type."""
+    model = build(name)
+    ids = np.random.default_rng(3).integers(2, 199, 20).tolist()
+    lm = qc.compile_causal_lm(model, max_seq_len=40, chunk=5, kv_cache=cache)
+    held = lm.conversation()
+    ours = held.read(ids, logits="all")[0]
+    wanted = called(model, ids, (5, 5, 5, 5), cache)
+    assert np.linalg.norm(ours - wanted) <= 1e-3 * np.linalg.norm(wanted), "a code at a border may be the next one"
+    plain = logits_of(model, ids)
+    assert np.linalg.norm(ours - plain) > 1e-3 * np.linalg.norm(plain), "the cache is narrow"
+    lm.save(tmp_path / "model.qca")
+    held.save(tmp_path / "talk.npz")
+    loaded = qc.load_causal_lm(tmp_path / "model.qca")
+    other = loaded.conversation()
+    assert np.array_equal(other.read(ids, logits="all")[0], ours)
+    assert loaded.cache_report() == lm.cache_report()
+    other.reset()
+    other.restore(tmp_path / "talk.npz")
+    assert np.array_equal(other.read([5]), held.read([5])), "the keys of the index are saved with a conversation"
+
+
+def test_an_index_over_groups_of_tokens_is_refused() -> None:
+    """GLM 5 Next drops groups of tokens by value, and fills up its choice with -1."""
+    text = {
+        **SIZES, "index_topk": 8, "index_kpool": 4, "qk_rope_head_dim": 0, "n_group": 1, "linear_head_dim": 16,
+        "linear_num_heads": 4, "hc_mult": 2, "layer_types": ["linear_attention", "indexed_attention"],
+        "indexer_types": ["full", "full"], "mlp_layer_types": ["dense", "sparse"],
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64,
+        "projection_intermediate_size": 32,
+    }  # fmt: skip
+    config = transformers.Glm5NextConfig(text_config=text, vision_config=vision)
+    model = transformers.Glm5NextForConditionalGeneration(config).eval()
+    with pytest.raises(
+        ExportError, match=r"modeling_glm5_next.py:\d+: cache_layer = .*a cache of transformers' common"
+    ):
+        qc.compile_causal_lm(model, max_seq_len=40)
 
 
 def test_a_token_sees_the_tokens_that_its_layers_choose_and_no_others() -> None:
