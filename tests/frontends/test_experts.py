@@ -217,6 +217,7 @@ class Views(nn.Module):
         return picked + nn.functional.linear(rows, self.w)[:, :N]
 
 
+@pytest.mark.slow
 def test_a_matrix_with_a_use_beside_its_views_is_no_weight_of_experts(check: Callable[..., Any]) -> None:
     assert not grouped(check(Views(), *inputs(), dynamic=ROWS))
 

@@ -98,7 +98,8 @@ class Looked(torch.nn.Module):
         return found.view(*positions.shape, -1)
 
 
-@pytest.mark.parametrize("way", ["index", "index_select", "gather", "product"])
+@pytest.mark.parametrize("way", ["index_select", *(pytest.param(way, marks=pytest.mark.slow) for way in (
+    "index", "gather", "product"))])  # fmt: skip
 def test_positions_that_are_counted_are_seen_however_they_are_looked_up(way: str) -> None:
     model = build("roberta")
     embeddings = model.roberta.embeddings
@@ -107,7 +108,8 @@ def test_positions_that_are_counted_are_seen_however_they_are_looked_up(way: str
         follow(model, 1)
 
 
-@pytest.mark.parametrize("way", ["index", "index_select", "gather"])
+@pytest.mark.parametrize("way", ["index", *(pytest.param(way, marks=pytest.mark.slow) for way in (
+    "index_select", "gather"))])  # fmt: skip
 def test_a_look_up_of_tokens_counts_nothing(way: str) -> None:
     """Words are looked up by tokens; sums over what was looked up are no counts (recurrences sum decays)."""
     model = build("gptj")
@@ -123,7 +125,9 @@ SQUARES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", SQUARES)
+@pytest.mark.parametrize(
+    "kind", ["flags", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SQUARES if kind != "flags")]
+)
 def test_a_mask_of_any_size_is_seen(kind: str) -> None:
     """Its model has 64 positions, and keeps a mask for more."""
     model = build("gptj")
@@ -135,6 +139,7 @@ def test_a_mask_of_any_size_is_seen(kind: str) -> None:
         follow(model, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("square", [torch.eye(16), torch.ones(16, 16).tril() + 0.5])
 def test_other_squares_are_no_masks(square: torch.Tensor) -> None:
     model = build("gptj")

@@ -85,6 +85,7 @@ def test_what_transformers_keeps_in_fp32_is_kept_in_a_model_in_bf16(tmp_path: Pa
     assert wide == {"model.layers.1.mlp.gate.e_score_correction_bias"}
 
 
+@pytest.mark.slow
 def test_a_search_says_that_it_measures_in_fp32_what_multiplies_in_bf16(tmp_path: Path) -> None:
     kinds = {"attn_output": Type.F32}
     made = written.write(
