@@ -287,6 +287,7 @@ def test_a_model_without_logits_is_tuned_by_its_outputs_and_convolutions_are_too
     assert all("squared error of the outputs" in what for what in said(found).values())
 
 
+@pytest.mark.slow
 def test_a_language_model_is_tuned_by_the_logits_of_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other recipes look at the last token's logits alone: head and logits of a large vocabulary take long."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -313,13 +314,14 @@ def test_a_language_model_is_tuned_by_the_logits_of_every_token(monkeypatch: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "least"), [("int3:group=128", 0.785), ("int2:group=128", 0.893)])
+@pytest.mark.parametrize(("text", "least"), [("int3:group=128", 0.785), ("int2:group=128", 0.89)])
 def test_it_closes_more_of_the_gap_on_the_trained_language_model_than_learned_rounding(
     text: str, least: float, tmp_path: Path
 ) -> None:
     """The share of the KL of nearest codes; chosen on one part of the held-out text and judged by another.
 
-    Measured: 79.4 ± 0.3 % in int3 and 89.7 ± 0.2 % in int2 (in eager torch), where learned rounding alone closes 77.7 and 88.5 %.
+    Measured in eager torch: 79.4 ± 0.3 % in int3 and 89.7 ± 0.2 % in int2, where learned rounding alone closes 77.7 and
+    88.5 %.
     """
     bench = load("benchmarks/chosen_codes.py")
     row = bench.row(text, bench.calibration(64), bench.judge(), ("round+scales",), str(tmp_path))
