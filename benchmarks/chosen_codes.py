@@ -4,8 +4,10 @@
     python benchmarks/chosen_codes.py --write                          and writes it into docs/quantisation.md
     python benchmarks/chosen_codes.py --algorithms hqq,gptq int3 nf4   some of them only
     python benchmarks/chosen_codes.py --biases --write                 beside corrected biases (`correct_bias=True`)
+    python benchmarks/chosen_codes.py --algorithms round+scales int3   with tuned scales (`tune_scales=True`)
 
-`--write` puts the cells that were measured into the table, and keeps the others.
+`--write` puts the cells that were measured into the table, and keeps the others.  With `--workdir`, a run that was
+stopped goes on with the codes and scales that it has, and `round+scales` with the codes of `round`.
 
 The share of nearest codes' divergence that an algorithm closes is in its column.  Calibration takes windows from
 the last half of the held-out text, and the KL divergence from the fp32 model is measured on its first quarter; neither
@@ -46,8 +48,8 @@ FORMATS = (
 )  # fmt: skip
 INPUTS = 64
 """Windows of 512 bytes for calibration."""
-BATCH = 4
-"""Windows in an input."""
+BATCH = 2
+"""Windows in an input: one of eight inputs is set aside where scales are tuned."""
 
 BIASES = ("nearest+bias", "hqq", "hqq+bias", "gptq", "gptq+bias")
 BIASED_FORMATS = ("int4:group=128", "int3:group=128", "nf4", "q4_K", "int8")
@@ -104,13 +106,15 @@ def divergences(program: Any, windows: torch.Tensor, reference: list[torch.Tenso
     return np.concatenate(found)
 
 
-def row(text: str, inputs: Windows, judged: Judged, algorithms: Sequence[str] = ("gptq",)) -> Row:
+def row(
+    text: str, inputs: Windows, judged: Judged, algorithms: Sequence[str] = ("gptq",), workdir: str | None = None
+) -> Row:
     """One format, with nearest codes and with each of `algorithms`."""
     bits, nearest, _ = measured(text, "nearest", inputs, judged)
     by: dict[str, Closed | None] = {}
     for algorithm in algorithms:
         try:
-            _, chosen, seconds = measured(text, algorithm, inputs, judged)
+            _, chosen, seconds = measured(text, algorithm, inputs, judged, workdir=workdir)
         except RecipeError:
             by[algorithm] = None
             continue
@@ -128,20 +132,29 @@ def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
 
 
 def measured(
-    text: str, algorithm: str, inputs: Windows, judged: Judged, embedding: str | None = "int8"
+    text: str,
+    algorithm: str,
+    inputs: Windows,
+    judged: Judged,
+    embedding: str | None = "int8",
+    workdir: str | None = None,
 ) -> tuple[float, np.ndarray, float]:
     """Bits per weight, the divergence of each window, and the seconds of the compile.
 
-    An algorithm whose name ends in +bias has its biases corrected. Linears have the format `text`.
+    With +bias behind an algorithm's name biases are corrected, with +scales scales are tuned. Linears have the format
+    `text`.
     """
     model, windows, reference = judged
     shapes = {"tokens": {0: ("batch", 1, tiny_llama.BATCH), 1: ("length", 1, tiny_llama.LENGTH)}}
-    algorithm, _, bias = algorithm.partition("+")
-    quant = qc.QuantConfig("float", linear=text, embedding=embedding, algorithm=algorithm, correct_bias=bool(bias))
+    algorithm, *more = algorithm.split("+")
+    quant = qc.QuantConfig(
+        "float", linear=text, embedding=embedding, algorithm=algorithm, correct_bias="bias" in more,
+        tune_scales="scales" in more,
+    )  # fmt: skip
     began = time.perf_counter()
     program = qc.qcompile(
         model, (torch.zeros(3, 37, dtype=torch.int64),), quant=quant, dynamic_shapes=shapes,
-        calibrate=inputs if bias or algorithm in BY_DATA else None, device="cpu",
+        calibrate=inputs if more or algorithm in BY_DATA else None, device="cpu", workdir=workdir,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     return program.ledger.bits_per_weight(), divergences(program, windows, reference), seconds
@@ -163,16 +176,19 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=INPUTS, help="windows for calibration")
     parser.add_argument("--algorithms", help="separated by commas")
     parser.add_argument("--biases", action="store_true", help="the table of corrected biases")
+    parser.add_argument("--workdir", help="keep codes and scales here")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(HERE.parent)}")
     parser.add_argument("formats", nargs="*")
     options = parser.parse_args()
-    algorithms = options.algorithms.split(",") if options.algorithms else BIASES if options.biases else CHOSEN
+    every, formats, what = CHOSEN, FORMATS, "chosen codes"
+    if options.biases:
+        every, formats, what = BIASES, BIASED_FORMATS, "corrected biases"
+    algorithms = options.algorithms.split(",") if options.algorithms else every
     inputs, judged = calibration(options.inputs), judge()
     titles = columns(algorithms)
     table = Table(*titles, "seconds")
-    what = "corrected biases" if options.biases else "chosen codes"
-    for text in options.formats or (BIASED_FORMATS if options.biases else FORMATS):
-        found = row(text, inputs, judged, algorithms)
+    for text in options.formats or formats:
+        found = row(text, inputs, judged, algorithms, options.workdir)
         seconds = ", ".join(f"{each.seconds:.0f}" for each in found.by.values() if each is not None)
         table.add_row(*cells(found), seconds)
         print(*cells(found), f"{seconds} s", sep="  ", file=sys.stderr, flush=True)

@@ -213,6 +213,8 @@ class QuantConfig:
     linears equal, and `smooth` (an exponent between 0 and 1) moves the ranges of activations into weights, by
     calibration.
     `correct_bias` moves the mean of each linear's outputs back to the float model's, by calibration.
+    `tune_scales` learns the scales of all quantised weights for the outputs of the whole model, by calibration; codes
+    stay.
     `rounded_inputs` has "gptq" and "awq" choose codes for inputs that are rounded to int8 as the program rounds them,
     with a scale per token; without it they are chosen for inputs in floating point.
     `observer` finds the static scales: "minmax", "percentile" (of 99.99, or "percentile:99.9") or "mse".
@@ -237,6 +239,7 @@ class QuantConfig:
     correct_bias: bool = False
     rounded_inputs: bool = False
     rotate_online: bool = False
+    tune_scales: bool = False
 
     def __post_init__(self) -> None:
         _refuse_kinds(self)
@@ -398,7 +401,7 @@ def _check_rewrites(config: QuantConfig) -> None:
     number = isinstance(smooth, int | float) and not isinstance(smooth, bool)
     if smooth is not None and not (number and 0 <= smooth <= 1):
         raise RecipeError(f"smooth={smooth!r}: write an exponent from 0 to 1, such as smooth=0.5, or None")
-    for field in ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs"):
+    for field in ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs", "tune_scales"):
         if not isinstance(getattr(config, field), bool):
             raise RecipeError(f"{field}={getattr(config, field)!r}: write True or False")
 

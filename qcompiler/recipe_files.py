@@ -29,7 +29,7 @@ from qcompiler.errors import RecipeError
 
 SUFFIX = ".toml"
 TEXTS = ("preset", "linear", "embedding", "activations", "compute", "observer", "algorithm")
-SWITCHES = ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs")
+SWITCHES = ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs", "tune_scales")
 KEYS = (*TEXTS, *SWITCHES, "smooth", "promise_bits", "separate", "rules")
 RULE_KEYS = ("pattern", "format", "reason")
 FLOAT = "float"
@@ -85,6 +85,8 @@ class RecipeLike(Protocol):
     def rounded_inputs(self) -> bool: ...
     @property
     def rotate_online(self) -> bool: ...
+    @property
+    def tune_scales(self) -> bool: ...
     @property
     def all_rules(self) -> Sequence[RuleLike]: ...
 

@@ -115,6 +115,8 @@ def compile_causal_lm(
     inputs = None
     if calibrate is not None:
         inputs = list(calibration_inputs(calibrate, text, chunk, vocabulary=int(words.weight.shape[0])))
+        if given.recipe.tune_scales:  # it learns from the logits of every token
+            inputs = [{**each, "wanted": torch.arange(each["ids"].shape[1])} for each in inputs]
     with (
         adapted(model, weights, adapter, merge) as source,
         prepared(model, max_batch, rows, _cache_type(kv_cache, model, given.recipe, device), length, chunk) as step,

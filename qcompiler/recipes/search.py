@@ -24,8 +24,7 @@ from qcompiler.calibrate.two_budgets import LimitedFront, TwoBudgets
 from qcompiler.config import QuantConfig
 from qcompiler.errors import ArgumentError, BudgetError, ExportError, RecipeError, WeightsError
 from qcompiler.frontends.quantise.graph_tensors import GraphTensors
-from qcompiler.frontends.quantise.graph_weights import GraphWeight
-from qcompiler.frontends.quantise.judge import Judge
+from qcompiler.frontends.quantise.judge import Judge, vocabulary_of
 from qcompiler.frontends.quantise.sensitivity import FLOAT, Effect, Study
 from qcompiler.frontends.torch.capture.export import Exported, export_model
 from qcompiler.frontends.weights.weight_files import Unnamed
@@ -134,7 +133,7 @@ def search_model(asked: Asked, inputs: Sequence[Any], options: Options) -> Searc
     states = set(tensors.program.graph_signature.buffers_to_mutate.values())
     layers, kept = layers_of(weights, exported.config, options.candidates, options.rules, states)
     items = items_of(layers, groups)
-    judge = Judge(tensors.program, options.measure, _vocabulary(exported.config, weights))
+    judge = Judge(tensors.program, options.measure, vocabulary_of(exported.config, weights))
     if not options.budget.is_size and options.budget.kind != judge.measure:
         raise BudgetError(
             f"{options.budget.text}: this search measures {judge.measure} ({judge.why}); bound that, or choose by "
@@ -208,14 +207,6 @@ def _notes(items: Sequence[Item], solved: Front | LimitedFront, times: Times | N
     if solved.slack:
         notes.append(f"sizes are rounded: a recipe is at least the best of a budget smaller by {solved.slack:,} bytes")
     return (*notes, *(times.notes if times is not None else ()))
-
-
-def _vocabulary(config: Any, weights: Sequence[GraphWeight]) -> int | None:
-    """The number of tokens: the model's `config.vocab_size`, or the rows of its largest table of an embedding."""
-    text = getattr(config, "get_text_config", lambda: config)()
-    known = getattr(text, "vocab_size", None)
-    tables = [int(weight.tensor.shape[0]) for weight in weights if "embedding" in weight.kinds]
-    return known if isinstance(known, int) else max(tables, default=None)
 
 
 __all__ = ["Asked", "Options", "search_model"]

@@ -17,6 +17,7 @@ RECIPES = [
     qc.QuantConfig("float"),
     qc.QuantConfig("nf4", promise_bits=None),
     qc.QuantConfig("int4", activations="int8", algorithm="gptq", rounded_inputs=True, rotate_online=True),
+    qc.QuantConfig("nf4", algorithm="round", tune_scales=True),
     qc.QuantConfig("q4_K_M", separate=("*.q_proj", "norm")),
     qc.QuantConfig(
         "float", linear="q4_K, else q5_0", embedding=None, activations="int8:static", observer="percentile:99.9",

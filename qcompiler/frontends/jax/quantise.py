@@ -284,7 +284,7 @@ def _activations(recipe: QuantConfig) -> Activations | None:
         )
     rewrites = [
         name
-        for name in ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs")
+        for name in ("rotate", "rotate_online", "equalise", "correct_bias", "rounded_inputs", "tune_scales")
         if getattr(recipe, name)
     ]
     if rewrites or recipe.smooth is not None:

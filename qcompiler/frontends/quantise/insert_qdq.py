@@ -57,6 +57,7 @@ from qcompiler.frontends.quantise.observers import InputStatistics
 from qcompiler.frontends.quantise.rewrites.rewrites import FloatRewrites, wants_rewrites
 from qcompiler.frontends.quantise.solve_codes import Matrix, Solver
 from qcompiler.frontends.quantise.stored_codes import AS_STORED, add_permutation, check_use, say_unused
+from qcompiler.frontends.quantise.tune_weights import tune
 from qcompiler.frontends.torch.aten import recurrent
 from qcompiler.frontends.torch.capture import eager_graph, expert_weights
 from qcompiler.frontends.torch.capture.export import Exported
@@ -81,7 +82,7 @@ PACKED = "_packed"
 _NO_IMPORTANCE = (
     "only linears in formats that search for their scales take an importance of columns, such as q4_K and q4_0 (but "
     "not q8_0, nf4 and int4), and only activations='int8:static' takes ranges; smooth=, "
-    "algorithm='gptq' and algorithm='awq' take inputs. Leave `calibrate` out, or choose one"
+    "tune_scales=, algorithm='gptq' and algorithm='awq' take inputs. Leave `calibrate` out, or choose one"
 )
 
 
@@ -198,6 +199,7 @@ class _Rewriter(GraphTensors):
         self._calibrate(weights)
         if self.recipe.algorithm == "hqq":
             self._choose_scales(weights)
+        self._tune_scales(weights)
         self._correct_biases(weights)
         stored = [weight for weight in weights if self._is_stored(weight)]
         kept = sum(weight.nbytes for weight in weights if not self._is_stored(weight))
@@ -229,7 +231,7 @@ class _Rewriter(GraphTensors):
         if self.calibration is None:
             needs = [f"activations={self.recipe.activations!r}"] * static
             needs += [f"algorithm={self.recipe.algorithm!r}"] * (self.recipe.algorithm in BY_DATA)
-            needs += ["correct_bias=True"] * self.recipe.correct_bias
+            needs += ["correct_bias=True"] * self.recipe.correct_bias + ["tune_scales=True"] * self.recipe.tune_scales
             if needs:
                 raise RecipeError(f"{needs[0]} needs calibration data: qcompile(…, calibrate=[inputs])")
             return
@@ -240,7 +242,7 @@ class _Rewriter(GraphTensors):
             for w in weights
             if (takes_importance(w) and w.targets[0] not in self.solved) or (static and is_quantised_linear(w))
         ]
-        if not chosen and (self.solved or self.rewrites is not None):
+        if not chosen and (self.solved or self.rewrites is not None or self.recipe.tune_scales):
             return
         if not chosen or not self.source.valued:
             raise RecipeError(
@@ -330,6 +332,23 @@ class _Rewriter(GraphTensors):
         assert self.calibration is not None
         self.biases.correct(weights, self.calibration.held(), decoded)
         self.decisions += self.biases.decisions
+
+    def _tune_scales(self, weights: Sequence[GraphWeight]) -> None:
+        """Tunes scales for the final codes, which are kept in memory until they are stored."""
+        if not self.recipe.tune_scales:
+            return
+        assert self.calibration is not None
+
+        made: dict[str, PackedTensor] = {}
+
+        def codes(weight: GraphWeight) -> PackedTensor:
+            packed = made[weight.targets[0]] = self._packed(weight, _stored_matrix(weight, self.value(weight)))
+            return packed
+
+        found, decisions = tune(self, weights, self.calibration.held(), self.calibration.folder, codes)
+        self.solved |= found
+        self.final |= {path: packed for path, packed in made.items() if path not in found}
+        self.decisions += decisions
 
     def _nearest(self, weight: GraphWeight) -> torch.Tensor:
         """A weight that keeps its nearest codes, decoded, in the model's order. It is encoded once."""

@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
 from qcompiler.errors import CalibrationError, RecipeError
+from qcompiler.frontends.quantise.graph_weights import GraphWeight
 from qcompiler.frontends.weights.weight_files import Unnamed
 
 Float64 = npt.NDArray[np.float64]
@@ -54,7 +55,9 @@ class Distance:
 class Judge:
     """Compares outputs with the float graph's. `nodes` are the outputs that are compared."""
 
-    def __init__(self, program: ExportedProgram, measure: str, vocabulary: int | None) -> None:
+    def __init__(self, program: ExportedProgram, measure: str, vocabulary: int | None, argument: str = "data") -> None:
+        """`argument` is what errors call the inputs."""
+        self.argument = argument
         outputs = _outputs(program)
         logits = [node for node in outputs if node.meta["val"].ndim > 1 and node.meta["val"].shape[-1] == vocabulary]
         if measure not in ("auto", "kl", "error"):
@@ -79,15 +82,15 @@ class Judge:
         for node, each in zip(self.nodes, outputs, strict=True):
             if not torch.isfinite(each).all() and not (self.measure == "kl" and _only_excluded(each)):
                 raise CalibrationError(
-                    f"data[{number}]: the float model's output '{node.name}' holds NaN or infinity; leave that input "
-                    "out, or repair the model"
+                    f"{self.argument}[{number}]: the float model's output '{node.name}' holds NaN or infinity; leave "
+                    "that input out, or repair the model"
                 )
         self.reference.append([self._stored(each) for each in outputs])
 
     def check(self) -> None:
         """CalibrationError if the float outputs are all zero, or if there are none."""
         if not self.rows:
-            raise CalibrationError("the data gives no rows of outputs to compare; give more or longer inputs")
+            raise CalibrationError(f"`{self.argument}` gives no rows of outputs to compare; give more or longer inputs")
         for place, node in enumerate(self.nodes if self.measure == "error" else ()):
             if not any(bool(each[place].any()) for each in self.reference):
                 raise CalibrationError(
@@ -100,6 +103,12 @@ class Judge:
         found = [(_divergence if self.measure == "kl" else _squares)(base, own) for base, own in pairs]
         return [each[0] for each in found], [each[1] for each in found]
 
+    def loss(self, number: int, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The mean distance of the outputs for one input, in fp32, with gradients."""
+        pairs = zip(self.reference[number], outputs, strict=True)
+        measure = _mean_divergence if self.measure == "kl" else _share
+        return torch.stack([measure(base, own.cpu().float()) for base, own in pairs]).mean()
+
     def _stored(self, values: torch.Tensor) -> torch.Tensor:
         plain = values.detach().to("cpu", torch.float32).contiguous()
         self._held += plain.nbytes
@@ -107,6 +116,14 @@ class Judge:
             return plain.clone()
         room = torch.from_numpy(self._files.room(plain.nbytes)).view(torch.float32).reshape(plain.shape)
         return room.copy_(plain)
+
+
+def vocabulary_of(config: Any, weights: Sequence[GraphWeight]) -> int | None:
+    """The number of tokens: the model's `config.vocab_size`, or the rows of its largest table of an embedding."""
+    text = getattr(config, "get_text_config", lambda: config)()
+    known = getattr(text, "vocab_size", None)
+    tables = [int(weight.tensor.shape[0]) for weight in weights if "embedding" in weight.kinds]
+    return known if isinstance(known, int) else max(tables, default=None)
 
 
 def distance(each: Sequence[tuple[list[float], list[float]]]) -> Distance:
@@ -130,6 +147,15 @@ def _squares(base: torch.Tensor, own: torch.Tensor) -> tuple[float, float]:
     return float(difference.double().square().sum()), float(base.double().square().sum())
 
 
+def _mean_divergence(base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    p, q = base.log_softmax(-1), own.log_softmax(-1)
+    return torch.where(torch.isneginf(p), 0.0, p.exp() * (p - q)).sum(-1).mean()
+
+
+def _share(base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    return (own - base).square().mean() / base.square().mean().clamp_min(torch.finfo(torch.float32).tiny)
+
+
 def _only_excluded(logits: torch.Tensor) -> bool:
     """Whether what is not finite is -inf: what the model excludes."""
     return bool((torch.isfinite(logits) | torch.isneginf(logits)).all())
@@ -144,4 +170,4 @@ def _outputs(program: ExportedProgram) -> list[fx.Node]:
     return [node for node in dict.fromkeys(tensors) if node.meta["val"].dtype.is_floating_point]
 
 
-__all__ = ["Distance", "Judge", "Measure", "distance"]
+__all__ = ["Distance", "Judge", "Measure", "distance", "vocabulary_of"]
