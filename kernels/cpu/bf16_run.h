@@ -6,12 +6,18 @@
 // The most rows for which a task multiplies straight from codes, some at a time, before panels pay.
 enum { QB_STRAIGHT = 64 };
 
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
+template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* job) {
+    return ctx->bf16_units == QC_BF16_TILES && job->m >= qbt_least<D>(job->k, job->m);
+}
+#endif
+
 // Few rows of T, MAX at a time; without AVX512-BF16 in fp32. `m`: the most rows for which tiles
 // have room at a time, 0 for any.
 template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
     if constexpr (MAX > 1)
-        if (ctx->bf16_units == QC_BF16_TILES && job->m >= qm_least<D>(job->k, job->m)) return qm_run<D, T>(ctx, job, m);
+        if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
     if (__builtin_cpu_supports("avx512bf16")) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
 #endif
     qg_run_few<D, MAX>(ctx, job);
@@ -22,7 +28,7 @@ template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job*
 template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
     if (__builtin_cpu_supports("avx512bf16")) {
-        if (ctx->bf16_units == QC_BF16_TILES && job->m >= qm_least<D>(job->k, job->m)) return qm_run<D, T>(ctx, job, m);
+        if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
         if constexpr (MAX > 0)
             if (job->m <= QB_STRAIGHT) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
         if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qb_load_x<T>, job->loads_words = true;

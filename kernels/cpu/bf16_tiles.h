@@ -1,9 +1,9 @@
 // Products of bf16 numbers by AMX (`tdpbf16ps`), where the context allows it: sixteen rows of x times sixteen of w, 32
 // columns at a time, with sums in fp32.
 //
-// Words of two columns, as gemm_bf16.h makes them, are tiles of w as they lie: [pair of columns][16 lanes]. Rows of x are
-// rounded once for all tasks and put in tiles, too, in the scratch of the calling thread. A task has some units of two
-// panels, and does its work in one of two orders:
+// Words of two columns, as gemm_bf16.h makes them, are tiles of w as they lie: [pair of columns][16 lanes]. Rows of x
+// are rounded once for all tasks and put in tiles, too, in the scratch of the calling thread. A task has some units of
+// two panels, and does its work in one of two orders:
 //
 //     words stay    many rows, not too many columns: it makes the words of all its units, which stay in the L2 cache,
 //                   and for each block of rows multiplies, and finishes what it has
@@ -22,83 +22,83 @@
 #include "gemm_bf16.h"
 
 // Columns of a tile of x, bytes of a tile, most rows and columns of a block (the words of a unit take 32 KiB).
-enum { QM_COLUMNS = 32, QM_TILE = 1024, QM_ROWS = 32, QM_BLOCK = 512 };
+enum { QBT_COLUMNS = 32, QBT_TILE = 1024, QBT_ROWS = 32, QBT_BLOCK = 512 };
 // Few rows have narrower blocks: x and the words share an L1 cache of 48 KiB.
-enum { QM_NARROW = 256 };
+enum { QBT_NARROW = 256 };
 // Bytes of rows of x at a time, most units of a task, floats of their sums and bytes of words that stay (a quarter of
 // 2 MiB of L2 each).
-enum { QM_CHUNK = 1 << 22, QM_UNITS = 8, QM_SUMS = 1 << 17, QM_WORDS = 1 << 19 };
-// Most rows that are multiplied by codes where a row of w has several scales. With more, words stay if there are at most
-// QM_KEPT columns.
-enum { QM_FEW = 64, QM_KEPT = 2048 };
+enum { QBT_CHUNK = 1 << 22, QBT_UNITS = 8, QBT_SUMS = 1 << 17, QBT_WORDS = 1 << 19 };
+// Most rows that are multiplied by codes where a row of w has several scales. With more, words stay if there are at
+// most QBT_KEPT columns.
+enum { QBT_FEW = 64, QBT_KEPT = 2048 };
 
-constexpr int64_t qm_padded(int64_t k) { return qg_up(k, QM_COLUMNS) * QM_COLUMNS; }
+constexpr int64_t qbt_padded(int64_t k) { return qg_up(k, QBT_COLUMNS) * QBT_COLUMNS; }
 // Whether words stay, for `m` rows (0: for some number of rows).
-constexpr bool qm_keeps(int64_t k, int64_t m) { return k > 0 && k <= QM_KEPT && (m == 0 || m > QM_FEW); }
+constexpr bool qbt_keeps(int64_t k, int64_t m) { return k > 0 && k <= QBT_KEPT && (m == 0 || m > QBT_FEW); }
 // Most rows at a time, of at most `m` (0: any number).
-constexpr int64_t qm_chunk(int64_t k, int64_t m) {
-    const int64_t bound = qm_keeps(k, m) ? 4096 : 1024;
-    const int64_t fit = k > 0 ? QM_CHUNK / (2 * qm_padded(k)) / QM_ROWS * QM_ROWS : bound;
-    const int64_t most = m > 0 && m < bound ? qg_up(m, QM_ROWS) * QM_ROWS : bound;
-    return fit < QM_ROWS ? (int64_t)QM_ROWS : fit > most ? most : fit;
+constexpr int64_t qbt_chunk(int64_t k, int64_t m) {
+    const int64_t bound = qbt_keeps(k, m) ? 4096 : 1024;
+    const int64_t fit = k > 0 ? QBT_CHUNK / (2 * qbt_padded(k)) / QBT_ROWS * QBT_ROWS : bound;
+    const int64_t most = m > 0 && m < bound ? qg_up(m, QBT_ROWS) * QBT_ROWS : bound;
+    return fit < QBT_ROWS ? (int64_t)QBT_ROWS : fit > most ? most : fit;
 }
 // Floats from one row of sums to the next: not a power of two, whose multiples share sets of an L1 cache.
-constexpr int64_t qm_stride(int64_t units) { return (units * QG_NP + 1) * 16; }
+constexpr int64_t qbt_stride(int64_t units) { return (units * QG_NP + 1) * 16; }
 // Units whose words stay, their bytes.
-constexpr int64_t qm_words(int64_t k) { return QG_NP * 32 * qm_padded(k); }
-constexpr int64_t qm_kept_units(int64_t k) {
-    const int64_t fit = k > 0 ? QM_WORDS / qm_words(k) : 0;
-    return fit < QM_UNITS ? fit : (int64_t)QM_UNITS;
+constexpr int64_t qbt_words(int64_t k) { return QG_NP * 32 * qbt_padded(k); }
+constexpr int64_t qbt_kept_units(int64_t k) {
+    const int64_t fit = k > 0 ? QBT_WORDS / qbt_words(k) : 0;
+    return fit < QBT_UNITS ? fit : (int64_t)QBT_UNITS;
 }
 // Bytes of words and sums of a task. Where words stay, sums do for few rows only.
-constexpr int64_t qm_work(int64_t k, int64_t m) {
-    const bool keeps = qm_keeps(k, m);
-    const int64_t rows = keeps ? (int64_t)QM_FEW : qm_chunk(k, m), all = rows * qm_stride(QM_UNITS);
-    const int64_t least = all < QM_SUMS ? all : (int64_t)QM_SUMS, unit = rows * qm_stride(1);
-    const int64_t sums = QG_NP * QM_BLOCK * 32 + 4 * (least < unit ? unit : least);
-    const int64_t kept = keeps ? qm_kept_units(k) * qm_words(k) + 4 * QM_ROWS * qm_stride(QM_UNITS) : 0;
+constexpr int64_t qbt_work(int64_t k, int64_t m) {
+    const bool keeps = qbt_keeps(k, m);
+    const int64_t rows = keeps ? (int64_t)QBT_FEW : qbt_chunk(k, m), all = rows * qbt_stride(QBT_UNITS);
+    const int64_t least = all < QBT_SUMS ? all : (int64_t)QBT_SUMS, unit = rows * qbt_stride(1);
+    const int64_t sums = QG_NP * QBT_BLOCK * 32 + 4 * (least < unit ? unit : least);
+    const int64_t kept = keeps ? qbt_kept_units(k) * qbt_words(k) + 4 * QBT_ROWS * qbt_stride(QBT_UNITS) : 0;
     return sums < kept ? kept : sums;
 }
-// Bytes for two blocks of rows of a unit's sums, and for words of a block: QM_SPARE.
-enum { QM_SPARE = QG_NP * QM_BLOCK * 32 + 2 * 4 * QM_ROWS * 16 * (QG_NP + 1) };
+// Bytes for two blocks of rows of a unit's sums, and for words of a block: QBT_SPARE.
+enum { QBT_SPARE = QG_NP * QBT_BLOCK * 32 + 2 * 4 * QBT_ROWS * 16 * (QG_NP + 1) };
 // Bytes of scratch: spare ones, words and sums, rows of x in tiles, the sums of their columns, a row in fp32.
-constexpr int64_t qm_scratch(int64_t k, int64_t m) {
-    const int64_t chunk = qm_chunk(k, m), totals = qg_up(chunk + QM_FEW * (k / QM_COLUMNS), 16) * 16;
-    return QM_SPARE + qm_work(k, m) + chunk * 2 * qm_padded(k) + 4 * (totals + qm_padded(k));
+constexpr int64_t qbt_scratch(int64_t k, int64_t m) {
+    const int64_t chunk = qbt_chunk(k, m), totals = qg_up(chunk + QBT_FEW * (k / QBT_COLUMNS), 16) * 16;
+    return QBT_SPARE + qbt_work(k, m) + chunk * 2 * qbt_padded(k) + 4 * (totals + qbt_padded(k));
 }
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 // --- tiles -----------------------------------------------------------------------------------------------------------
 
 // Tiles 0 … 3 hold sums, 4 and 5 rows of x, 6 and 7 words of w. Fewer than 16 rows take less time.
-QC_INLINE qa_shape qm_shape(int64_t rows) {
+QC_INLINE qa_shape qbt_shape(int64_t rows) {
     qa_shape shape;
     for (int t = 0; t < 8; t++) shape.row_bytes[t] = 64, shape.rows[t] = (uint8_t)(t < 6 && rows < 16 ? rows : 16);
     return shape;
 }
 
 // Asks for lines. (Compilers may keep an address for each in a register.)
-template <int LINES> QC_INLINE void qm_ask(const char* at) {
+template <int LINES> QC_INLINE void qbt_ask(const char* at) {
     if constexpr (LINES > 0) {
         asm volatile("prefetcht0 %c1(%0)" : : "r"(at), "i"(64 * (LINES - 1)));
-        qm_ask<LINES - 1>(at);
+        qbt_ask<LINES - 1>(at);
     }
 }
 
 // sums[16 b + i][16 p + lane] (+)= tiles of MB blocks of 16 rows times NB panels, whose words lie `next` bytes apart;
-// rows of sums lie `stride` bytes apart. The tiles of both blocks lie side by side, from one column of tiles to the next
-// `step` bytes.
+// rows of sums lie `stride` bytes apart. The tiles of both blocks lie side by side, from one column of tiles to the
+// next `step` bytes.
 // What is asked for: rows of x or words, which come from the L2 cache, a column of tiles ahead; or the next codes, in
 // memory: `lines` for a column of tiles of each panel.
-enum qm_asked { QM_X, QM_W, QM_CODES };
-struct qm_soon {
+enum qbt_asked { QBT_X, QBT_W, QBT_CODES };
+struct qbt_soon {
     const char* at;
     int64_t next;  // bytes to those of the second panel
     int64_t lines;
 };
-template <int MB, int NB, qm_asked ASKED> QC_INLINE void qm_block(
+template <int MB, int NB, qbt_asked ASKED> QC_INLINE void qbt_block(
     const char* x, int64_t step, const char* w, int64_t next, int64_t tiles, float* sums, int64_t stride, bool add,
-    qm_soon soon) {
+    qbt_soon soon) {
     float* const below = (float*)((char*)sums + 16 * stride);
     if (add) {
         qa_load<0>(sums, stride);
@@ -109,19 +109,19 @@ template <int MB, int NB, qm_asked ASKED> QC_INLINE void qm_block(
         qa_zero<0>(), qa_zero<1>();
         if constexpr (MB > 1) qa_zero<2>(), qa_zero<3>();
     }
-    for (; tiles > 0; tiles--, x += step, w += QM_TILE) {
+    for (; tiles > 0; tiles--, x += step, w += QBT_TILE) {
         qa_load<4>(x, 64);
-        if constexpr (MB > 1) qa_load<5>(x + QM_TILE, 64);
+        if constexpr (MB > 1) qa_load<5>(x + QBT_TILE, 64);
         qa_load<6>(w, 64);
         if constexpr (NB > 1) qa_load<7>(w + next, 64);
-        if constexpr (ASKED == QM_X) qm_ask<16 * MB>(x + step);
-        if constexpr (ASKED == QM_CODES)
+        if constexpr (ASKED == QBT_X) qbt_ask<16 * MB>(x + step);
+        if constexpr (ASKED == QBT_CODES)
             for (int64_t i = 0; i < soon.lines; i++, soon.at += 64) {
                 __builtin_prefetch(soon.at);
                 if constexpr (NB > 1) __builtin_prefetch(soon.at + soon.next);
             }
-        if constexpr (ASKED == QM_W) qm_ask<16>(w + QM_TILE);
-        if constexpr (ASKED == QM_W && NB > 1) qm_ask<16>(w + next + QM_TILE);
+        if constexpr (ASKED == QBT_W) qbt_ask<16>(w + QBT_TILE);
+        if constexpr (ASKED == QBT_W && NB > 1) qbt_ask<16>(w + next + QBT_TILE);
         qa_dot_bf16<0, 4, 6>();
         if constexpr (NB > 1) qa_dot_bf16<1, 4, 7>();
         if constexpr (MB > 1) qa_dot_bf16<2, 5, 6>();
@@ -136,28 +136,28 @@ template <int MB, int NB, qm_asked ASKED> QC_INLINE void qm_block(
 // --- words of w ------------------------------------------------------------------------------------------------------
 
 // Where codes are looked up, a word holds columns J and J + HALF of every PER columns, by elements as well.
-template <class D, bool LOOKED_UP = qb_coded<D>::LOOKED_UP> struct qm_order {
+template <class D, bool LOOKED_UP = qb_coded<D>::LOOKED_UP> struct qbt_order {
     static constexpr int HALF = 1, BITS = 0;
 };
-template <class D> struct qm_order<D, true> {
+template <class D> struct qbt_order<D, true> {
     static constexpr int HALF = qb_coded<D>::HALF, BITS = qb_coded<D>::LOW;
     static_assert(D::GROUP % qb_coded<D>::PER == 0, "groups are whole words");
 };
 
-template <class D> struct qm_store_step {
+template <class D> struct qbt_store_step {
     const D& decoder;
     int32_t* dst;
     template <int P> QG_METHOD void step() {
-        constexpr int HALF = qm_order<D>::HALF, J = P / HALF * 2 * HALF + P % HALF;
+        constexpr int HALF = qbt_order<D>::HALF, J = P / HALF * 2 * HALF + P % HALF;
         q_store(dst + 16 * P, (qi)qb_pairs(decoder.template value<J>(), decoder.template value<J + HALF>()));
     }
 };
 
 // Columns [k0, k0 + kc) of a panel, and what is left of whole tiles: zeros, or where codes are looked up the columns
 // behind the last one, which are multiplied by zeros.
-template <class D> QC_COLD void qm_elements(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words) {
+template <class D> QC_COLD void qbt_elements(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words) {
     int64_t end = (kc + 1) / 2 * 64;
-    if constexpr (qm_order<D>::BITS == 0) {
+    if constexpr (qbt_order<D>::BITS == 0) {
         qb_decode_panel<D>(job, panel, k0, kc, (float*)words);
     } else {
         D decoder;
@@ -165,16 +165,16 @@ template <class D> QC_COLD void qm_elements(const qg_job* job, int64_t panel, in
         end = qg_up(kc, D::GROUP) * D::GROUP * 32;
         for (int64_t k = 0; k < kc; k += D::GROUP) {
             decoder.at(k0 + k);
-            qm_store_step<D> body{decoder, (int32_t*)(words + 32 * k)};
+            qbt_store_step<D> body{decoder, (int32_t*)(words + 32 * k)};
             qg_steps<0, D::GROUP / 2>(body, D::GROUP / 2);
         }
     }
-    const int64_t whole = qm_padded(kc) * 32;
+    const int64_t whole = qbt_padded(kc) * 32;
     if (end < whole) memset(words + end, 0, (size_t)(whole - end));
 }
 
 // The values of the codes of columns [k0, k0 + kc), whole tiles.
-template <class D> QC_COLD void qm_codes(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words) {
+template <class D> QC_COLD void qbt_codes(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words) {
     typedef decltype(D::entries) W;
     typedef qb_coded<D> P;
     qb_table<W> table;
@@ -189,55 +189,55 @@ template <class D> QC_COLD void qm_codes(const qg_job* job, int64_t panel, int64
 }
 
 // Where a panel's codes of columns from k0 on lie, if they are looked up.
-template <class D> QC_INLINE qm_soon qm_codes_at(const qg_job* job, int64_t panel, int64_t k0) {
+template <class D> QC_INLINE qbt_soon qbt_codes_at(const qg_job* job, int64_t panel, int64_t k0) {
     if constexpr (qb_coded<D>::LOOKED_UP) {
         const int64_t words = qg_up(job->k, qb_coded<D>::PER);
         const char* const at = job->packed.part[0] + (panel * words + k0 / qb_coded<D>::PER) * 64;
-        return {at, words * 64, QM_COLUMNS / qb_coded<D>::PER};
+        return {at, words * 64, QBT_COLUMNS / qb_coded<D>::PER};
     }
     return {};
 }
 
 // Columns of a scale if `rows` rows are multiplied by codes, else 0. Words of elements take four more cycles for 32
 // weights than those of codes, and to scale the sums of a row of x takes some for each scale.
-template <class D> QC_INLINE int64_t qm_span(int64_t k, int64_t rows) {
+template <class D> QC_INLINE int64_t qbt_span(int64_t k, int64_t rows) {
     if constexpr (!qb_coded<D>::LOOKED_UP) return 0;
     else {
         const int64_t span = qb_coded<D>::span(k);
-        if (decltype(D::entries)::COVERS == 0) return k > 0 && span == k && k % QM_COLUMNS == 0 ? k : 0;
-        const bool whole = k % span == 0 && span % QM_COLUMNS == 0 && QM_NARROW % span == 0;
-        return whole && rows <= qc_min(span, QM_FEW) ? span : 0;
+        if (decltype(D::entries)::COVERS == 0) return k > 0 && span == k && k % QBT_COLUMNS == 0 ? k : 0;
+        const bool whole = k % span == 0 && span % QBT_COLUMNS == 0 && QBT_NARROW % span == 0;
+        return whole && rows <= qc_min(span, QBT_FEW) ? span : 0;
     }
 }
 
 // --- rows of x -------------------------------------------------------------------------------------------------------
 
 // 32 numbers of a row, of which `left` are there, rounded to bf16.
-template <class T> QC_INLINE __m512i qm_numbers(const T* x, int64_t left) {
+template <class T> QC_INLINE __m512i qbt_numbers(const T* x, int64_t left) {
     const vf first = vload_upto(x, (int)qc_min(left, 16));
     const vf second = left > 16 ? vload_upto(x + 16, (int)qc_min(left - 16, 16)) : vzero();
     __m512i both;
     asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(first.r[0]), "v"(second.r[0]));
     return both;
 }
-QC_INLINE __m512i qm_numbers(const qc_bf16* x, int64_t left) {
+QC_INLINE __m512i qbt_numbers(const qc_bf16* x, int64_t left) {
     if (left >= 32) return _mm512_loadu_si512(x);
     return _mm512_maskz_loadu_epi16((__mmask32)((1u << left) - 1), x);
 }
 
 // How rows of x lie: blocks of `width` columns, in each the blocks of 16 or 32 rows, in each the columns of tiles, in
 // each a tile or two.
-struct qm_rows {
+struct qbt_rows {
     char* tiles;
     int64_t count, padded;
     int64_t width, block, blocks;  // columns and rows of a block, blocks of rows
-    qm_rows(char* at, int64_t rows, int64_t k, bool keeps)
-        : tiles(at), count(rows), padded(qm_padded(k)),
-          width(keeps ? padded : rows > QM_ROWS ? (int64_t)QM_BLOCK : QM_NARROW),
-          block(rows > 16 ? (int64_t)QM_ROWS : 16), blocks(qg_up(rows, block)) {}
+    qbt_rows(char* at, int64_t rows, int64_t k, bool keeps)
+        : tiles(at), count(rows), padded(qbt_padded(k)),
+          width(keeps ? padded : rows > QBT_ROWS ? (int64_t)QBT_BLOCK : QBT_NARROW),
+          block(rows > 16 ? (int64_t)QBT_ROWS : 16), blocks(qg_up(rows, block)) {}
     int64_t step() const { return block * 64; }
     int64_t columns(int64_t k0) const { return qc_min(padded - k0, width); }  // of the block that begins at k0
-    int64_t of(int64_t b) const { return qc_min(count - b * QM_ROWS, QM_ROWS); }  // rows of block b
+    int64_t of(int64_t b) const { return qc_min(count - b * QBT_ROWS, QBT_ROWS); }  // rows of block b
     char* at(int64_t k, int64_t b) const {
         const int64_t k0 = k / width * width;
         return tiles + 2 * block * (k0 * blocks + b * columns(k0) + (k - k0));
@@ -245,31 +245,31 @@ struct qm_rows {
 };
 
 // Row i, with its columns in the order of words of codes of BITS bits (0: as they are).
-template <int BITS, class T> QC_INLINE void qm_put_row(const T* x, int64_t k, const qm_rows& rows, int64_t i) {
+template <int BITS, class T> QC_INLINE void qbt_put_row(const T* x, int64_t k, const qbt_rows& rows, int64_t i) {
     for (int64_t k0 = 0; k0 < rows.padded; k0 += rows.width) {
         char* to = rows.at(k0, i / rows.block) + i % rows.block * 64;
-        for (int64_t at = k0; at < k0 + rows.columns(k0); at += QM_COLUMNS, to += rows.step()) {
-            __m512i numbers = k > at ? qm_numbers(x + at, k - at) : __m512i();
+        for (int64_t at = k0; at < k0 + rows.columns(k0); at += QBT_COLUMNS, to += rows.step()) {
+            __m512i numbers = k > at ? qbt_numbers(x + at, k - at) : __m512i();
             if constexpr (BITS != 0) numbers = (__m512i)qb_permute(qb_order<BITS>.from, numbers);
             _mm512_store_si512(to, numbers);
         }
     }
 }
 
-QC_INLINE vf qm_rounded(vf x, const void*) { return vround_bf16(x); }
-QC_INLINE vf qm_rounded(vf x, const qc_bf16*) { return x; }
+QC_INLINE vf qbt_rounded(vf x, const void*) { return vround_bf16(x); }
+QC_INLINE vf qbt_rounded(vf x, const qc_bf16*) { return x; }
 
 // The sums of whole groups of `span` columns, rounded to bf16.
-template <class T> QC_INLINE void qm_add_up(const T* x, int64_t k, int64_t span, float* totals) {
+template <class T> QC_INLINE void qbt_add_up(const T* x, int64_t k, int64_t span, float* totals) {
     for (int64_t g = 0; g < k / span; g++) {
         vf total = vzero();
-        for (int64_t at = g * span; at < (g + 1) * span; at += 16) total = total + qm_rounded(vload(x + at), x);
+        for (int64_t at = g * span; at < (g + 1) * span; at += 16) total = total + qbt_rounded(vload(x + at), x);
         totals[g] = vsum(total);
     }
 }
 
 // Whether elements have an offset.
-template <class D> constexpr bool qm_offset() {
+template <class D> constexpr bool qbt_offset() {
     if constexpr (qb_coded<D>::LOOKED_UP) return decltype(D::entries)::OFFSET;
     return false;
 }
@@ -277,15 +277,15 @@ template <class D> constexpr bool qm_offset() {
 // Rows m0 + [first, last) of x in tiles (behind the last row zeros), and for `span` > 0 the sums of their columns. A
 // window is made in `row`.
 template <class D, class T>
-static void qm_load_rows(
-    const qg_job* job, int64_t m0, const qm_rows& rows, int64_t first, int64_t last, int64_t span, float* totals,
+static void qbt_load_rows(
+    const qg_job* job, int64_t m0, const qbt_rows& rows, int64_t first, int64_t last, int64_t span, float* totals,
     float* row) {
     const auto put = [&](const auto* x, int64_t i) {
-        qm_put_row<qm_order<D>::BITS>(x, job->k, rows, i);
-        if (qm_offset<D>() && span > 0) qm_add_up(x, job->k, span, totals + i * (job->k / span));
+        qbt_put_row<qbt_order<D>::BITS>(x, job->k, rows, i);
+        if (qbt_offset<D>() && span > 0) qbt_add_up(x, job->k, span, totals + i * (job->k / span));
     };
     for (int64_t i = first; i < last; i++) {
-        if (i >= rows.count) qm_put_row<0>((const T*)nullptr, 0, rows, i);
+        if (i >= rows.count) qbt_put_row<0>((const T*)nullptr, 0, rows, i);
         else if (job->window) job->load_x(job, m0 + i, 1, 0, job->k, row, rows.padded), put(row, i);
         else put((const T*)job->x + (m0 + i) * job->x_row, i);
     }
@@ -293,9 +293,9 @@ static void qm_load_rows(
 
 // --- products --------------------------------------------------------------------------------------------------------
 
-struct qm_call {
+struct qbt_call {
     const qg_job* job;
-    qm_rows rows;
+    qbt_rows rows;
     bool keeps;               // words stay
     int64_t m0, span, units;  // the first row; columns of a scale, or 0; units of a task
     float* totals;
@@ -303,62 +303,62 @@ struct qm_call {
 };
 
 // One panel, or two: their words, `next` bytes apart, and their sums, with rows `stride` floats apart.
-struct qm_unit {
+struct qbt_unit {
     int64_t panel;
     bool two;
     char* words;
     int64_t next;
     float* sums;
     int64_t stride;
-    qm_soon soon;
+    qbt_soon soon;
 };
 
 // What a thread has for blocks of rows of one unit: words, sums before they are scaled, and sums by elements.
-struct qm_spare {
+struct qbt_spare {
     char* words;
     float* parts;
     float* others;
-    qm_spare(char* scratch)
-        : words(scratch), parts((float*)(words + QG_NP * QM_BLOCK * 32)), others(parts + QM_ROWS * qm_stride(1)) {}
+    qbt_spare(char* scratch)
+        : words(scratch), parts((float*)(words + QG_NP * QBT_BLOCK * 32)), others(parts + QBT_ROWS * qbt_stride(1)) {}
 };
 
-template <qm_asked ASKED> static void qm_product_of(
-    const qm_rows& rows, int64_t b, const char* x, int64_t tiles, const char* words, const qm_unit& unit, float* sums,
-    bool add, const qm_soon& soon) {
+template <qbt_asked ASKED> static void qbt_product_of(
+    const qbt_rows& rows, int64_t b, const char* x, int64_t tiles, const char* words, const qbt_unit& unit, float* sums,
+    bool add, const qbt_soon& soon) {
     const int64_t step = rows.step(), next = unit.next, stride = 4 * unit.stride;
     if (rows.of(b) > 16) {
-        if (unit.two) qm_block<2, 2, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
-        else qm_block<2, 1, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
+        if (unit.two) qbt_block<2, 2, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
+        else qbt_block<2, 1, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
     } else {
-        if (unit.two) qm_block<1, 2, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
-        else qm_block<1, 1, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
+        if (unit.two) qbt_block<1, 2, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
+        else qbt_block<1, 1, ASKED>(x, step, words, next, tiles, sums, stride, add, soon);
     }
 }
 
 // sums (+)= columns [k, k + tiles * 32) of block b of rows, times words.
-QC_COLD void qm_product(
-    const qm_rows& rows, int64_t b, int64_t k, int64_t tiles, const char* words, const qm_unit& unit, float* sums,
-    bool add, const qm_soon& soon = {}) {
+QC_COLD void qbt_product(
+    const qbt_rows& rows, int64_t b, int64_t k, int64_t tiles, const char* words, const qbt_unit& unit, float* sums,
+    bool add, const qbt_soon& soon = {}) {
     const char* const x = rows.at(k, b);
-    if (rows.width == rows.padded) qm_product_of<QM_W>(rows, b, x, tiles, words, unit, sums, add, soon);
-    else if (rows.blocks > 1) qm_product_of<QM_X>(rows, b, x, tiles, words, unit, sums, add, soon);
-    else qm_product_of<QM_CODES>(rows, b, x, tiles, words, unit, sums, add, soon);
+    if (rows.width == rows.padded) qbt_product_of<QBT_W>(rows, b, x, tiles, words, unit, sums, add, soon);
+    else if (rows.blocks > 1) qbt_product_of<QBT_X>(rows, b, x, tiles, words, unit, sums, add, soon);
+    else qbt_product_of<QBT_CODES>(rows, b, x, tiles, words, unit, sums, add, soon);
 }
 
-template <class D> static void qm_make(const qg_job* job, const qm_unit& unit, int64_t k0, int64_t kc, bool codes) {
+template <class D> static void qbt_make(const qg_job* job, const qbt_unit& unit, int64_t k0, int64_t kc, bool codes) {
     for (int p = 0; p < 1 + unit.two; p++) {
         char* const words = unit.words + p * unit.next;
         if constexpr (qb_coded<D>::LOOKED_UP)
             if (codes) {
-                qm_codes<D>(job, unit.panel + p, k0, kc, words);
+                qbt_codes<D>(job, unit.panel + p, k0, kc, words);
                 continue;
             }
-        qm_elements<D>(job, unit.panel + p, k0, kc, words);
+        qbt_elements<D>(job, unit.panel + p, k0, kc, words);
     }
 }
 
 // Sums of rows that have one scale: sums[i] = sums[i] * scale + totals[i] * offset for a panel.
-template <class W> QC_INLINE void qm_scale(
+template <class W> QC_INLINE void qbt_scale(
     const qg_packed& from, int64_t panel, int64_t count, const float* totals, float* sums, int64_t stride) {
     W entries;
     entries.load(from, panel, 0);
@@ -370,20 +370,21 @@ template <class W> QC_INLINE void qm_scale(
     }
 }
 
-// Columns [k0, k0 + kc) of a unit's panels p … p + P - 1 times R rows from row `first` on, a multiple of 16. Each scale's
-// columns are multiplied apart; the scaled sums stay in registers. Rows that are not there may hold anything.
-template <class D, int R, int P> QC_INLINE void qm_scaled_rows(
-    const qm_call& call, const qm_unit& unit, int64_t first, int p, int64_t k0, int64_t kc, float* sums, float* parts) {
+// Columns [k0, k0 + kc) of a unit's panels p … p + P - 1 times R rows from row `first` on, a multiple of 16. Each
+// scale's columns are multiplied apart; the scaled sums stay in registers. Rows that are not there may hold anything.
+template <class D, int R, int P> QC_INLINE void qbt_scaled_rows(
+    const qbt_call& call, const qbt_unit& unit, int64_t first, int p, int64_t k0, int64_t kc, float* sums,
+    float* parts) {
     typedef decltype(D::entries) W;
-    enum { STRIDE = qm_stride(1) };
-    const int64_t groups = call.job->k / call.span, tiles = call.span / QM_COLUMNS;
+    enum { STRIDE = qbt_stride(1) };
+    const int64_t groups = call.job->k / call.span, tiles = call.span / QBT_COLUMNS;
     qf sum[R][P];
     QG_UNROLL for (int i = 0; i < R; i++)
         QG_UNROLL for (int v = 0; v < P; v++) sum[i][v] = k0 ? q_load(sums + i * unit.stride + 16 * v) : qf();
-    qm_soon soon = {unit.soon.at + p * unit.soon.next, unit.soon.next, first ? 0 : unit.soon.lines};
+    qbt_soon soon = {unit.soon.at + p * unit.soon.next, unit.soon.next, first ? 0 : unit.soon.lines};
     for (int64_t k = k0; k < k0 + kc; k += call.span, soon.at += tiles * soon.lines * 64) {
-        qm_block<1, P, QM_CODES>(
-            call.rows.at(k, first / QM_ROWS) + first % QM_ROWS / 16 * QM_TILE, call.rows.step(),
+        qbt_block<1, P, QBT_CODES>(
+            call.rows.at(k, first / QBT_ROWS) + first % QBT_ROWS / 16 * QBT_TILE, call.rows.step(),
             unit.words + p * unit.next + 32 * (k - k0), unit.next, tiles, parts, 4 * STRIDE, false, soon);
         W entries[P];
         QG_UNROLL for (int v = 0; v < P; v++) {
@@ -406,80 +407,81 @@ template <class D, int R, int P> QC_INLINE void qm_scaled_rows(
 }
 
 // Columns [k0, k0 + kc) of block b of rows, by codes, whose words are there.
-template <class D> static void qm_scaled(
-    const qm_call& call, const qm_unit& unit, int64_t b, int64_t k0, int64_t kc, float* sums, float* parts) {
+template <class D> static void qbt_scaled(
+    const qbt_call& call, const qbt_unit& unit, int64_t b, int64_t k0, int64_t kc, float* sums, float* parts) {
     typedef decltype(D::entries) W;
     if (call.span < call.job->k) {
         if (unit.two && call.rows.count <= 8)
-            return qm_scaled_rows<D, 8, 2>(call, unit, 0, 0, k0, kc, sums, parts);
+            return qbt_scaled_rows<D, 8, 2>(call, unit, 0, 0, k0, kc, sums, parts);
         for (int64_t i = 0; i < call.rows.of(b); i += 16)
             for (int p = 0; p < 1 + unit.two; p++)
-                qm_scaled_rows<D, 16, 1>(
-                    call, unit, b * QM_ROWS + i, p, k0, kc, sums + i * unit.stride + 16 * p, parts);
+                qbt_scaled_rows<D, 16, 1>(
+                    call, unit, b * QBT_ROWS + i, p, k0, kc, sums + i * unit.stride + 16 * p, parts);
         return;
     }
-    qm_product(call.rows, b, k0, kc / QM_COLUMNS, unit.words, unit, sums, k0 > 0, unit.soon);
+    qbt_product(call.rows, b, k0, kc / QBT_COLUMNS, unit.words, unit, sums, k0 > 0, unit.soon);
     for (int p = 0; p < 1 + unit.two && k0 + kc == call.job->k; p++)
-        qm_scale<W>(call.job->packed, unit.panel + p, call.rows.of(b), call.totals + b * QM_ROWS, sums + 16 * p,
+        qbt_scale<W>(call.job->packed, unit.panel + p, call.rows.of(b), call.totals + b * QBT_ROWS, sums + 16 * p,
                     unit.stride);
 }
 
 // A sum of codes may be no number where that of elements is one (0 * infinity): such rows take the other way, too.
-template <class D> QC_COLD void qm_mend(
-    const qm_call& call, const qm_unit& unit, int64_t b, float* sums, const qm_spare& spare) {
+template <class D> QC_COLD void qbt_mend(
+    const qbt_call& call, const qbt_unit& unit, int64_t b, float* sums, const qbt_spare& spare) {
     bool made = false;
     for (int64_t i = 0; i < call.rows.of(b); i++) {
         float* const row = sums + i * unit.stride;
         const vf first = vload(row), second = unit.two ? vload(row + 16) : vzero();
         if (vsum((first - first) + (second - second)) == 0.0f) continue;
-        const qm_unit other = {unit.panel, unit.two, spare.words, QM_BLOCK * 32, spare.others, qm_stride(1)};
-        for (int64_t k0 = 0, width = qc_min(call.rows.width, QM_BLOCK); !made && k0 < call.job->k; k0 += width) {
+        const qbt_unit other = {unit.panel, unit.two, spare.words, QBT_BLOCK * 32, spare.others, qbt_stride(1)};
+        for (int64_t k0 = 0, width = qc_min(call.rows.width, QBT_BLOCK); !made && k0 < call.job->k; k0 += width) {
             const int64_t kc = qc_min(call.job->k - k0, width);
-            qm_make<D>(call.job, other, k0, kc, false);
-            qm_product(call.rows, b, k0, qg_up(kc, QM_COLUMNS), other.words, other, spare.others, k0 > 0);
+            qbt_make<D>(call.job, other, k0, kc, false);
+            qbt_product(call.rows, b, k0, qg_up(kc, QBT_COLUMNS), other.words, other, spare.others, k0 > 0);
         }
         made = true;
-        memcpy(row, spare.others + i * qm_stride(1), 4 * 16 * QG_NP);
+        memcpy(row, spare.others + i * qbt_stride(1), 4 * 16 * QG_NP);
     }
 }
 
 // The columns of a block times block b of rows: sums, in the end.
-template <class D> QC_INLINE void qm_multiply(
-    const qm_call& call, const qm_unit& unit, int64_t b, int64_t k0, int64_t kc, float* sums, const qm_spare& spare) {
+template <class D> QC_INLINE void qbt_multiply(
+    const qbt_call& call, const qbt_unit& unit, int64_t b, int64_t k0, int64_t kc, float* sums,
+    const qbt_spare& spare) {
     if constexpr (qb_coded<D>::LOOKED_UP)
         if (call.span > 0) {
-            qm_scaled<D>(call, unit, b, k0, kc, sums, spare.parts);
-            if (k0 + kc == call.job->k) qm_mend<D>(call, unit, b, sums, spare);
+            qbt_scaled<D>(call, unit, b, k0, kc, sums, spare.parts);
+            if (k0 + kc == call.job->k) qbt_mend<D>(call, unit, b, sums, spare);
             return;
         }
-    qm_product(call.rows, b, k0, qg_up(kc, QM_COLUMNS), unit.words, unit, sums, k0 > 0);
+    qbt_product(call.rows, b, k0, qg_up(kc, QBT_COLUMNS), unit.words, unit, sums, k0 > 0);
 }
 
-template <class D> static void qm_task(void* arg, int64_t task, char* scratch) {
-    const qm_call& call = *(const qm_call*)arg;
+template <class D> static void qbt_task(void* arg, int64_t task, char* scratch) {
+    const qbt_call& call = *(const qbt_call*)arg;
     const qg_job* const job = call.job;
     const int64_t panels = (job->n + 15) / 16, p0 = task * call.units * QG_NP, n0 = p0 * 16;
     const int64_t units = qc_min(qg_up(panels, QG_NP) - task * call.units, call.units);
-    const int64_t stride = qm_stride(call.units), columns = qc_min(job->n - n0, units * QG_NP * 16);
-    const qm_spare spare(scratch);
-    char* const words = scratch + QM_SPARE;
-    const int64_t kept = call.keeps ? qm_words(job->k) : 0;  // bytes from the words of a unit to those of the next
-    float* const sums = (float*)(words + (call.keeps ? call.units * kept : QG_NP * QM_BLOCK * 32));
-    const auto unit_of = [&](int64_t u) -> qm_unit {
+    const int64_t stride = qbt_stride(call.units), columns = qc_min(job->n - n0, units * QG_NP * 16);
+    const qbt_spare spare(scratch);
+    char* const words = scratch + QBT_SPARE;
+    const int64_t kept = call.keeps ? qbt_words(job->k) : 0;  // bytes from the words of a unit to those of the next
+    float* const sums = (float*)(words + (call.keeps ? call.units * kept : QG_NP * QBT_BLOCK * 32));
+    const auto unit_of = [&](int64_t u) -> qbt_unit {
         const int64_t panel = p0 + u * QG_NP;
-        return {panel, panel + 1 < panels, words + u * kept, call.keeps ? kept / QG_NP : QM_BLOCK * 32,
+        return {panel, panel + 1 < panels, words + u * kept, call.keeps ? kept / QG_NP : QBT_BLOCK * 32,
                 sums + u * QG_NP * 16, stride};
     };
     const auto finish = [&](int64_t b, const float* from) {
-        job->finish(job, from, stride, call.m0 + b * QM_ROWS, call.rows.of(b), n0, columns);
+        job->finish(job, from, stride, call.m0 + b * QBT_ROWS, call.rows.of(b), n0, columns);
     };
-    qa_configure(qm_shape(call.rows.count));
+    qa_configure(qbt_shape(call.rows.count));
     if (call.keeps) {
-        for (int64_t u = 0; u < units; u++) qm_make<D>(job, unit_of(u), 0, job->k, call.span > 0);
+        for (int64_t u = 0; u < units; u++) qbt_make<D>(job, unit_of(u), 0, job->k, call.span > 0);
         for (int64_t b = 0; b < call.rows.blocks; b++) {
             for (int64_t u = 0; u < units; u++) {
-                const qm_unit unit = unit_of(u);
-                qm_multiply<D>(call, unit, b, 0, job->k, unit.sums, spare);
+                const qbt_unit unit = unit_of(u);
+                qbt_multiply<D>(call, unit, b, 0, job->k, unit.sums, spare);
             }
             finish(b, sums);
         }
@@ -489,57 +491,58 @@ template <class D> static void qm_task(void* arg, int64_t task, char* scratch) {
     do {  // once even for k = 0, whose sums are zero
         const int64_t kc = qc_min(job->k - k0, call.rows.width);
         for (int64_t u = 0; u < units; u++) {
-            qm_unit unit = unit_of(u);
-            unit.soon = u + 1 < units ? qm_codes_at<D>(job, unit.panel + QG_NP, k0) : qm_codes_at<D>(job, p0, k0 + kc);
-            qm_make<D>(job, unit, k0, kc, call.span > 0);
+            qbt_unit unit = unit_of(u);
+            const bool more = u + 1 < units;
+            unit.soon = qbt_codes_at<D>(job, more ? unit.panel + QG_NP : p0, more ? k0 : k0 + kc);
+            qbt_make<D>(job, unit, k0, kc, call.span > 0);
             for (int64_t b = 0; b < call.rows.blocks; b++)
-                qm_multiply<D>(call, unit, b, k0, kc, unit.sums + b * QM_ROWS * stride, spare);
+                qbt_multiply<D>(call, unit, b, k0, kc, unit.sums + b * QBT_ROWS * stride, spare);
         }
         k0 += call.rows.width;
     } while (k0 < job->k);
     qa_release();
-    for (int64_t b = 0; b < call.rows.blocks; b++) finish(b, sums + b * QM_ROWS * stride);
+    for (int64_t b = 0; b < call.rows.blocks; b++) finish(b, sums + b * QBT_ROWS * stride);
 }
 
-// Rows from which tiles take less time than dot products do (measured at 4096 x 4096, docs/performance.md): making words
-// of elements takes as long as some rows of dot products.
-template <class D> QC_INLINE int64_t qm_least(int64_t k, int64_t rows) {
-    if (qm_span<D>(k, rows) == 0) return 6;
-    return qm_offset<D>() ? 3 : 2;
+// Rows from which tiles take less time than dot products do (measured at 4096 x 4096, docs/performance.md): making
+// words of elements takes as long as some rows of dot products.
+template <class D> QC_INLINE int64_t qbt_least(int64_t k, int64_t rows) {
+    if (qbt_span<D>(k, rows) == 0) return 6;
+    return qbt_offset<D>() ? 3 : 2;
 }
 
 // Rows of a task that puts them in tiles.
-enum { QM_LOADED = 32 };
-template <class D, class T> static void qm_load_task(void* arg, int64_t task, char* scratch) {
-    const qm_call& call = *(const qm_call*)arg;
+enum { QBT_LOADED = 32 };
+template <class D, class T> static void qbt_load_task(void* arg, int64_t task, char* scratch) {
+    const qbt_call& call = *(const qbt_call*)arg;
     const int64_t end = call.rows.blocks * call.rows.block;
-    qm_load_rows<D, T>(call.job, call.m0, call.rows, task * QM_LOADED, qc_min((task + 1) * QM_LOADED, end), call.span,
-                       call.totals, (float*)(scratch + call.row_at));
+    qbt_load_rows<D, T>(call.job, call.m0, call.rows, task * QBT_LOADED, qc_min((task + 1) * QBT_LOADED, end),
+                        call.span, call.totals, (float*)(scratch + call.row_at));
 }
 
-// Rows of T times a weight. `m`: what `qm_scratch` was told.
-template <class D, class T> static void qm_run(qc_ctx* ctx, qg_job* job, int64_t m) {
+// Rows of T times a weight. `m`: what `qbt_scratch` was told.
+template <class D, class T> static void qbt_run(qc_ctx* ctx, qg_job* job, int64_t m) {
     if (job->m <= 0 || job->n <= 0) return;
     const int64_t units = qg_up((job->n + 15) / 16, QG_NP), threads = ctx->num_threads;
-    const int64_t most = qm_chunk(job->k, m), chunks = qg_up(job->m, most), padded = qm_padded(job->k);
-    const int64_t chunk = qc_min(most, qg_up(qg_up(job->m, chunks), QM_ROWS) * QM_ROWS);  // nearly equal ones
-    const bool keeps = qm_keeps(job->k, m) && qm_keeps(job->k, job->m);
-    char* const tiles = ctx->scratch + QM_SPARE + qm_work(job->k, m);
+    const int64_t most = qbt_chunk(job->k, m), chunks = qg_up(job->m, most), padded = qbt_padded(job->k);
+    const int64_t chunk = qc_min(most, qg_up(qg_up(job->m, chunks), QBT_ROWS) * QBT_ROWS);  // nearly equal ones
+    const bool keeps = qbt_keeps(job->k, m) && qbt_keeps(job->k, job->m);
+    char* const tiles = ctx->scratch + QBT_SPARE + qbt_work(job->k, m);
     float* const totals = (float*)(tiles + most * 2 * padded);
     for (int64_t m0 = 0; m0 < job->m; m0 += chunk) {
-        const qm_rows rows(tiles, qc_min(job->m - m0, chunk), job->k, keeps);
-        const int64_t fit = keeps ? qm_kept_units(job->k) : (QM_SUMS / (rows.blocks * rows.block * 16) - 1) / QG_NP;
+        const qbt_rows rows(tiles, qc_min(job->m - m0, chunk), job->k, keeps);
+        const int64_t fit = keeps ? qbt_kept_units(job->k) : (QBT_SUMS / (rows.blocks * rows.block * 16) - 1) / QG_NP;
         const int64_t worth = units * QG_NP * job->k * (3 + qg_up(rows.count, 16)) / 2 / QG_TASK;
         const int64_t tasks = threads > 1 ? qc_max(qc_min(worth, 2 * threads), 1) : 1;
-        const int64_t wide = qc_max(qc_min(qc_min(fit, QM_UNITS), units / tasks), 1);
-        qm_call call = {job, rows, keeps, m0, qm_span<D>(job->k, job->m), wide, totals,
-                        qm_scratch(job->k, m) - 4 * padded};
-        const int64_t loads = qg_up(rows.blocks * rows.block, QM_LOADED), all = qg_up(units, call.units);
+        const int64_t wide = qc_max(qc_min(qc_min(fit, QBT_UNITS), units / tasks), 1);
+        qbt_call call = {job, rows, keeps, m0, qbt_span<D>(job->k, job->m), wide, totals,
+                        qbt_scratch(job->k, m) - 4 * padded};
+        const int64_t loads = qg_up(rows.blocks * rows.block, QBT_LOADED), all = qg_up(units, call.units);
         const bool shared = threads > 1 && all > 1 && tasks > 1;
-        if (shared && rows.count * job->k >= 8 * QG_TASK) ctx->parallel(ctx, loads, qm_load_task<D, T>, &call);
-        else for (int64_t task = 0; task < loads; task++) qm_load_task<D, T>(&call, task, ctx->scratch);
-        if (shared) ctx->parallel(ctx, all, qm_task<D>, &call);
-        else for (int64_t task = 0; task < all; task++) qm_task<D>(&call, task, ctx->scratch);
+        if (shared && rows.count * job->k >= 8 * QG_TASK) ctx->parallel(ctx, loads, qbt_load_task<D, T>, &call);
+        else for (int64_t task = 0; task < loads; task++) qbt_load_task<D, T>(&call, task, ctx->scratch);
+        if (shared) ctx->parallel(ctx, all, qbt_task<D>, &call);
+        else for (int64_t task = 0; task < all; task++) qbt_task<D>(&call, task, ctx->scratch);
     }
 }
 #endif

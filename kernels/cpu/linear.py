@@ -188,7 +188,7 @@ def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
 
 
 def _tiles_bf16(k: int, m: int) -> int:
-    """bf16_tiles.h's qm_scratch: spare bytes, words and sums, rows of x in tiles, sums of their columns, a row."""
+    """bf16_tiles.h's qbt_scratch: spare bytes, words and sums, rows of x in tiles, sums of their columns, a row."""
     padded = _up(k, 32) * 32
     keeps = 0 < k <= 2048 and not 0 < m <= 64
     bound = 4096 if keeps else 1024
@@ -491,7 +491,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
             size = f"{size} <= {scratch} && qg_pass_scratch({body.k})"
     lines = [*used_symbols(spec, lines, "sym"), *lines]
     if dots and rows != 1:
-        size = f"{size} <= {scratch} && qm_scratch({body.k}, {_most_rows(body, rows)})"
+        size = f"{size} <= {scratch} && qbt_scratch({body.k}, {_most_rows(body, rows)})"
     if dots and straight:
         size = f"{size} <= {scratch} && qb_few_scratch({body.k}, {rows or straight}, {str(_rounds(spec)).lower()})"
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')
