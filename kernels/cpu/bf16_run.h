@@ -7,13 +7,14 @@
 enum { QB_STRAIGHT = 64 };
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
+// Whether tiles multiply.
 template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* job) {
     return ctx->bf16_units == QC_BF16_TILES && job->m >= qbt_least<D>(job->k, job->m);
 }
 #endif
 
-// Few rows of T, MAX at a time; without AVX512-BF16 in fp32. `m`: the most rows for which tiles
-// have room at a time, 0 for any.
+// Few rows of T, MAX at a time; without AVX512-BF16 in fp32. `m`: the most rows for which tiles have room at a time, 0
+// for any.
 template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
     if constexpr (MAX > 1)

@@ -85,9 +85,6 @@ template <int LINES> QC_INLINE void qbt_ask(const char* at) {
     }
 }
 
-// sums[16 b + i][16 p + lane] (+)= tiles of MB blocks of 16 rows times NB panels, whose words lie `next` bytes apart;
-// rows of sums lie `stride` bytes apart. The tiles of both blocks lie side by side, from one column of tiles to the
-// next `step` bytes.
 // What is asked for: rows of x or words, which come from the L2 cache, a column of tiles ahead; or the next codes, in
 // memory: `lines` for a column of tiles of each panel.
 enum qbt_asked { QBT_X, QBT_W, QBT_CODES };
@@ -96,6 +93,10 @@ struct qbt_soon {
     int64_t next;  // bytes to those of the second panel
     int64_t lines;
 };
+
+// sums[16 b + i][16 p + lane] (+)= tiles of MB blocks of 16 rows times NB panels, whose words lie `next` bytes apart;
+// rows of sums lie `stride` bytes apart. The tiles of both blocks lie side by side, from one column of tiles to the
+// next `step` bytes.
 template <int MB, int NB, qbt_asked ASKED> QC_INLINE void qbt_block(
     const char* x, int64_t step, const char* w, int64_t next, int64_t tiles, float* sums, int64_t stride, bool add,
     qbt_soon soon) {
