@@ -123,15 +123,10 @@ def engines_of(bench: Bench, shape: Shape, calls_of: list[Call], layers: int) ->
         kept = cache_rows.quantise(numbers, cache_rows.kind_of(kind)) if is_rows else numbers.astype(FLOATS[kind][1])
         caches = [_aligned(kept) for _ in range(layers)]
         spec, out = spec_of(call, shape), np.zeros_like(q)
-        calls = [bench.caller(spec, [q, cache[0], cache[1], out], [0]) for cache in caches]
-        for units in (UNITS["dots"], UNITS["tiles"]) if call.bf16 and bench.bf16 == UNITS["tiles"] else (bench.bf16,):
-
-            def multiply(layer: int, calls: list[Callable[[int], float]] = calls, units: int = units) -> float:
-                bench.context.bf16_units = units
-                return calls[layer](1)
-
-            by_dots = " by dots" if units != bench.bf16 else ""
-            engines.append(Engine(call.name + by_dots, multiply, kept.nbytes))
+        for dots in (True, False) if call.bf16 and bench.bf16 == UNITS["amx"] else (False,):
+            calls = [bench.caller(spec, [q, cache[0], cache[1], out], [0], dots=dots) for cache in caches]
+            name = f"{call.name} by dots" if dots else call.name
+            engines.append(Engine(name, lambda layer, calls=calls: calls[layer](1), kept.nbytes))
     for kind, dtype in TORCH.items():
         given = torch.from_numpy(q).to(dtype)
         pairs = [torch.from_numpy(numbers).to(dtype, copy=True) for _ in range(layers)]
