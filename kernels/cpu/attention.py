@@ -8,7 +8,8 @@ of keys that no query of the task sees (after it, or before the window) are skip
 query.
 
 Where the kernel may multiply in bf16, there is a second task function for processors that can (attention_bf16): the
-same steps, with keys, values, queries and weights as words of two bf16 numbers.
+same steps, with keys, values, queries and weights as words of two bf16 numbers. A third one multiplies by tiles of AMX,
+where the context allows it (attention_amx).
 """
 
 from __future__ import annotations
