@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/attention_cpu.py [--rounds 15] [--threads 2] [--keys 512 4096] [--layers 16]
     .venv/bin/python benchmarks/attention_cpu.py --queries 128 --keys 128 --batch 32 --layers 2     # a prompt instead
+    .venv/bin/python benchmarks/attention_cpu.py --queries 512 --keys 512 --types fp16 --json FILE
 
 A turn of an engine is one call for each of `--layers` caches, so that a cache is not in the processor's caches because
 it was read just before.  Every round has a turn of each engine, in a varying order; the table gives medians.  `GB/s`
@@ -16,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -32,6 +35,7 @@ from torch.nn import functional
 from qcompiler.formats import cache_rows
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.runtime.bf16_units import UNITS
 from qcompiler.runtime.isa import host_isa
 from qcompiler.runtime.threads import resolve_num_threads
 
@@ -119,8 +123,10 @@ def engines_of(bench: Bench, shape: Shape, calls_of: list[Call], layers: int) ->
         kept = cache_rows.quantise(numbers, cache_rows.kind_of(kind)) if is_rows else numbers.astype(FLOATS[kind][1])
         caches = [_aligned(kept) for _ in range(layers)]
         spec, out = spec_of(call, shape), np.zeros_like(q)
-        calls = [bench.caller(spec, [q, cache[0], cache[1], out], [0]) for cache in caches]
-        engines.append(Engine(call.name, lambda layer, calls=calls: calls[layer](1), kept.nbytes))
+        for dots in (True, False) if call.bf16 and bench.bf16 == UNITS["amx"] else (False,):
+            calls = [bench.caller(spec, [q, cache[0], cache[1], out], [0], dots=dots) for cache in caches]
+            name = f"{call.name} by dots" if dots else call.name
+            engines.append(Engine(name, lambda layer, calls=calls: calls[layer](1), kept.nbytes))
     for kind, dtype in TORCH.items():
         given = torch.from_numpy(q).to(dtype)
         pairs = [torch.from_numpy(numbers).to(dtype, copy=True) for _ in range(layers)]
@@ -166,11 +172,15 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=1)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--layers", type=int, default=16, help="caches that take turns, at least 2")
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES), help="fp16 is always among them")
+    parser.add_argument("--json", type=Path, help="writes the medians")
     options = parser.parse_args()
     threads = resolve_num_threads(options.threads)
     torch.set_num_threads(threads)
     cases = list(itertools.product(SHAPES, options.keys))
-    ways = list(itertools.product(TYPES, (False, True)))
+    kinds = [kind for kind in TYPES if kind in (*options.types, "fp16")]
+    ways = list(itertools.product(kinds, (False, True)))
+    results: list[dict[str, Any]] = []
     calls = {keys: [Call(*way, keys, options.queries, options.batch) for way in ways] for keys in options.keys}
     bench = Bench([spec_of(call, shape) for shape, keys in cases for call in calls[keys]], threads)
     print(f"{threads} threads, {host_isa()}, torch {torch.__version__}, medians of {options.rounds}\n")
@@ -182,6 +192,11 @@ def main() -> None:
             times, read = measure(bench, engines, options.layers, options.rounds)
             products = 4 * options.batch * shape.heads * options.queries * keys * shape.dim
             for each in engines:
+                results.append({
+                    "heads": shape.heads, "kv_heads": shape.kv_heads, "dim": shape.dim, "queries": options.queries,
+                    "keys": keys, "batch": options.batch, "engine": each.name, "seconds": times[each.name],
+                    "gflops": products / times[each.name] / 1e9, "read": read,
+                })  # fmt: skip
                 rate = each.nbytes / times[each.name]
                 speed = f"{rate / 1e9:.1f} | {rate / read:.0%}"
                 if options.queries > 1:
@@ -192,6 +207,9 @@ def main() -> None:
                     f"{times['fp16'] / times[each.name]:.2f} |",
                     flush=True,
                 )
+    if options.json is not None:
+        about = {"threads": threads, "isa": host_isa(), "torch": torch.__version__, "rounds": options.rounds}
+        options.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ of keys that no query of the task sees (after it, or before the window) are skip
 query.
 
 Where the kernel may multiply in bf16, there is a second task function for processors that can (attention_bf16): the
-same steps, with keys, values, queries and weights as words of two bf16 numbers.
+same steps, with keys, values, queries and weights as words of two bf16 numbers. A third one multiplies by tiles of AMX,
+where the context allows it (attention_amx).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qcompiler.errors import KernelSelectionError
-from qcompiler.kernels.cpu import attention_bf16, attention_decode
+from qcompiler.kernels.cpu import attention_amx, attention_bf16, attention_decode
 from qcompiler.kernels.cpu.attention_operands import (
     has_scales,
     head_pointers,
@@ -126,7 +127,9 @@ def _geometry(spec: KernelSpec, isa: str, *, bf16: bool = False) -> ScratchSizes
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     assert isinstance(spec.body, AttentionKernel)
     cache = ("cache.h",) if spec.body.cache is not None else ()
-    return (*cache, "attention.h", *(("bf16.h", "attention_bf16.h") if spec.body.compute == "bf16" else ()))
+    bf16 = ("bf16.h", "attention_bf16.h") if spec.body.compute == "bf16" else ()
+    tiles = ("amx.h", "attention_amx.h") if bf16 and not attention_decode.fits(spec.body) else ()
+    return (*cache, "attention.h", *bf16, *tiles)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
@@ -134,8 +137,11 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     assert isinstance(spec.body, AttentionKernel)
     if attention_decode.fits(spec.body):
         return attention_decode.scratch_bytes(spec, isa)
-    kinds = (False, True) if attention_bf16.chosen(spec.body, isa) else (False,)
-    return 4 * max(sum(_geometry(spec, isa, bf16=bf16).sections.values()) for bf16 in kinds)
+    both = attention_bf16.chosen(spec.body, isa)
+    sizes = [
+        4 * sum(_geometry(spec, isa, bf16=bf16).sections.values()) for bf16 in ((False, True) if both else (False,))
+    ]
+    return max(*sizes, attention_amx.Sizes(spec.body).scratch) if both else max(sizes)
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
@@ -162,7 +168,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"const int64_t tasks = {c_dim(body.batch)} * {body.heads} * {blocks};",
         f"const double rows = (double){c_dim(body.batch)} * {body.heads} * {c_dim(body.q_len)};",
         f"const double cost = rows * {c_dim(body.kv_len)} * {body.head_dim + body.value_dim};",
-        *(attention_bf16.choose_task(spec.name) if both else ()),
+        *((*attention_amx.launch(spec), *attention_bf16.choose_task(spec.name)) if both else ()),
         f"qc_run_if_worth(ctx, op, sym, tasks, cost, {'task_of' if both else f'qk_{spec.name}_task'});",
     ]
     parts = [
@@ -184,6 +190,7 @@ def _bf16_functions(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> st
         attention_bf16.scores_function(spec.name, geometry.tile, geometry.body.head_dim, geometry.key_block),
         attention_bf16.values_functions(spec.name, *sizes, geometry.value_columns, "qb_word", geometry.value_columns),
         task_function(spec, _task(spec, geometry, blocks), "bf16_task"),
+        attention_amx.task(spec),
     ]
     return attention_bf16.guarded("\n".join(parts))
 

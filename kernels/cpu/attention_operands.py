@@ -134,14 +134,18 @@ def skips(spec: KernelSpec, block: str) -> list[str]:
     return [f"if ((highest - k0) % kv_len >= {span}) continue;  // the ring's rows outside the window"]
 
 
-def score_lines(spec: KernelSpec, address: str, query: str, key: str, scales: str | None = None) -> list[str]:
+def score_lines(
+    spec: KernelSpec, address: str, query: str, key: str, scales: str | None = None, *, scaled: bool = True
+) -> list[str]:
     """Declares ``vf s``: the scores at `address`, scaled and masked for `query` and the 16 keys from `key` on.
 
-    `scales` is the address of the keys' own scales, if scores are products with codes.
+    `scales` is the address of the keys' own scales, if scores are products with codes. Without `scaled` the scale of
+    all scores is left out.
     """
     body = spec.body
     assert isinstance(body, AttentionKernel)
-    lines = [f"vf s = vload({address}) * vset({float_literal(body.scale, 'f32')});"]
+    times = f" * vset({float_literal(body.scale, 'f32')})" if scaled else ""
+    lines = [f"vf s = vload({address}){times};"]
     if scales is not None:
         lines.append(f"s = s * vload({scales});")
     if body.softcap is not None:
