@@ -23,7 +23,7 @@ from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds import KINDS, modules_of
 from qcompiler.plan.plan import Plan
 
-NATIVE_ABI = 1
+NATIVE_ABI = 2
 """The version of the interface between the runtime and compiled programs: abi.h, and the names and argument order of
 exported functions. A later version of qcompiler runs the builds in program files only if this number is the same.
 Increase it with every change of the interface."""

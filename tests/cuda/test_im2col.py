@@ -1,6 +1,6 @@
 """Linears that read the windows of an image in place, on the device: geometries, types, engines, packed weights.
 
-Cases and the oracle are those of the CPU kernels (tests/kernels/test_im2col.py).
+Cases and the oracle are those of the CPU kernels (tests/support/window_cases.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qcompiler.plan.kinds.linear import LinearKernel
 Array = npt.NDArray[Any]
 
 
-cpu = load("tests/kernels/test_im2col.py")
+cpu = load("tests/support/window_cases.py")
 TENSOR_CORES = (
     replace(cpu.CASES[0], name="padded_bf16", dtype="bf16"),  # 16 channels: whole pieces
     replace(cpu.CASES[1], name="first_layer_bf16", dtype="bf16", m_class="9-64"),  # 3: element by element

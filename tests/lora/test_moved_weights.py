@@ -35,7 +35,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "preset": (), "linear": (), "embedding": (), "rules": (), "promise_bits": (), "observer": (), "separate": (),
     "rounded_inputs": (),
     "activations": ("int8",), "compute": ("bf16",), "algorithm": ALGORITHMS[1:], "smooth": (0.5,), "rotate": (True,),
-    "rotate_online": (True,), "equalise": (True,), "correct_bias": (True,),
+    "rotate_online": (True,), "equalise": (True,), "correct_bias": (True,), "tune_scales": (True,),
 }  # fmt: skip
 """Values for each field of a recipe. Those of the first lines only choose formats, arithmetic and kernels."""
 NAMES: dict[str, Rewrite] = {
@@ -43,7 +43,7 @@ NAMES: dict[str, Rewrite] = {
     "correct_bias": "correct-bias", "awq": "awq-scales",
 }  # fmt: skip
 """The record's name of what a field, or an algorithm, asks for."""
-BY_DATA = ("smooth", "correct_bias", "gptq", "round", "awq")
+BY_DATA = ("smooth", "correct_bias", "tune_scales", "gptq", "round", "awq")
 CASES = [(field, value) for field, values in SETTINGS.items() for value in values]
 
 
