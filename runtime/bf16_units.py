@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 
-from qcompiler.errors import ArgumentError
-from qcompiler.runtime.int8_units import tiles_refused
+from qcompiler.runtime.int8_units import asked_of, tiles_refused
 from qcompiler.runtime.progress import note_once
 
 UNITS = {"dots": 0, "amx": 1}
@@ -24,11 +23,7 @@ multiply."""
 
 def asked_units() -> str:
     """The value of `QC_BF16`, "amx" by default. ArgumentError for one that is not in `UNITS`."""
-    asked = os.environ.get("QC_BF16") or "amx"
-    if asked not in UNITS:
-        known = ", ".join(UNITS)
-        raise ArgumentError(f"QC_BF16={asked!r} names no instructions that multiply bf16; choose from {known}")
-    return asked
+    return asked_of("QC_BF16", "bf16", UNITS)
 
 
 def bf16_units(isa: str) -> int:

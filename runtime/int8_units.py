@@ -14,6 +14,7 @@ import ctypes
 import errno
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from qcompiler.errors import ArgumentError
@@ -32,10 +33,15 @@ CPUINFO = Path("/proc/cpuinfo")
 
 def asked_units() -> str:
     """The value of `QC_INT8`, "amx" by default. ArgumentError for one that is not in `UNITS`."""
-    asked = os.environ.get("QC_INT8") or "amx"
-    if asked not in UNITS:
-        known = ", ".join(UNITS)
-        raise ArgumentError(f"QC_INT8={asked!r} names no instructions that multiply int8; choose from {known}")
+    return asked_of("QC_INT8", "int8", UNITS)
+
+
+def asked_of(variable: str, kind: str, units: Mapping[str, int]) -> str:
+    """What an environment variable chooses from `units` to multiply numbers of a kind, "amx" by default."""
+    asked = os.environ.get(variable) or "amx"
+    if asked not in units:
+        known = ", ".join(units)
+        raise ArgumentError(f"{variable}={asked!r} names no instructions that multiply {kind}; choose from {known}")
     return asked
 
 

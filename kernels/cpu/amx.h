@@ -14,6 +14,14 @@ struct qa_shape {
 };
 static_assert(sizeof(qa_shape) == 64, "ldtilecfg reads 64 bytes");
 
+// Products of bf16: tiles 0 … 3 hold sums, 4 and 5 rows (of x, queries, weights), 6 and 7 what multiplies them. Fewer
+// than 16 rows take less time.
+QC_INLINE qa_shape qa_shape_for(int64_t rows) {
+    qa_shape shape;
+    for (int t = 0; t < 8; t++) shape.row_bytes[t] = 64, shape.rows[t] = (uint8_t)(t < 6 && rows < 16 ? rows : 16);
+    return shape;
+}
+
 #if defined(__x86_64__) && !defined(QC_AMX_MODEL)
 QC_INLINE void qa_configure(const qa_shape& shape) { asm volatile("ldtilecfg %0" : : "m"(shape)); }
 QC_INLINE void qa_release() { asm volatile("tilerelease"); }

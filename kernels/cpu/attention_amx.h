@@ -59,13 +59,6 @@ QC_COLD void qat_run(qc_ctx* ctx, void* const* op, const int64_t* sym, int64_t b
 
 // --- tiles -----------------------------------------------------------------------------------------------------------
 
-// Tiles 0 … 3 hold sums, 4 and 5 queries or weights, 6 and 7 keys or values. Fewer than 16 rows take less time.
-QC_INLINE qa_shape qat_shape(int64_t rows) {
-    qa_shape shape;
-    for (int t = 0; t < 8; t++) shape.row_bytes[t] = 64, shape.rows[t] = (uint8_t)(t < 6 && rows < 16 ? rows : 16);
-    return shape;
-}
-
 // Tiles of a product that lie side by side, and bytes to those of the next 16 rows, or of the next 16 columns.
 struct qat_tiles {
     const char* at;
@@ -269,9 +262,7 @@ QC_COLD void qat_weigh(const qat_strip& s, const float* scales, qat_queue& queue
             qf b = qat_exp2(q_fma(q_load(row + j + 16), factor, less));
             even += a, odd += b;
             if (scales) a *= q_load(scales + j), b *= q_load(scales + j + 16);
-            __m512i both;
-            asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
-            _mm512_store_si512(to, both);
+            _mm512_store_si512(to, qb_in_order(a, b));
         }
         for (; j < s.visible; j += 32, to += QAT_TILE) _mm512_store_si512(to, __m512i());
         q_store(s.best + 16 * r, even + odd);

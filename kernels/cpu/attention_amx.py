@@ -133,7 +133,7 @@ def task(spec: KernelSpec) -> str:
         *_sections(sizes),
         *_begin(spec, sizes),
         *seen_keys(spec, "q0", "q_count"),
-        "qa_configure(qat_shape(rows));",
+        "qa_configure(qa_shape_for(rows));",
         # whole blocks from key 0 on: a row's bits do not depend on which rows share a task
         f"for (int64_t k0 = first / {sizes.key_block} * {sizes.key_block}; k0 < seen; k0 += {sizes.key_block}) {{",
         *indent(skips(spec, str(sizes.key_block))),

@@ -19,11 +19,16 @@ QC_INLINE qu qb_permute(const uint16_t* order, __m512i numbers) {
     return (qu)_mm512_permutexvar_epi16(_mm512_load_si512(order), numbers);
 }
 
+// The sixteen numbers of `first`, rounded to nearest even, and those of `second` behind them.
+QC_INLINE __m512i qb_in_order(qf first, qf second) {
+    __m512i both;
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(first), "v"(second));
+    return both;
+}
+
 // Words of bf16: `even` in the low halves, `odd` in the high ones, both rounded to nearest even.
 QC_INLINE qu qb_pairs(vf even, vf odd) {
-    __m512i both;
-    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(even.r[0]), "v"(odd.r[0]));
-    return qb_permute(qb_side_by_side, both);
+    return qb_permute(qb_side_by_side, qb_in_order(even.r[0], odd.r[0]));
 }
 
 template <class T> struct qb_same { static constexpr bool value = false; };

@@ -70,13 +70,6 @@ constexpr int64_t qbt_scratch(int64_t k, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 // --- tiles -----------------------------------------------------------------------------------------------------------
 
-// Tiles 0 … 3 hold sums, 4 and 5 rows of x, 6 and 7 words of w. Fewer than 16 rows take less time.
-QC_INLINE qa_shape qbt_shape(int64_t rows) {
-    qa_shape shape;
-    for (int t = 0; t < 8; t++) shape.row_bytes[t] = 64, shape.rows[t] = (uint8_t)(t < 6 && rows < 16 ? rows : 16);
-    return shape;
-}
-
 // Asks for lines. (Compilers may keep an address for each in a register.)
 template <int LINES> QC_INLINE void qbt_ask(const char* at) {
     if constexpr (LINES > 0) {
@@ -217,9 +210,7 @@ template <class D> QC_INLINE int64_t qbt_span(int64_t k, int64_t rows) {
 template <class T> QC_INLINE __m512i qbt_numbers(const T* x, int64_t left) {
     const vf first = vload_upto(x, (int)qc_min(left, 16));
     const vf second = left > 16 ? vload_upto(x + 16, (int)qc_min(left - 16, 16)) : vzero();
-    __m512i both;
-    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(first.r[0]), "v"(second.r[0]));
-    return both;
+    return qb_in_order(first.r[0], second.r[0]);
 }
 QC_INLINE __m512i qbt_numbers(const qc_bf16* x, int64_t left) {
     if (left >= 32) return _mm512_loadu_si512(x);
@@ -476,7 +467,7 @@ template <class D> static void qbt_task(void* arg, int64_t task, char* scratch) 
     const auto finish = [&](int64_t b, const float* from) {
         job->finish(job, from, stride, call.m0 + b * QBT_ROWS, call.rows.of(b), n0, columns);
     };
-    qa_configure(qbt_shape(call.rows.count));
+    qa_configure(qa_shape_for(call.rows.count));
     if (call.keeps) {
         for (int64_t u = 0; u < units; u++) qbt_make<D>(job, unit_of(u), 0, job->k, call.span > 0);
         for (int64_t b = 0; b < call.rows.blocks; b++) {
