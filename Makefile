@@ -66,7 +66,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/minilm.py --output dumps
 
 # Programs are compiled with -Og and precompiled system headers, which changes no result and takes a fifth of the host
-# compiler's time.  A fourth of the kernels for the widest vectors, some of the fuzzer's programs, and the full run,
+# compiler's time.  One in 16 kernels for the widest vectors, some of the fuzzer's programs, and the full run,
 # have -O3.
 FAST    = QC_OPTIMISE=g QC_CXX=$(or $(QC_CXX),$(CURDIR)/tests/support/precompiled_g++) \
           QC_PRECOMPILED=$(CURDIR)/build/headers

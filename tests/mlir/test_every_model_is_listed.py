@@ -48,7 +48,7 @@ SAME = "a model of the same kind runs: only sizes differ"
 NOT_RUN = {
     "frontends/operator_cases.py": SINGLE,
     "frontends/opinfo.py": SINGLE,
-    "frontends/test_buffer_writes.py": "models/test_state.py has the same writes with values",
+    "frontends/test_local_writes.py": "models/test_state.py has the same writes with values",
     "frontends/test_complex.py": SINGLE,
     "frontends/test_conv.py::Function": SINGLE,
     "frontends/test_conv.py::Small": "models/test_convolutions.py has its layers",

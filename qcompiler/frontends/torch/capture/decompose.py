@@ -2,10 +2,10 @@
 
 torch's own `run_decompositions` traces the whole graph again, through functionalisation, to decompose a few nodes: for
 a language model of 32 layers that takes longer than everything after it.  Most graphs write nothing in place, or only
-buffers, as caches are written.  In these, `decompose` replaces only the nodes that need it: a write by its functional
-operator (buffer_writes.py), and another node by a trace of its own decomposition.  Nodes with equal operator, arguments
-and types, as in equal layers, share one trace.  The other graphs (other in-place operators, control flow, automatic
-mixed precision) use torch's way.
+buffers, as caches are written, and results of operators that nothing else refers to.  In these, `decompose` replaces
+only the nodes that need it: a write by its functional operator (local_writes.py), and another node by a trace of its
+own decomposition.  Nodes with equal operator, arguments and types, as in equal layers, share one trace.  The other
+graphs (writes through views of views, control flow, automatic mixed precision) use torch's way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.aten.recurrent import DECOMPOSITIONS
-from qcompiler.frontends.torch.capture.buffer_writes import BufferWrites, buffer_writes
+from qcompiler.frontends.torch.capture.local_writes import LocalWrites, local_writes
 
 KeepOps = frozenset[Any]
 
@@ -83,7 +83,7 @@ class _Table:
     """What is not composite, for `make_fx`."""
 
     composite: Any
-    """How a trace takes composite operators: some are kept."""
+    """How a trace takes the composite operators that are kept, or decomposed by a function of their own."""
 
 
 def _table(keep: KeepOps) -> _Table:
@@ -105,7 +105,10 @@ def _table_of(keep: KeepOps, namespaces: tuple[str, ...], composite: tuple[str, 
     table |= DECOMPOSITIONS
     table = {op: how for op, how in table.items() if op not in keep}
     implicit, plain = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(table))
-    return _Table(table, plain, implicit)
+    # What is decomposed by itself (`partial(decompose, kernel=op)`) needs no override in a trace.  There are 447 of
+    # these operators, and overriding them takes 0.1 s in every compilation.
+    special = {op: how for op, how in implicit.items() if not isinstance(how, functools.partial)}
+    return _Table(table, plain, special)
 
 
 class _NotLocalError(Exception):
@@ -115,18 +118,18 @@ class _NotLocalError(Exception):
 # --- graphs whose nodes can be replaced one by one -------------------------------------------------------------------
 
 
-def _local_writes(program: ExportedProgram) -> BufferWrites | None:
-    """What the graph writes in place, if that is whole buffers only, and no subgraph is called except for
-    `torch.no_grad()`; else None."""
+def _local_writes(program: ExportedProgram) -> LocalWrites | None:
+    """What the graph writes in place, if local_writes.py can make all of it functional, and no subgraph is called
+    except for `torch.no_grad()`; else None."""
     if program.graph_signature.backward_signature is not None:
         return None
     if any(spec.kind != OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
         return None
-    writes = buffer_writes(program)
+    writes = local_writes(program)
     return writes if writes is not None and _only_functional(program.graph_module, writes) else None
 
 
-def _only_functional(module: fx.GraphModule, writes: BufferWrites) -> bool:
+def _only_functional(module: fx.GraphModule, writes: LocalWrites) -> bool:
     """Whether nothing is written in place but by `writes`."""
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -165,7 +168,7 @@ class _Decomposer:
     program: ExportedProgram
     table: _Table
     keep: KeepOps
-    writes: BufferWrites
+    writes: LocalWrites
     graph: fx.Graph = field(default_factory=fx.Graph)
     traces: dict[Hashable, fx.GraphModule] = field(default_factory=dict)
     _tracing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -190,8 +193,8 @@ class _Decomposer:
                 left = tuple(new[buffer] for buffer in self.writes.names)
                 new[node].args = ((*left, *new[node].args[0]),)
             elif node in self.writes.functional:
-                made = self._expand(node, self.writes.functional[node], new)
-                new.update(dict.fromkeys(self.writes.same_memory(node), made))
+                new[node] = self._expand(node, self.writes.functional[node], new)
+                new.update(dict.fromkeys(self.writes.same_memory(node), self._whole(node, new)))
             elif node.op == "get_attr":
                 continue  # the graph of a `torch.no_grad()`
             elif node.target is _GRAD_MODE:
@@ -208,6 +211,17 @@ class _Decomposer:
                 if node.op == "placeholder":
                     new[node].name = node.name  # the signature's name; fx would avoid names of builtins
         return None
+
+    def _whole(self, write: fx.Node, new: Mapping[fx.Node, Any]) -> Any:
+        """What the buffer holds after `write`, which may have written a part of it."""
+        back = self.writes.put_back(write)
+        if back is None:
+            return new[write]
+        (target, arguments), buffer = back, self.writes.buffer_of[write]
+        before = () if target is torch.ops.aten.view.default else (new[buffer],)
+        made = self.graph.call_function(target, (*before, new[write], *fx.map_arg(arguments, lambda n: new[n])))
+        made.meta = {**{name: write.meta[name] for name in _PLACE if name in write.meta}, "val": buffer.meta["val"]}
+        return made
 
     def _is_taken_apart(self, target: Any) -> bool:
         """Whether torch decomposes it, by its table or as a composite operator, and import has no builder for it."""

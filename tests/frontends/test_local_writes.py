@@ -1,4 +1,4 @@
-"""Writes of buffers are made functional one by one, or by torch's functionalisation; results are the model's."""
+"""Operators in place are made functional one by one, or by torch's functionalisation; results are the model's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_path import load
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -95,6 +96,48 @@ def part_is_written(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
     return m.kept * 2
 
 
+def parts_and_the_whole(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept[1] += x[0]
+    m.kept[:, 2:6:2].mul_(3)
+    first = m.kept[1:3] * 1
+    m.kept.add_(1)
+    m.kept[2:].copy_(x[1])
+    return first, m.kept.sum(0)
+
+
+def elements_in_another_shape(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.view(-1).index_add_(0, rows * 8, x[:, 0])
+    return m.kept.view(8, 4)[rows]
+
+
+def what_was_written_is_read(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    part = m.kept[1:3].mul_(2)
+    return part * x
+
+
+def part_that_is_written_over(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    part = m.kept[1:3]
+    part.mul_(2)
+    m.kept.add_(x.sum())
+    return part * x
+
+
+def part_of_a_part(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept[1:3][0].copy_(x[0])
+    return m.kept * 2
+
+
+def view_is_read_before(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    before = m.kept.transpose(0, 1)[1:3] * 2
+    m.kept.index_copy_(0, rows, x)
+    return before + m.kept.sum()
+
+
+def integers_in_a_column(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept[..., 0] = rows[0]
+    return m.kept * 2
+
+
 def wider_operand(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
     m.kept.mul_(m.wide)
     return m.kept + x.sum()
@@ -105,9 +148,35 @@ def result_in_place(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
     return (m.kept * 2).relu_().add_(1)
 
 
+def modules_in_place(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    y = torch.nn.functional.relu(torch.nn.functional.linear(x, m.kept), inplace=True)
+    y += 1
+    y[0] = 3
+    return y * y.sum()
+
+
+def result_is_read_through_an_older_view(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    y = x * 2
+    view = y[0]
+    y.add_(1)
+    return view * 3
+
+
+def argument_or_a_copy(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept.index_copy_(0, rows, x)
+    y = x.to(torch.float32, copy=True)
+    y.mul_(2)
+    return y + x
+
+
 LOCAL = [rows_written, twice, result_of_a_write_is_written, read_before, two_buffers, copied, counted,
-         returned_as_it_is, without_gradients]  # fmt: skip
-BY_TORCH = [view_before, view_between, part_is_written, wider_operand, result_in_place]
+         returned_as_it_is, without_gradients, part_is_written, parts_and_the_whole, elements_in_another_shape,
+         what_was_written_is_read, view_is_read_before, integers_in_a_column, result_in_place,
+         modules_in_place]  # fmt: skip
+BY_TORCH = [view_before, view_between, part_that_is_written_over, part_of_a_part, wider_operand,
+            result_is_read_through_an_older_view, argument_or_a_copy]  # fmt: skip
 MORE = {
     two_buffers: {"other": torch.ones(4, 8)}, counted: {"count": torch.tensor(3.0)},
     wider_operand: {"wide": torch.full((4, 8), 1.5, dtype=torch.float64)},
@@ -156,6 +225,12 @@ def test_strides_that_the_functional_operator_does_not_keep(torchs_way: list[Exp
     given = torch.randn(2, 8), torch.tensor([1, 3])
     found = qc.qcompile(model, given)(*given)
     torch.testing.assert_close(torch.as_tensor(found), model(*given))
+
+
+def test_language_models_are_not_traced_again(torchs_way: list[ExportedProgram]) -> None:
+    """What the step of a language model writes itself, beside its caches: drawn tokens, and tallies of them."""
+    load("tests/lm/test_causal_lm.py").compiled(2, None)
+    assert not torchs_way
 
 
 def test_the_signature_is_that_of_torchs_way(monkeypatch: pytest.MonkeyPatch) -> None:
