@@ -95,9 +95,10 @@ def local_writes(program: ExportedProgram) -> LocalWrites | None:
         if base is None:
             return None
         if base not in inputs and base not in found.buffer_of and base.target in _VIEWS and not base.kwargs:
-            found.view_of[node] = base
-            base = base.args[0]
-        buffer = found.buffer_of.get(base, base) if base not in found.view_of else None
+            found.view_of[node], (base, *_) = base, base.all_input_nodes
+        if base in found.view_of:  # a part, not the whole
+            return None
+        buffer = found.buffer_of.get(base, base)
         functional = _functional(node, any_strides=node in found.view_of and not node.users)
         if functional is None or (buffer not in inputs and not _is_its_own(buffer)):
             return None
@@ -160,9 +161,9 @@ def makes_own_tensors(target: torch._ops.OpOverload) -> bool:
     return not composite and all(each.alias_info is None for each in target._schema.returns)
 
 
-def _is_its_own(node: fx.Node | None) -> bool:
+def _is_its_own(node: fx.Node) -> bool:
     """Whether a node is an operator whose result shares no memory with its arguments."""
-    if node is None or not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, torch._ops.OpOverload):
         return False
     one = isinstance(node.meta.get("val"), torch.Tensor)
     return one and (node.target in _OWN or makes_own_tensors(node.target))
