@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from by_path import load
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -225,12 +224,6 @@ def test_strides_that_the_functional_operator_does_not_keep(torchs_way: list[Exp
     given = torch.randn(2, 8), torch.tensor([1, 3])
     found = qc.qcompile(model, given)(*given)
     torch.testing.assert_close(torch.as_tensor(found), model(*given))
-
-
-def test_language_models_are_not_traced_again(torchs_way: list[ExportedProgram]) -> None:
-    """What the step of a language model writes itself, beside its caches: drawn tokens, and tallies of them."""
-    load("tests/lm/test_causal_lm.py").compiled(2, None)
-    assert not torchs_way
 
 
 def test_the_signature_is_that_of_torchs_way(monkeypatch: pytest.MonkeyPatch) -> None:

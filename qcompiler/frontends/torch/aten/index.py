@@ -89,6 +89,9 @@ class _Range:
     size: Dim
 
 
+_COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default, aten.to.dtype)
+
+
 def _as_range(s: Scope, node: Any) -> _Range | None:
     """Recognises a range through arange, + constant, unsqueeze, casts and copies."""
     if not is_tensor(node) or node.op != "call_function":
@@ -102,7 +105,7 @@ def _as_range(s: Scope, node: Any) -> _Range | None:
     inner = _as_range(s, args[0]) if args else None
     if inner is None:
         return None
-    if node.target in (aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default):
+    if node.target in _COPIES:
         return inner if s.dtype(node) in ("i64", "i32") else None
     if node.target in (aten.add.Tensor, aten.add.Scalar) and isinstance(args[1], int) and not node.kwargs:
         return _Range(inner.axis, inner.rank, inner.start + args[1], inner.size)

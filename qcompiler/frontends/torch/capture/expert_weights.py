@@ -37,7 +37,7 @@ from qcompiler.frontends.weights.weight_source import EXPERTS_TRANSPOSED
 
 aten = torch.ops.aten
 _GROUPED_MM = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
-_COPIES = (aten.clone.default, aten._to_copy.default, aten.alias.default)
+_COPIES = (aten.clone.default, aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.alias.default)
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _BATCHED = (aten.bmm.default, aten.matmul.default)
 _INTEGERS = (torch.int64, torch.int32)
