@@ -16,7 +16,8 @@ import window_cases
 from bf16_linears import FEW, WEIGHTS, check, rows_of, spec_of, weight
 from kernel_cases import aligned
 
-from qcompiler.plan.kernel import KernelSpec
+from qcompiler.plan.kernel import DType, KernelSpec
+from qcompiler.plan.weights import NUMPY_DTYPES
 
 Tiles = Callable[[Sequence[KernelSpec]], Any]
 
@@ -80,6 +81,21 @@ def test_blocks_of_columns_and_of_scales_have_tails(
     kernels = bf16_tiles([spec_of(text, "bf16", "large")])
     for m in (3, 40, 70):  # sums stay, by codes and by elements; words stay, up to 2048 columns
         check(kernels, text, "bf16", "large", m)
+
+
+def test_few_rows_of_bytes_are_multiplied_in_floats(bf16_tiles: Tiles) -> None:
+    """Where there are tiles, `vdpbf16ps` is slow: x is rounded to bf16, and elements are not."""
+    kinds: list[tuple[DType, str]] = [("f32", "2-8"), ("bf16", "2-8"), ("f32", "1")]
+    kernels = bf16_tiles([spec_of("int8", x, m_class) for x, m_class in kinds])
+    (n, k), (_, data, w) = WEIGHTS["int8"], weight("int8")
+    for x, m_class in kinds:
+        for m in (1,) if m_class == "1" else (2, 3, 5, 8):
+            rows = rows_of("int8", x, m)
+            name = spec_of("int8", x, m_class).name
+            out = kernels.run_both(name, lambda r=rows, m=m: [r, data, np.full((m, n), np.nan, np.float32)], (m,))[2]
+            given = rows[:, :k].astype(NUMPY_DTYPES["bf16"]).astype(np.float64)
+            terms = np.abs(given) @ np.abs(w.astype(np.float64)).T
+            assert (np.abs(out - given @ w.astype(np.float64).T) <= terms * (k + 2) * 2.0**-24).all(), (x, m)
 
 
 def test_more_rows_than_a_chunk(bf16_tiles: Tiles) -> None:
