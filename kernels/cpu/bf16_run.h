@@ -13,9 +13,9 @@ template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* jo
 }
 #endif
 
-// Up to so many rows of 8-bit codes take less time in fp32 on processors with tiles, where `vdpbf16ps` has half the rate
-// of FMA and a code takes as long to decode either way: 0.53 to 0.87 of the time for 1 to 8 rows of int8 and q8_0 on a
-// Xeon of family 6, model 207 (4096 x 4096).
+// Up to so many rows of 8-bit codes take less time in fp32 on processors with tiles, where `vdpbf16ps` has half the
+// rate of FMA and a code takes as long to decode either way: 0.53 to 0.95 of the time for 1 to 8 rows of int8 and q8_0
+// on a Xeon of family 6, model 207 (4096 x 4096).
 enum { QB_FLOATS = 8 };
 
 // Few rows of T, MAX at a time; without AVX512-BF16 in fp32. `m`: the most rows for which tiles have room at a time, 0
