@@ -219,6 +219,24 @@ def test_results_and_buffers_are_the_models(step: Any, torchs_way: list[Exported
         torch.testing.assert_close(torch.from_numpy(held[f"state.{name}"]).view(value.dtype), value.reshape(-1))
 
 
+class InPlace(nn.Module):
+    """Writes its own results, whose sizes are dynamic, as a whole, in part and in another shape."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.relu(x * 2, inplace=True)
+        y[:, 1:].add_(1)
+        z = y * 3
+        z.view(-1).mul_(2)
+        return y - z
+
+
+def test_results_of_dynamic_sizes_are_written() -> None:
+    program = qc.qcompile(InPlace(), (torch.randn(3, 8),), dynamic_shapes={"x": {0: ("b", 1, 8)}})
+    for rows in (1, 3, 8):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(torch.as_tensor(program(x)), InPlace()(x))
+
+
 def test_strides_that_the_functional_operator_does_not_keep(torchs_way: list[ExportedProgram]) -> None:
     model = Writes(rows_written, kept=torch.arange(32.0).view(8, 4).t())
     given = torch.randn(2, 8), torch.tensor([1, 3])

@@ -99,6 +99,8 @@ def local_writes(program: ExportedProgram) -> LocalWrites | None:
         if base in found.view_of:  # a part, not the whole
             return None
         buffer = found.buffer_of.get(base, base)
+        if node in found.view_of and not _can_put_back(found.view_of[node], buffer):
+            return None
         functional = _functional(node, any_strides=node in found.view_of and not node.users)
         if functional is None or (buffer not in inputs and not _is_its_own(buffer)):
             return None
@@ -124,6 +126,11 @@ def _written(node: fx.Node) -> fx.Node | None:
         return None
     result = schema.returns[0].alias_info
     return base if result is not None and result.is_write else None
+
+
+def _can_put_back(view: fx.Node, buffer: fx.Node) -> bool:
+    """`view` needs the buffer's sizes as numbers; no node of the graph may have one that is dynamic."""
+    return view.target is not _ATEN.view.default or all(isinstance(size, int) for size in buffer.meta["val"].shape)
 
 
 def _functional(node: fx.Node, *, any_strides: bool) -> torch._ops.OpOverload | None:
