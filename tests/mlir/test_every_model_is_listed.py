@@ -72,6 +72,8 @@ NOT_RUN = {
     "files/test_torchao_folder.py": "settings of torchao, and no model",
     "jax/test_callable.py": SINGLE,
     "lm/test_adapters.py": SAME,
+    "lm/test_own_attention.py": "decoders of the ops that test_language_models.py runs; some are refused",
+    "models/test_trellis_layers.py": "the trellis is a format; experts and recurrent layers of others run",
     "lm/test_rings.py": "the zoo's Gemma 3 keeps a ring and runs; gpt-oss runs from a file and as in lm/test_moe.py",
     "models/test_attributes.py::Batch": REFUSED,
     "models/test_attributes.py::History": REFUSED,
