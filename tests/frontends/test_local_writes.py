@@ -109,6 +109,13 @@ def elements_in_another_shape(m: Any, x: torch.Tensor, rows: torch.Tensor) -> An
     return m.kept.view(8, 4)[rows]
 
 
+def places_from_the_end(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept[-1].mul_(2)
+    m.kept[-3:-1].add_(1)
+    m.kept[0] = 5
+    return m.kept * 2
+
+
 def what_was_written_is_read(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
     part = m.kept[1:3].mul_(2)
     return part * x
@@ -172,6 +179,7 @@ def argument_or_a_copy(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
 
 LOCAL = [rows_written, twice, result_of_a_write_is_written, read_before, two_buffers, copied, counted,
          returned_as_it_is, without_gradients, part_is_written, parts_and_the_whole, elements_in_another_shape,
+         places_from_the_end,
          what_was_written_is_read, view_is_read_before, integers_in_a_column, result_in_place,
          modules_in_place]  # fmt: skip
 BY_TORCH = [view_before, view_between, part_that_is_written_over, part_of_a_part, wider_operand,

@@ -217,10 +217,9 @@ class _Decomposer:
         back = self.writes.put_back(write)
         if back is None:
             return new[write]
-        (target, arguments), buffer = back, self.writes.buffer_of[write]
-        before = () if target is torch.ops.aten.view.default else (new[buffer],)
-        made = self.graph.call_function(target, (*before, new[write], *fx.map_arg(arguments, lambda n: new[n])))
-        made.meta = {**{name: write.meta[name] for name in _PLACE if name in write.meta}, "val": buffer.meta["val"]}
+        target, arguments = back
+        made = self.graph.call_function(target, fx.map_arg(arguments, lambda n: new[n]))
+        made.meta = {**_place_of(write), "val": self.writes.buffer_of[write].meta["val"]}
         return made
 
     def _is_taken_apart(self, target: Any) -> bool:
@@ -246,7 +245,7 @@ class _Decomposer:
         if trace is None:
             trace = self.traces[key] = self._trace(target, leaves, spec)
         inside: dict[fx.Node, Any] = dict(zip(trace.graph.find_nodes(op="placeholder"), nodes, strict=True))
-        place = {name: node.meta[name] for name in _PLACE if name in node.meta}
+        place = _place_of(node)
         for each in trace.graph.nodes:
             if each.op == "output":
                 return fx.map_arg(each.args[0], lambda n: inside[n])
@@ -312,6 +311,10 @@ class _Decomposer:
             constants=old.constants,
             verifiers=[old.verifier],
         )
+
+
+def _place_of(node: fx.Node) -> dict[str, Any]:
+    return {name: node.meta[name] for name in _PLACE if name in node.meta}
 
 
 def _leaf_key(leaf: Any) -> Hashable:

@@ -70,16 +70,14 @@ class LocalWrites:
         return [buffer, *(w for w in whole if self.buffer_of[w] is buffer)]
 
     def put_back(self, write: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...]] | None:
-        """What makes the whole buffer again of what `write` wrote, and its arguments behind that. None: it is whole.
-
-        The operators that put a part back take the buffer first; `view` takes the buffer's shape.
-        """
-        view = self.view_of.get(write)
+        """The operator that makes the whole buffer of what `write` wrote, and its arguments, where the buffer's node
+        stands for the contents before `write`. None: what was written is whole."""
+        view, buffer = self.view_of.get(write), self.buffer_of[write]
         if view is None:
             return None
-        if view.target is _ATEN.view.default:
-            return _ATEN.view.default, (tuple(self.buffer_of[write].meta["val"].shape),)
-        return _VIEWS[view.target], view.args[1:]
+        shape = buffer.meta["val"].shape
+        is_view = view.target is _ATEN.view.default
+        return _VIEWS[view.target], (write, tuple(shape)) if is_view else (buffer, write, *view.args[1:])
 
 
 def local_writes(program: ExportedProgram) -> LocalWrites | None:
@@ -94,9 +92,10 @@ def local_writes(program: ExportedProgram) -> LocalWrites | None:
         base = _written(node)
         if base is None:
             return None
-        if base not in inputs and base not in found.buffer_of and base.target in _VIEWS and not base.kwargs:
-            found.view_of[node], (base, *_) = base, base.all_input_nodes
-        if base in found.view_of:  # a part, not the whole
+        if base.target in _VIEWS and not base.kwargs:
+            found.view_of[node] = base
+            base = base.all_input_nodes[0]
+        if base in found.view_of:  # what an earlier write left of a part
             return None
         buffer = found.buffer_of.get(base, base)
         if node in found.view_of and not _can_put_back(found.view_of[node], buffer):
