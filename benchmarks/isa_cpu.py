@@ -28,7 +28,8 @@ from cpubench.linears import Product, linear_spec, numbers, operands, packed, sp
 from cpubench.probes import Bench
 
 from qcompiler.config import resolve_format
-from qcompiler.runtime.int8_units import UNITS, tiles_refused
+from qcompiler.runtime.amx import INT8_FLAGS, tiles_refused
+from qcompiler.runtime.int8_units import UNITS
 from qcompiler.runtime.isa import cpuinfo_flags, supported_isas
 
 FORMATS: dict[str, dict[str, Any]] = {"nf4": {}, "int4": {"group": 32}, "q4_K": {}, "int8": {}}
@@ -127,7 +128,7 @@ def measure_amx(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of the table of AMX, printed as they are measured."""
     import torch
 
-    if (why := tiles_refused()) is not None:
+    if (why := tiles_refused(INT8_FLAGS)) is not None:
         raise SystemExit(why)
     torch.set_num_threads(options.threads)
     n, k = (int(each) for each in options.shape.split("x"))

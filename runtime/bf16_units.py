@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import os
 
-from qcompiler.runtime.int8_units import asked_of, tiles_refused
+from qcompiler.runtime.amx import BF16_FLAGS, tiles_refused_to
+from qcompiler.runtime.int8_units import asked_of
 from qcompiler.runtime.progress import note_once
 
 UNITS = {"dots": 0, "amx": 1}
 """The numbers of abi.h: QC_BF16_DEFAULT, QC_BF16_TILES."""
-
-TILE_FLAGS = ("amx_tile", "amx_bf16", "avx512_bf16")
-"""What a processor needs for tiles of bf16, by the names of /proc/cpuinfo: AVX-512 makes the numbers that they
-multiply."""
 
 
 def asked_units() -> str:
@@ -35,9 +32,7 @@ def bf16_units(isa: str) -> int:
     asked = asked_units()
     if asked != "amx":
         return UNITS[asked]
-    why = (
-        tiles_refused(TILE_FLAGS) if isa == "x86-64-v4" else f"kernels for {isa} have no tiles, those for x86-64-v4 do"
-    )
+    why = tiles_refused_to(isa, BF16_FLAGS)
     if why is None:
         return UNITS["amx"]
     if os.environ.get("QC_BF16"):

@@ -1,6 +1,6 @@
 // The instructions of AMX, one function each. Tiles are numbered by template parameters: eight registers of 16 rows of
 // 64 bytes. A thread configures its tiles, and releases them so that the system need not save them any longer; the
-// process must have asked the system for them before (runtime/int8_units.py). The tests define QC_AMX_MODEL and bring a
+// process must have asked the system for them before (runtime/amx.py). The tests define QC_AMX_MODEL and bring a
 // model of the tiles in the place of these functions.
 #pragma once
 #include "vec.h"

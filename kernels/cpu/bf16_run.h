@@ -13,17 +13,18 @@ template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* jo
 }
 #endif
 
-// Up to so many rows of 8-bit codes take less time in fp32 on processors with tiles, where `vdpbf16ps` has half the
-// rate of FMA and a code takes as long to decode either way: 0.53 to 0.95 of the time for 1 to 8 rows of int8 and q8_0
-// on a Xeon of family 6, model 207 (4096 x 4096).
-enum { QB_FLOATS = 8 };
+// On processors with tiles, where `vdpbf16ps` has half the rate of FMA, up to qb_coded<D>::FLOATS rows are multiplied in
+// fp32 if the products are the same: on a Xeon of family 6, model 207, that takes 0.53 to 0.95 of the time for 1 to 8
+// rows of int8 and q8_0, and 0.80 to 0.93 for 1 and 2 rows of codes of 2 and 4 bits in one plane (int2, int4, q4_0,
+// q4_1, q4_K, iq4_nl, mxfp4). nf4 stays, since bf16 rounds its values, and so do codes in two planes, which take longer
+// in fp32.
 
 // Few rows of T, MAX at a time; without AVX512-BF16 in fp32. `m`: the most rows for which tiles have room at a time, 0
 // for any.
 template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
-    if constexpr (qb_coded<D>::BYTES)
-        if (ctx->bf16_units == QC_BF16_TILES && job->m <= QB_FLOATS) return qg_run_few<D, MAX>(ctx, job);
+    if constexpr (qb_coded<D>::FLOATS > 0)
+        if (ctx->bf16_units == QC_BF16_TILES && job->m <= qb_coded<D>::FLOATS) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (MAX > 1)
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
     if (__builtin_cpu_supports("avx512bf16")) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);

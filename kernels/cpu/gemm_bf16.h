@@ -80,17 +80,26 @@ struct qb_bf16 {
 // J + 4 (J + 8) in those of its high half, and `vpermw` takes 5 bits of both. The table repeats, so the bits above the
 // code do not count. Codes of 3, 5 and 6 bits lie in two planes: the bits of the narrower one are put beside those of
 // the wider one, and `vpermi2w` takes 6. Rows of x are put in the same order before.
-template <class D> struct qb_coded { static constexpr bool SUMMED = false, LOOKED_UP = false, BYTES = false; };
+template <class D> struct qb_coded {
+    static constexpr bool SUMMED = false, LOOKED_UP = false;
+    static constexpr int FLOATS = 0;
+};
 template <class W> struct qb_coded<qg_coded<W>> {
     typedef qg_codes<W::BITS, W::GROUP> codes;
     static constexpr int LOW = codes::LOW, MIDDLE = codes::MIDDLE, PER = 32 / LOW, HALF = PER / 2;
     static constexpr bool SUMMED = W::SCALED && (W::COVERS == 0 || W::COVERS >= 16) && W::COVERS % W::GROUP == 0;
-    static constexpr bool BYTES = SUMMED && W::BITS == 8;
     static constexpr bool IN_PLANES =
         MIDDLE != 0 && codes::HIGH == 0 && LOW > 1 && W::COVERS != 0 && W::COVERS % PER == 0;
     static constexpr bool LOOKED_UP =
         SUMMED && qg_codes_of<W>::PLANES &&
         (IN_PLANES || (MIDDLE == 0 && (LOW == 2 || LOW == 4) && W::GROUP * LOW == 32));
+    // Up to so many rows take less time in fp32 (bf16_run.h) and give the same products.
+    static constexpr int floats() {
+        if constexpr (W::BITS == 8) return SUMMED ? 8 : 0;
+        else if constexpr (LOOKED_UP && MIDDLE == 0) return W::EXACT ? 2 : 0;
+        else return 0;
+    }
+    static constexpr int FLOATS = floats();
     static QG_METHOD int64_t span(int64_t k) { return W::COVERS ? W::COVERS : k / W::GROUP * W::GROUP; }
 };
 

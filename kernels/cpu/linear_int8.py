@@ -11,7 +11,7 @@ The struct of a packed weight (weights.py) is extended by what its integer produ
     };
 
 One kernel serves any number of rows. The instruction set decides which instruction multiplies; for AVX-512 VNNI and
-AVX-VNNI the processor decides at run time, for AMX the runtime, which asks the system (runtime/int8_units.py). Integer
+AVX-VNNI the processor decides at run time, for AMX the runtime, which asks the system (runtime/amx.py). Integer
 sums are exact, so the bits are the same either way.
 """
 

@@ -197,6 +197,8 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
     if bits in (2, 3, 4, 5, 6) and line is not None and d.trellis is None:
         halves = _halves(d.code_values)
         lines.append(f"    static constexpr uint16_t HALVES[{len(halves)}] = {{{', '.join(halves)}}};  // in bf16")
+        exact = bool((d.code_values.astype(ml_dtypes.bfloat16) == d.code_values).all())
+        lines.append(f"    static constexpr bool EXACT = {str(exact).lower()};  // bf16 has these values unrounded")
     for what, equation in zip(("scale", "offset"), line or (), strict=False):
         if equation is not None:
             text = equation.to_c({g: g for g in parts}, style=FLOAT_LANES)

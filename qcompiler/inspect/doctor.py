@@ -13,7 +13,7 @@ from qcompiler.errors import ArgumentError, CompilerMissingError
 from qcompiler.inspect.kernel_table import Served, kernel_table, table_text
 from qcompiler.inspect.machine import CPUINFO, Compiler, Gpu, Processor, compilers, gpus, nvrtc_versions, processor
 from qcompiler.kernels.cuda.signature import ARCHS
-from qcompiler.runtime import bf16_units, int8_units
+from qcompiler.runtime import amx, bf16_units, int8_units
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.cache import cache_dir
 from qcompiler.runtime.compiler import find_compiler
@@ -180,7 +180,7 @@ def diagnose(facts: dict[str, str], targets: Sequence[str] = (), *, measure: boo
     cpu, (found, none) = processor(measure=measure), gpus(measure=measure)
     flags = cpuinfo_flags(CPUINFO)
     wanted = dict.fromkeys((cpu.isa, *(gpu.arch for gpu in found), *targets))
-    int8, bf16, refused = int8_units.asked_units(), bf16_units.asked_units(), int8_units.tiles_refused()
+    int8, bf16, refused = int8_units.asked_units(), bf16_units.asked_units(), amx.tiles_refused(("amx_tile",))
     tables = [
         kernel_table("cuda" if each in ARCHS else "cpu", each, flags, int8=int8, bf16=bf16, refused=refused)
         for each in wanted

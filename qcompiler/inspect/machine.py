@@ -28,7 +28,7 @@ FEATURES = (
     "avx512vbmi", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "avx512_fp16",
 )  # fmt: skip
 """Features by the names of /proc/cpuinfo. The last one is shown though no kernel uses it; those of AMX before it are
-used where the system lets them (runtime/int8_units.py, bf16_units.py)."""
+used where the system lets them (runtime/amx.py)."""
 
 UNUSED = FEATURES[-1:]
 CPUINFO = Path("/proc/cpuinfo")

@@ -16,7 +16,7 @@ from qcompiler import formats
 from qcompiler.formats import int8_rows, integer_product, llm_int8
 from qcompiler.kernels.select import LinearQuery, choose_linear
 from qcompiler.plan.kernel import FormatRef
-from qcompiler.runtime.int8_units import tiles_refused
+from qcompiler.runtime.amx import INT8_FLAGS, tiles_refused
 
 K, N = 96, 40
 SHAPES = {"x": {0: ("s", 1, 40)}}
@@ -196,7 +196,7 @@ def test_the_report_names_the_engines_passed_over_and_why() -> None:
     assert "int8 linear" in text and "multiplied as integers" in text
 
 
-@pytest.mark.skipif(tiles_refused() is not None, reason=str(tiles_refused()))
+@pytest.mark.skipif(tiles_refused(INT8_FLAGS) is not None, reason=str(tiles_refused(INT8_FLAGS)))
 def test_tiles_change_no_bit_of_a_program_on_all_threads_of_its_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

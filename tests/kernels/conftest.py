@@ -18,8 +18,8 @@ import pytest
 from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime import sanitize
+from qcompiler.runtime.amx import BF16_FLAGS, INT8_FLAGS, tiles_refused
 from qcompiler.runtime.compiler import find_compiler, optimisation
-from qcompiler.runtime.int8_units import tiles_refused
 from qcompiler.runtime.isa import cpuinfo_flags
 
 CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
@@ -198,7 +198,7 @@ def int8_engine(request: pytest.FixtureRequest, build_folder: Path) -> Callable[
     isa, needs, before, units = INT8_ENGINES[request.param]
     if lacks := needs - (cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()):
         pytest.skip(f"this processor lacks {', '.join(sorted(lacks))}")
-    if request.param == "amx" and (why := tiles_refused()) is not None:
+    if request.param == "amx" and (why := tiles_refused(INT8_FLAGS)) is not None:
         pytest.skip(why)
 
     def compiled(specs: Sequence[KernelSpec]) -> Kernels:
@@ -222,7 +222,7 @@ def bf16_tiles(request: pytest.FixtureRequest, build_folder: Path) -> Callable[[
     needs, before = TILES_OF_BF16[request.param]
     if lacks := needs - (cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()):
         pytest.skip(f"this processor lacks {', '.join(sorted(lacks))}")
-    if request.param == "processor" and (refused := tiles_refused(tuple(needs))) is not None:
+    if request.param == "processor" and (refused := tiles_refused(BF16_FLAGS)) is not None:
         pytest.skip(refused)
 
     def compiled(specs: Sequence[KernelSpec]) -> Kernels:

@@ -16,7 +16,7 @@ import window_cases
 from bf16_linears import FEW, WEIGHTS, check, rows_of, spec_of, weight
 from kernel_cases import aligned
 
-from qcompiler.plan.kernel import DType, KernelSpec
+from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Tiles = Callable[[Sequence[KernelSpec]], Any]
@@ -83,19 +83,31 @@ def test_blocks_of_columns_and_of_scales_have_tails(
         check(kernels, text, "bf16", "large", m)
 
 
-def test_few_rows_of_bytes_are_multiplied_in_floats(bf16_tiles: Tiles) -> None:
+@pytest.mark.parametrize(
+    "text, kinds",
+    [
+        ("int8", [("f32", "2-8", (2, 3, 5, 8)), ("bf16", "2-8", (2, 3, 5, 8)), ("f32", "1", (1,))]),
+        ("int4:group=32", [("f32", "1", (1,)), ("bf16", "2-8", (1, 2))]),
+        pytest.param("q4_K", [("bf16", "1", (1,)), ("f32", "2-8", (1, 2))], marks=pytest.mark.slow),
+    ],
+)
+def test_few_rows_are_multiplied_in_floats(bf16_tiles: Tiles, text: str, kinds: list[Any]) -> None:
     """Where there are tiles, `vdpbf16ps` is slow: x is rounded to bf16, and elements are not."""
-    kinds: list[tuple[DType, str]] = [("f32", "2-8"), ("bf16", "2-8"), ("f32", "1")]
-    kernels = bf16_tiles([spec_of("int8", x, m_class) for x, m_class in kinds])
-    (n, k), (_, data, w) = WEIGHTS["int8"], weight("int8")
-    for x, m_class in kinds:
-        for m in (1,) if m_class == "1" else (2, 3, 5, 8):
-            rows = rows_of("int8", x, m)
-            name = spec_of("int8", x, m_class).name
-            out = kernels.run_both(name, lambda r=rows, m=m: [r, data, np.full((m, n), np.nan, np.float32)], (m,))[2]
+    kernels = bf16_tiles([spec_of(text, x, m_class) for x, m_class, _ in kinds])
+    (n, k), (_, data, w) = WEIGHTS[text], weight(text)
+    for x, m_class, counts in kinds:
+        name = spec_of(text, x, m_class).name
+        for m in counts:
+
+            def products(rows: Any, name: str = name, m: int = m) -> Any:
+                return kernels.run_both(name, lambda: [rows, data, np.full((m, n), np.nan, np.float32)], (m,))[2]
+
+            rows = rows_of(text, x, m)
             given = rows[:, :k].astype(NUMPY_DTYPES["bf16"]).astype(np.float64)
-            terms = np.abs(given) @ np.abs(w.astype(np.float64)).T
-            assert (np.abs(out - given @ w.astype(np.float64).T) <= terms * (k + 2) * 2.0**-24).all(), (x, m)
+            bound = np.abs(given) @ np.abs(w.astype(np.float64)).T * (k + 2) * 2.0**-24
+            assert (np.abs(products(rows) - given @ w.astype(np.float64).T) <= bound).all(), (x, m)
+            if x == "bf16":  # numbers that `vdpbf16ps` takes for zero
+                assert products(np.full_like(rows, 2.0**-130)).any(), m
 
 
 def test_more_rows_than_a_chunk(bf16_tiles: Tiles) -> None:
@@ -140,7 +152,7 @@ def test_numbers_that_are_none_stay_in_their_rows(bf16_tiles: Tiles, text: str) 
 
 def test_the_model_has_the_bits_of_the_processor(harness: Any, build_folder: Any) -> None:
     """The model is what the manual says. Where a processor has tiles, it agrees, tiny numbers included."""
-    refused = harness.tiles_refused(tuple(sorted(harness.TILES_OF_BF16["processor"][0])))
+    refused = harness.tiles_refused(harness.BF16_FLAGS)
     if refused is not None:
         pytest.skip(refused)
     text, m = "plain", 45

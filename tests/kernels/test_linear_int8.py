@@ -24,7 +24,7 @@ from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.kinds.quantize_rows import QuantizeRowsKernel
-from qcompiler.runtime.int8_units import tiles_refused
+from qcompiler.runtime.amx import INT8_FLAGS, tiles_refused
 
 DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 WEIGHTS: dict[str, tuple[str, dict[str, Any], int, int, str]] = {  # format, N, K, the result's type
@@ -189,7 +189,7 @@ def check_engine(kernels: Any, case: str) -> None:
     assert errors.value == 0 and dots.value > before and configured.value == released.value
 
 
-@pytest.mark.skipif(tiles_refused() is not None, reason=str(tiles_refused()))
+@pytest.mark.skipif(tiles_refused(INT8_FLAGS) is not None, reason=str(tiles_refused(INT8_FLAGS)))
 def test_tiles_survive_signals_and_other_processes(build: Any) -> None:
     """Processes that share the processors and are interrupted by signals in kernels: the system saves their tiles."""
     kernels, case = build([linear_spec("int4_wide")], "x86-64-v4"), "int4_wide"
