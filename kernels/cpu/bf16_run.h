@@ -13,9 +13,9 @@ template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* jo
 }
 #endif
 
-// On processors with tiles, where `vdpbf16ps` has half the rate of FMA, up to qb_coded<D>::FLOATS rows are multiplied in
-// fp32 if the products are the same: on a Xeon of family 6, model 207, that takes 0.53 to 0.95 of the time for 1 to 8
-// rows of int8 and q8_0, and 0.80 to 0.93 for 1 and 2 rows of codes of 2 and 4 bits in one plane (int2, int4, q4_0,
+// On processors with tiles, where `vdpbf16ps` has half the rate of FMA, up to qb_coded<D>::FLOATS rows are multiplied
+// in fp32 if the products are the same. On a Xeon of family 6, model 207, that takes 0.53 to 0.95 of the time for 1 to
+// 8 rows of int8 and q8_0, and 0.80 to 0.93 for 1 and 2 rows of codes of 2 and 4 bits in one plane (int2, int4, q4_0,
 // q4_1, q4_K, iq4_nl, mxfp4). nf4 stays, since bf16 rounds its values, and so do codes in two planes, which take longer
 // in fp32.
 
