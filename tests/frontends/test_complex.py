@@ -27,7 +27,7 @@ class Rotated(nn.Module):
         with torch.no_grad():
             turns = torch.polar(torch.ones_like(angles), angles) * 2.0
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turns[:, None, :]).flatten(2)
+        return torch.view_as_real(pairs * turns.to(x.device)[:, None, :]).flatten(2)
 
 
 class Mixed(nn.Module):

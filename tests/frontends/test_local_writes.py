@@ -245,6 +245,34 @@ def test_results_of_dynamic_sizes_are_written() -> None:
         torch.testing.assert_close(torch.as_tensor(program(x)), InPlace()(x))
 
 
+class Asks(nn.Module):
+    """Asks for the type and the device that its values have, as models do."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.writes = writes
+        self.register_buffer("kept", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.writes:
+            self.kept.to(torch.float32).mul_(2)
+        copy = x.to(torch.float32, copy=True)
+        return x.to(x.device), self.kept.float() + x.to(dtype=torch.float32).type_as(x), copy, x.to(torch.float64)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_conversion_to_what_a_value_is_already_is_no_operator(writes: bool) -> None:
+    x = torch.randn(3, 8)
+    if not writes:  # a graph that torch decomposes keeps `type_as`
+        graph = export_model(Asks(False), (x,)).program.graph
+        named = [getattr(node.target, "overloadpacket", None) for node in graph.nodes]
+        assert torch.ops.aten.type_as not in named and named.count(torch.ops.aten.to) <= 2  # a copy, and float64
+    program, model = qc.qcompile(Asks(writes), (x,)), Asks(writes)
+    for _ in range(2):
+        for ours, theirs in zip(program(x), model(x), strict=True):
+            torch.testing.assert_close(torch.as_tensor(ours), theirs)
+
+
 def test_strides_that_the_functional_operator_does_not_keep(torchs_way: list[ExportedProgram]) -> None:
     model = Writes(rows_written, kept=torch.arange(32.0).view(8, 4).t())
     given = torch.randn(2, 8), torch.tensor([1, 3])

@@ -22,7 +22,7 @@ def test_every_cell_has_figures_and_missing_peers_have_reasons(tmp_path: Path) -
     cells = {(cell["what"], cell["tokens"], cell["sequences"]): cell for cell in facts["cells"]}
     decodes = {("decode", context, batch) for context in (1, 64) for batch in (1, 8)}
     assert set(cells) == {*decodes, ("prompt", 16, 1)}
-    engines = {"ours", "ours int8", "transformers bf16"}
+    engines = {"ours", "ours bf16", "ours int8", "transformers bf16"}
     if importlib.util.find_spec("torchao") is None:
         assert "not installed" in facts["missing"]["torchao int4"]
     else:

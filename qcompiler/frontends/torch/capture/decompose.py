@@ -204,6 +204,8 @@ class _Decomposer:
                 new[node] = self._copy(inner, given)
             elif node.args and isinstance(new.get(source := node.args[0]), tuple | list):
                 new[node] = new[source][node.args[1]]  # getitem of a node that became several
+            elif _changes_nothing(node):
+                new[node] = new[source]
             elif self._is_taken_apart(node.target):
                 new[node] = self._expand(node, node.target, new)
             else:
@@ -311,6 +313,21 @@ class _Decomposer:
             constants=old.constants,
             verifiers=[old.verifier],
         )
+
+
+_CONVERSIONS = (torch.ops.aten.to, torch.ops.aten.type_as)
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """Whether it converts a value to the type and device that it has, without a copy. torch's own trace would not have
+    the node, since such a conversion returns its argument."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.overloadpacket not in _CONVERSIONS:
+        return False
+    names = (argument.name for argument in node.target._schema.arguments)
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    before, after = given["self"].meta["val"], node.meta["val"]
+    asks_for_more = given.get("copy") or given.get("memory_format")
+    return not asks_for_more and (before.dtype, before.device) == (after.dtype, after.device)
 
 
 def _place_of(node: fx.Node) -> dict[str, Any]:
