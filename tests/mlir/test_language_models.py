@@ -93,7 +93,7 @@ def test_decoders_of_the_zoo(name: str) -> None:
 OF_FILES = (
     "llama", "gpt-oss", "gemma3n", "gemma4 with heads of two sizes", "phimoe", "bloom", "apertus", "minicpm3",
 )  # fmt: skip
-"""Models of GGUF files that run here, a sample: the other 71 are exported in ten minutes and more. They are made of the
+"""Models of GGUF files that run here, a sample: the other 96 are exported in ten minutes and more. They are made of the
 ops that test_oracle.py runs one by one."""
 
 

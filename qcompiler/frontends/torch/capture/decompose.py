@@ -324,7 +324,7 @@ def _changes_nothing(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.overloadpacket not in _CONVERSIONS:
         return False
     names = (argument.name for argument in node.target._schema.arguments)
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     before, after = given["self"].meta["val"], node.meta["val"]
     asks_for_more = given.get("copy") or given.get("memory_format")
     return not asks_for_more and (before.dtype, before.device) == (after.dtype, after.device)
