@@ -408,7 +408,7 @@ def _torch_linear(cell: Cell, gpu: Gpu) -> Prediction:
 
 
 SMALL_LAUNCHES = 10
-"""Small launches among a layer's 19: rotary tables and rotations, norms, the two writes into the cache."""
+"""Small launches of a layer: rotary tables and rotations, norms, the two writes into the cache."""
 
 SMALL = Range(1.2, 3.5)
 

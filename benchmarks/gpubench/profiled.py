@@ -22,7 +22,7 @@ KERNELS: dict[str, Cell] = {
     "grouped_linear": Cell("grouped", "nf4", n=4096, k=4096, m=64),
     LAYER: Cell("layer", "nf4", m=1),
 }
-"""By name; the last launches the 19 kernels of a decoder layer, so one profile shows where a step's time goes."""
+"""By name; the last launches the kernels of a decoder layer, so one profile shows where a step's time goes."""
 
 
 def run(name: str, device: str, launches: int, scale: Scale) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from by_path import ROOT
 
 from qcompiler.errors import CaptureRuleError, DeviceUnavailableError, SimulationError
 from qcompiler.runtime import reset_simulated_gpu
@@ -15,11 +17,17 @@ from qcompiler.runtime.sim.device import machine, sim_device
 from qcompiler.runtime.sim.queue import Work
 
 KINDS = (
-    "race", "barrier-divergence", "exited-before-barrier", "uninitialised-read", "cp-async-pending", "out-of-bounds",
-    "undeclared-access", "wrong-device", "unwritten-output", "shuffle-mask", "misaligned", "bad-launch", "timeout",
-    "self-check", "trap", "unordered-access", "use-after-free",
+    "race", "barrier-divergence", "exited-before-barrier", "uninitialised-read", "cp-async-pending", "wgmma-order",
+    "out-of-bounds", "undeclared-access", "before-wait", "wrong-device", "unwritten-output",
+    "shuffle-mask", "misaligned", "bad-launch", "timeout", "self-check", "trap", "unordered-access", "use-after-free",
 )  # fmt: skip
 """As docs/simulated-gpu.md lists them."""
+
+
+def test_these_are_the_kinds_of_the_page() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "simulated-gpu.md").read_text(), re.MULTILINE)
+    assert [kind for row in rows for kind in re.findall(r"`([^`]+)`", row)] == list(KINDS)
+    assert f"{len(KINDS)} kinds" in (ROOT / "docs" / "security.md").read_text()
 
 
 def found(device: int, kind: str) -> SimulationError:

@@ -100,13 +100,15 @@ def test_cpu_inputs_of_more_than_2_to_the_31_elements(
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
 
-CUDA_KERNELS = [  # (format, type, rows of x, class of M): both engines, each class, every way to store a weight
-    ("int8", "f32", 5, "2-8"), ("nf4", "bf16", 33, "9-64"),
-    pytest.param("nf4", "bf16", 1, "1", marks=pytest.mark.slow),
-    pytest.param("int8", "f32", 33, "large", marks=pytest.mark.slow),
-    pytest.param("plain", "f32", 33, "9-64", marks=pytest.mark.slow),
-    pytest.param("plain", "bf16", 100, "large", marks=pytest.mark.slow),
-    pytest.param("int8", "bf16", 33, "9-64", marks=pytest.mark.slow),
+CUDA_KERNELS = [  # (format, type, rows of x, class of M, arch): each engine and class, every way to store a weight
+    ("int8", "f32", 5, "2-8", "sm_80"), ("nf4", "bf16", 33, "9-64", "sm_80"),
+    pytest.param("nf4", "bf16", 1, "1", "sm_80", marks=pytest.mark.slow),
+    pytest.param("int8", "f32", 33, "large", "sm_80", marks=pytest.mark.slow),
+    pytest.param("plain", "f32", 33, "9-64", "sm_80", marks=pytest.mark.slow),
+    pytest.param("plain", "bf16", 100, "large", "sm_80", marks=pytest.mark.slow),
+    pytest.param("int8", "bf16", 33, "9-64", "sm_80", marks=pytest.mark.slow),
+    pytest.param("nf4", "bf16", 100, "large", "sm_90a", marks=pytest.mark.slow),
+    pytest.param("plain", "bf16", 100, "large", "sm_90a", marks=pytest.mark.slow),
 ]  # fmt: skip
 ARCH = "sm_80"
 ROWS = (1 << 20) + 16
@@ -133,9 +135,9 @@ template <class I> QT_UNSEEN I qt_shifted(I i) {
 """
 
 
-@pytest.mark.parametrize(("kind", "dtype", "m", "m_class"), CUDA_KERNELS)
+@pytest.mark.parametrize(("kind", "dtype", "m", "m_class", "arch"), CUDA_KERNELS)
 def test_the_last_blocks_of_a_cuda_linear_find_what_lies_behind_2_to_the_31(
-    kind: str, dtype: str, m: int, m_class: Any, far: Any
+    kind: str, dtype: str, m: int, m_class: Any, arch: str, far: Any
 ) -> None:
     """The last blocks of the grid alone run, on the simulated GPU, with every access checked: the kernel's own text, in
     which the numbers of blocks begin at those of the last. Only the last 16 rows of the weight, the rows of x and the
@@ -144,12 +146,12 @@ def test_the_last_blocks_of_a_cuda_linear_find_what_lies_behind_2_to_the_31(
 
     weight = far.far_weight(kind, dtype, "cuda_t16_v1", ROWS)
     spec = cuda_spec(far, weight, m, m_class)
-    source = emit.emit_sim_module([spec], ARCH)
+    source = emit.emit_sim_module([spec], arch)
     assert SHIFT in source
     path = compile_sim(source.replace(SHIFT, SHIFTED), checked=True, name="far")
     machine = engine()
     machine.reserve(0)
-    library, geometry = machine.load(path), emit.geometry(spec, ARCH)
+    library, geometry = machine.load(path), emit.geometry(spec, arch)
     by_x = m_class in ("1", "2-8")  # a block per panel along x, else blocks of rows of w along y
     grid = geometry.at({})
     first = (grid[0] - 1, 0) if by_x else (0, grid[1] - 1)
