@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 import qcompiler as qc
 from qcompiler.frontends.torch.capture.export import export_model
@@ -263,14 +264,47 @@ class Asks(nn.Module):
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_conversion_to_what_a_value_is_already_is_no_operator(writes: bool) -> None:
     x = torch.randn(3, 8)
-    if not writes:  # a graph that torch decomposes keeps `type_as`
-        graph = export_model(Asks(False), (x,)).program.graph
-        named = [getattr(node.target, "overloadpacket", None) for node in graph.nodes]
-        assert torch.ops.aten.type_as not in named and named.count(torch.ops.aten.to) <= 2  # a copy, and float64
+    graph = export_model(Asks(writes), (x,)).program.graph
+    named = [getattr(node.target, "overloadpacket", None) for node in graph.nodes]
+    assert torch.ops.aten.type_as not in named and named.count(torch.ops.aten.to) <= 2  # a copy, and float64
     program, model = qc.qcompile(Asks(writes), (x,)), Asks(writes)
     for _ in range(2):
         for ours, theirs in zip(program(x), model(x), strict=True):
             torch.testing.assert_close(torch.as_tensor(ours), theirs)
+
+
+def as_its_type(m: Any, x: torch.Tensor) -> Any:
+    m.kept.type_as(x).mul_(2)
+    return m.kept * 1
+
+
+def before_it_is_written(m: Any, x: torch.Tensor) -> Any:
+    y, z = m.kept.to(x.device), m.kept.type_as(x)
+    m.kept.mul_(2)
+    return y + x, z * 1
+
+
+@pytest.mark.parametrize("step", [as_its_type, before_it_is_written])
+def test_what_returns_its_argument_shares_its_memory(step: Callable[..., Any]) -> None:
+    x, model = torch.randn(4, 8), Writes(lambda m, x, rows: step(m, x))
+    given = x, torch.tensor([1, 3])
+    program = qc.qcompile(model, given)
+    for _ in range(3):
+        for ours, theirs in zip(*map(pytree.tree_leaves, (program(*given), model(*given))), strict=True):
+            torch.testing.assert_close(torch.as_tensor(ours), theirs)
+
+
+def test_a_conversion_of_an_argument_by_name() -> None:
+    exported = torch.export.export(Asks(False), (torch.randn(3, 8),))
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten.to.dtype:
+            source, dtype, *rest = node.args
+            assert not rest or True in rest
+            if not rest:
+                node.args, node.kwargs = (), {"self": source, "dtype": dtype}
+    x = torch.randn(3, 8)
+    for ours, theirs in zip(qc.qcompile(exported, (x,))(x), Asks(False)(x), strict=True):
+        torch.testing.assert_close(torch.as_tensor(ours), theirs)
 
 
 def test_strides_that_the_functional_operator_does_not_keep(torchs_way: list[ExportedProgram]) -> None:

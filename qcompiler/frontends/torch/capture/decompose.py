@@ -42,6 +42,7 @@ _PLACE = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "from
 
 def decompose(program: ExportedProgram, keep: KeepOps) -> ExportedProgram:
     """The program with every operator outside `keep` decomposed by torch's core ATen table, and nothing in place."""
+    keep -= _MAY_RETURN_ITS_ARGUMENT
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         writes = _local_writes(program)
@@ -66,6 +67,9 @@ def _cannot(module: fx.GraphModule, error: Exception) -> str:
         "give qcompile an ExportedProgram that is decomposed already"
     )
 
+
+_MAY_RETURN_ITS_ARGUMENT: KeepOps = frozenset({torch.ops.aten.type_as.default})
+"""A composite operator whose schema does not say so: kept, torch would lose what is written to its result."""
 
 ALSO = ("addmv.default", "dist.default", "grid_sampler_2d.default", "ldexp.Tensor",
          "tril_indices.default", "triu_indices.default")  # fmt: skip
@@ -204,8 +208,8 @@ class _Decomposer:
                 new[node] = self._copy(inner, given)
             elif node.args and isinstance(new.get(source := node.args[0]), tuple | list):
                 new[node] = new[source][node.args[1]]  # getitem of a node that became several
-            elif _changes_nothing(node):
-                new[node] = new[source]
+            elif (same := _unchanged(node)) is not None:
+                new[node] = new[same]
             elif self._is_taken_apart(node.target):
                 new[node] = self._expand(node, node.target, new)
             else:
@@ -315,19 +319,18 @@ class _Decomposer:
         )
 
 
-_CONVERSIONS = (torch.ops.aten.to, torch.ops.aten.type_as)
-
-
-def _changes_nothing(node: fx.Node) -> bool:
-    """Whether it converts a value to the type and device that it has, without a copy. torch's own trace would not have
-    the node, since such a conversion returns its argument."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.overloadpacket not in _CONVERSIONS:
-        return False
+def _unchanged(node: fx.Node) -> fx.Node | None:
+    """What `node` converts to the type, device and layout that it has, without a copy; None if it does anything else.
+    torch's own trace would not have the node, since such a conversion returns its argument."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.overloadpacket is not torch.ops.aten.to:
+        return None
     names = (argument.name for argument in node.target._schema.arguments)
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    before, after = given["self"].meta["val"], node.meta["val"]
-    asks_for_more = given.get("copy") or given.get("memory_format")
-    return not asks_for_more and (before.dtype, before.device) == (after.dtype, after.device)
+    source: fx.Node = given["self"]
+    before, after = source.meta["val"], node.meta["val"]
+    if given.get("copy") or given.get("memory_format"):
+        return None
+    return source if all(getattr(before, n) == getattr(after, n) for n in ("dtype", "device", "layout")) else None
 
 
 def _place_of(node: fx.Node) -> dict[str, Any]:
