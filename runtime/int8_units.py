@@ -1,8 +1,10 @@
 """Which instructions multiply int8 on the CPU, by the variable `QC_INT8`. No choice changes a result.
 
-amx      tiles of AMX for 8 to 14 rows and more (kernels/cpu/int8_tiles.h), else as vnni: the default
-vnni     dot products of bytes (AVX-512 VNNI, AVX-VNNI) where the processor has them, else pairs
-pairs    pairs of 16-bit numbers (pmaddwd), as on a processor without VNNI
+    amx      tiles of AMX for 8 to 14 rows and more (kernels/cpu/int8_tiles.h), else as vnni: the default
+    vnni     dot products of bytes (AVX-512 VNNI, AVX-VNNI) where the processor has them, else pairs
+    pairs    pairs of 16-bit numbers (pmaddwd), as on a processor without VNNI
+
+Tiles are used where the system allows them (amx.py).
 """
 
 from __future__ import annotations

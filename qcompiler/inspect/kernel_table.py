@@ -26,6 +26,7 @@ from qcompiler.kernels.cuda.weights import Weight, weight_of
 from qcompiler.kernels.select import INT8, LINEAR, LinearQuery, MClass, choose_linear, weight_layout
 from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.runtime.amx import BF16_FLAGS, INT8_FLAGS
 from qcompiler.runtime.isa import missing_for
 
 N = K = 4096
@@ -158,7 +159,7 @@ def _cpu(
     if lacking is not None:
         return f"{vectors}, fp32 of numbers in bf16", [("pairs of bf16", lacking)]
     pairs = "AVX512-BF16, pairs of bf16"
-    if flags is None or not {"amx_tile", "amx_bf16"} <= {*flags}:
+    if flags is None or not {*BF16_FLAGS} <= {*flags}:
         return pairs, []
     if asked.bf16 == "amx" and asked.refused is None:
         return f"AMX from 2 to 6 rows on, by format, else {pairs}", []
@@ -181,7 +182,7 @@ def _cpu_int8(isa: str, flags: Collection[str] | None, asked: Asked) -> tuple[st
         return pairs, [*wider, (vnni, "QC_INT8=pairs asks for pairs")]
     if lacks := [flag for flag in needs if flags is not None and flag not in flags]:
         return pairs, [*wider, (vnni, f"this processor lacks {', '.join(lacks)}")]
-    if isa == "x86-64-v4" and flags is not None and {"amx_tile", "amx_int8"} <= {*flags}:
+    if isa == "x86-64-v4" and flags is not None and {*INT8_FLAGS} <= {*flags}:
         if int8 == "amx" and refused is None:
             return TILED, wider
         return vnni, [*wider, ("AMX", refused if int8 == "amx" and refused else "QC_INT8=vnni asks for AVX-512 VNNI")]

@@ -186,7 +186,7 @@ VNNI_FLAGS = {"avx512_vnni", "avx512vbmi"}
 INT8_ENGINES: dict[str, tuple[str, set[str], str, int]] = {
     "vex": ("x86-64-v3", {"avx512vl", "avx512_vnni"}, "#define QI_EVEX 1\n", 0),
     "model": ("x86-64-v4", VNNI_FLAGS, Path(__file__).with_name("amx_model.h").read_text(), 2),
-    "amx": ("x86-64-v4", VNNI_FLAGS | {"amx_tile", "amx_int8"}, "", 2),
+    "amx": ("x86-64-v4", VNNI_FLAGS | {*INT8_FLAGS}, "", 2),
 }
 """Engines of int8.h that not every processor has: AVX-VNNI's product in the EVEX encoding of AVX-512, AMX on a model of
 its tiles, and AMX itself. (ISA, what the processor needs, text before the kernels, `int8_units`.)"""
@@ -211,7 +211,7 @@ def int8_engine(request: pytest.FixtureRequest, build_folder: Path) -> Callable[
 
 TILES_OF_BF16 = {
     "model": ({"avx512_bf16"}, Path(__file__).with_name("amx_model.h").read_text()),
-    "processor": ({"avx512_bf16", "amx_tile", "amx_bf16"}, ""),
+    "processor": ({*BF16_FLAGS}, ""),
 }
 """Tiles of bf16: what the processor needs, text before the kernels."""
 
