@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"state\.(?:keys|values|index)_(\d{1,6})")
 _STATE = re.compile(r"state\.(?:conv|recurrent)_(\d{1,6})_\d{1,3}")
 """What a layer keeps beside keys and values (lm/states.py)."""
+_ENTRIES = re.compile(r"state\.entries_(\d{1,6})_(?:keys|index)")
+"""Rows for blocks of tokens (lm/pooled.py)."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +49,31 @@ def layer_caches(record: LanguageModel, plan: Plan) -> list[LayerCache]:
 def cache_lines(record: LanguageModel, plan: Plan) -> list[str]:
     """The caches in words: a line for each kind of layer."""
     caches = layer_caches(record, plan)
-    states = layer_states(plan)
-    total = sum(each.nbytes for each in caches) + sum(states.values())
+    states, entries = layer_states(plan), layer_sizes(plan, _ENTRIES)
+    total = sum(each.nbytes for each in caches) + sum(states.values()) + sum(entries.values())
     lines = [f"cache    {human_bytes(total)} for {counted(record.max_batch, 'sequence')}"]
     kinds = sorted({(each.is_ring, each.rows, each.nbytes) for each in caches})
     for is_ring, rows, nbytes in kinds:
         layers = [each.layer for each in caches if (each.is_ring, each.rows, each.nbytes) == (is_ring, rows, nbytes)]
         what = f"a ring of {rows} rows (window {record.window})" if is_ring else f"{rows} rows"
         lines.append(f"  layers {_spans(layers)}: {what}, {human_bytes(nbytes)} each")
-    for nbytes in sorted(set(states.values())):
-        layers = [layer for layer, size in states.items() if size == nbytes]
-        lines.append(f"  layers {_spans(layers)}: states that each token changes, {human_bytes(nbytes)} each")
+    for held, what in ((entries, "a row for each block of tokens"), (states, "states that each token changes")):
+        for nbytes in sorted(set(held.values())):
+            layers = [layer for layer, size in held.items() if size == nbytes]
+            lines.append(f"  layers {_spans(layers)}: {what}, {human_bytes(nbytes)} each")
     return lines
 
 
 def layer_states(plan: Plan) -> dict[int, int]:
-    """The bytes of what layers keep beside keys and values, by layer."""
+    """The bytes of the states that each token changes, by layer."""
+    return layer_sizes(plan, _STATE)
+
+
+def layer_sizes(plan: Plan, name: re.Pattern[str]) -> dict[int, int]:
+    """The bytes of the states of a name, by layer."""
     sizes: dict[int, int] = {}
     for arena in plan.arenas:
-        found = _STATE.fullmatch(arena.name) if arena.kind == "state" else None
+        found = name.fullmatch(arena.name) if arena.kind == "state" else None
         if found is not None:
             sizes[int(found[1])] = sizes.get(int(found[1]), 0) + arena.nbytes
     return dict(sorted(sizes.items()))

@@ -9,8 +9,9 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +22,9 @@ from qcompiler.frontends.torch.capture.expert_weights import as_pairs
 from qcompiler.lm.reads import CALL_ERRORS, TokenCounts, line_of
 from qcompiler.lm.rotation import block_of
 from qcompiler.lm.states import Kind, StateShape
+
+if TYPE_CHECKING:
+    from qcompiler.lm.pooled import EntryShape
 
 MaskRule = Callable[..., Any]
 """transformers' rule: whether the query at a position sees the key at a position, as broadcast tensors."""
@@ -46,27 +50,36 @@ class Ring:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer hands to its cache."""
+    """What one layer hands to its cache. `is_shared`: its keys are its values too."""
 
     heads: int
     key_dim: int
     value_dim: int
     dtype: torch.dtype
+    is_shared: bool = False
+
+    @property
+    def has_values(self) -> bool:
+        """Whether there are values to be kept beside the keys. GLM 5 Next hands over some without columns."""
+        return self.value_dim > 0 and not self.is_shared
 
 
 @dataclass
 class Probe:
     """What was seen of each layer of the cache. `states` are those beside keys and values, by name. `indexers` are the
-    keys by which a layer chooses tokens. `uses` are the
+    keys by which a layer chooses tokens, `entries` what stands for blocks of tokens (lm/pooled.py). `uses` are the
     calls of attention that read a layer: the window that transformers handed over, and the rule of the mask."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     states: dict[str, StateShape] = field(default_factory=dict)
     indexers: dict[int, LayerShape] = field(default_factory=dict)
+    entries: dict[str, EntryShape] = field(default_factory=dict)
     uses: dict[int, list[tuple[int | None, MaskRule | None]]] = field(default_factory=dict)
     written_out: set[int] = field(default_factory=set)
     keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     masks: list[tuple[torch.Tensor, MaskRule]] = field(default_factory=list)
+    has_masks_of_blocks: bool = False
+    """Whether attention has masks of lm/pooled.py in the place of transformers'."""
     reasons: dict[int, str] = field(default_factory=dict)
     """Why a layer has no window, once `windows` was asked."""
 
@@ -81,19 +94,27 @@ class Probe:
         cache in this form are not noted."""
         rule = next((rule for made, rule in self.masks if _is_whole(mask, made)), None)
         for kept, layer in self.keys:
-            if kept is key:
+            if kept is key or self._is_followed_by_entries(kept, layer, key):
                 self.uses.setdefault(layer, []).append((window if isinstance(window, int) else None, rule))
                 if written_out:
                     self.written_out.add(layer)
+
+    def _is_followed_by_entries(self, kept: torch.Tensor, layer: int, key: torch.Tensor) -> bool:
+        """Whether attention gets the last keys of a layer, and behind them what stands for blocks of tokens."""
+        follows = any(shape.layer == layer and shape.is_attended for shape in self.entries.values())
+        return follows and kept is self.keys[-1][0] and key.shape[1::2] == kept.shape[1::2]
 
     def reads(self, layer: int) -> bool:
         """Whether all that reads a layer's keys and values is attention by scaled dot products."""
         return layer in self.uses and layer not in self.written_out
 
     def rotated(self) -> frozenset[int]:
-        """The layers whose keys may be rotated: all that reads them is attention, which rotates its queries as well."""
+        """The layers whose keys may be rotated: they are no values, and all that reads them is attention, which rotates
+        its queries as well."""
         return frozenset(
-            layer for layer, shape in self.shapes.items() if layer in self.uses and block_of(shape.key_dim) > 1
+            layer
+            for layer, shape in self.shapes.items()
+            if layer in self.uses and block_of(shape.key_dim) > 1 and not shape.is_shared
         )
 
     def windows(self, length: int) -> dict[int, int]:
@@ -238,6 +259,9 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
                 f"{text}): check that its configuration is that of the weights, that it is a causal language model, "
                 "and that it takes a cache of transformers' common classes, not one of its own"
             ) from error
+    for name, state in seen.states.items():
+        if not state.dtype.is_floating_point:
+            seen.states[name] = replace(state, start=_token_before_a_text(model, state))
     if not seen.shapes and not seen.states:
         raise ExportError(
             f"{type(model).__name__} hands neither keys and values nor states to a cache; a causal language model of "
@@ -251,19 +275,39 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
     return seen, int(found.logits.shape[-1])
 
 
+def _token_before_a_text(model: nn.Module, state: StateShape) -> int:
+    """The token that stands for those before a text, in a state of tokens."""
+    for module in model.modules():
+        if getattr(module, "layer_idx", None) == state.layer and isinstance(vars(module).get("eos_token_id"), int):
+            return int(module.eos_token_id)  # type: ignore[arg-type]
+    dtype = str(state.dtype).removeprefix("torch.")
+    raise ExportError(
+        f"layer {state.layer} of {type(model).__name__} keeps whole numbers ({dtype}), and no module of it says with "
+        "which token a text begins (`eos_token_id`)"
+    )
+
+
+class _NoLayers(list[Any]):
+    """No layers. Qwen 4 asks one of them, whichever it is, for the positions of the tokens before."""
+
+    def __getitem__(self, _number: Any) -> Any:
+        return SimpleNamespace(indexer_position_ids=None)
+
+
 class _Recorder(Cache):
     """A cache that keeps nothing, and notes what it is given. No layer has a state yet."""
 
     def __init__(self, seen: Probe) -> None:
-        super().__init__(layers=[])
+        super().__init__(layers=_NoLayers())
         self.seen = seen
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.seen.shapes[layer_idx] = LayerShape(
-            key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype
-        )
+            key_states.shape[1], key_states.shape[3], value_states.shape[3], key_states.dtype,
+            is_shared=value_states is key_states,
+        )  # fmt: skip
         self.seen.keys.append((key_states, layer_idx))
         return key_states, value_states
 

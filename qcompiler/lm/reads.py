@@ -126,7 +126,7 @@ def check_reads(step: DecoderStep, inputs: Mapping[str, torch.Tensor]) -> None:
         found = _depends(step, {**states, **masks, _FIRST: step.first}, inputs)
     finally:
         step.first = None
-    name = type(step.language_model).__name__
+    name = type(step.whole_model).__name__
     _refuse_states(name, sorted(set(states) - found))
     _refuse_mask(name, sorted(set(masks) & found))
     if several and _FIRST in found:
@@ -137,9 +137,9 @@ def check_reads(step: DecoderStep, inputs: Mapping[str, torch.Tensor]) -> None:
 
 def _masks(step: DecoderStep) -> Iterable[tuple[str, torch.Tensor]]:
     """Buffers of the model that can be masks: squares over all pairs of positions."""
-    config: Any = step.language_model.config
+    config: Any = step.whole_model.config
     length = getattr(config, "max_position_embeddings", None)
-    for name, buffer in step.language_model.named_buffers():
+    for name, buffer in step.whole_model.named_buffers():
         if buffer.ndim > 1 and buffer.shape[-1] == buffer.shape[-2] > 1 and _can_be_mask(buffer, length):
             yield name, buffer
 
@@ -185,7 +185,7 @@ def _depends(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     origins = Origins(followed)
-    model = step.language_model
+    model = step.whole_model
     try:
         with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True), origins:
             logits, _ = step(**inputs)

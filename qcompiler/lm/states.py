@@ -6,9 +6,9 @@ transformers holds both in the layers of its cache (`LinearAttentionCacheLayerMi
     get_recurrent_state()       what `update_recurrent_state` was given by the call before; None at the beginning
 
 Here they are buffers of the step, so that they become states of the program, and each sequence has a slot of them. A
-sequence whose call begins at position 0 begins with zeros, which is what transformers computes without a state.  A
-call's sequences read as many tokens as the call has, or none (`counts`, lm/conversation.py): one that reads none keeps
-its states.
+sequence whose call begins at position 0 begins with zeros, which is what transformers computes without a state, or in a
+state of tokens (Qwen 4 hashes the last ones) with the token that ends a text.  A call's sequences read as many tokens
+as the call has, or none (`counts`, lm/conversation.py): one that reads none keeps its states.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ def call(step: DecoderStep | None) -> None:
 
 @dataclass(frozen=True)
 class StateShape:
-    """One state of one sequence: the `index`-th of its kind in a layer of the cache."""
+    """One state of one sequence: the `index`-th of its kind in a layer of the cache. A text begins with `start`."""
 
     kind: Kind
     layer: int
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    start: int = 0
 
     @property
     def name(self) -> str:
@@ -65,6 +66,7 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):
         shapes = [shape for shape in step.states if shape.layer == number]
         LinearAttentionCacheLayerMixin.__init__(self, max(shape.index for shape in shapes) + 1)
         self.step = step
+        self.starts = {(shape.kind, shape.index): shape.start for shape in shapes}
         self.buffers: dict[tuple[Kind, int], torch.Tensor] = {
             (shape.kind, shape.index): getattr(step, shape.name) for shape in shapes
         }
@@ -82,10 +84,8 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):
         begins = self.step.positions[:, 0] == 0
         for (each, index), buffer in self.buffers.items():
             if each == kind:
-                yield (
-                    index,
-                    torch.where(_over(begins, buffer), torch.zeros((), dtype=buffer.dtype), self._slots(buffer)),
-                )
+                start = torch.full((), self.starts[each, index], dtype=buffer.dtype)
+                yield index, torch.where(_over(begins, buffer), start, self._slots(buffer))
 
     def _slots(self, buffer: torch.Tensor) -> torch.Tensor:
         """The slots of the call's sequences. Without a batch there is one slot."""

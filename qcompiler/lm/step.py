@@ -29,7 +29,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from qcompiler.errors import ArgumentError, ExportError
 from qcompiler.formats import cache_rows
 from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
-from qcompiler.lm import probe, recurrences, rotation, states
+from qcompiler.lm import pooled, probe, recurrences, rotation, states
 from qcompiler.lm.record import mark_slots
 from qcompiler.units import human_bytes
 
@@ -61,7 +61,7 @@ class DecoderStep(nn.Module):
     allows; a row that was not written yet lies behind every position, and is never read.
     """
 
-    language_model: Any
+    whole_model: Any
     drawn: torch.Tensor
     marks: torch.Tensor
 
@@ -73,10 +73,12 @@ class DecoderStep(nn.Module):
         self._modules.update(model._modules)
         self._parameters.update(model._parameters)
         self._buffers.update(model._buffers)
-        self.__dict__["language_model"] = model
+        self.__dict__["whole_model"] = model  # parts of models are called language_model
         self.batch, self.length = batch, length
         self.positions: torch.Tensor | None = None
         self.rows: torch.Tensor | None = None
+        self.begins: torch.Tensor | None = None
+        """The row (b, 1) of each sequence's first token."""
         self.wanted: torch.Tensor | None = None
         self.counts: torch.Tensor | None = None
         self.caches: list[Any] = []
@@ -86,7 +88,7 @@ class DecoderStep(nn.Module):
         self.told = {"position_ids"} <= set(inspect.signature(model.forward).parameters)
         self.kind = cache if isinstance(cache, str) and cache != ROUNDED else None
         found, self.vocabulary = probe.probe(model)
-        self.has_mask = bool(found.masks)
+        self.has_mask = bool(found.masks) or found.has_masks_of_blocks
         config: Any = model.config
         self.replaced = config._attn_implementation == ATTENTION
         """Whether all attention of the model is that of this module."""
@@ -94,6 +96,7 @@ class DecoderStep(nn.Module):
         self.windows = found.windows(tokens)
         self.shapes = dict(sorted(found.shapes.items()))
         self.states = sorted(found.states.values(), key=lambda each: (each.layer, each.kind, each.index))
+        self.entries = sorted(found.entries.values(), key=lambda each: (each.layer, each.name))
         self.reasons = found.reasons
         self.ring = probe.ring_of(self.windows, chunk, tokens)
         self.rotated = found.rotated() if self.kind == "int4" else frozenset[int]()
@@ -103,7 +106,8 @@ class DecoderStep(nn.Module):
             if number in self.rotated:
                 turn = rotation.hadamard(layer.key_dim, layer.dtype)
                 self.register_buffer(f"rotation_{layer.key_dim}", turn, persistent=False)
-            for name, dim in (("keys", layer.key_dim), ("values", layer.value_dim)):
+            kept = {"keys": layer.key_dim, "values": layer.value_dim}
+            for name, dim in list(kept.items())[: 2 if layer.has_values else 1]:
                 rounded = torch.bfloat16 if cache == ROUNDED and found.reads(number) else layer.dtype
                 row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else rounded)
                 if self.kind is not None:
@@ -113,6 +117,7 @@ class DecoderStep(nn.Module):
             row = torch.zeros(indexer.key_dim, dtype=indexer.dtype)
             self.register_buffer(f"index_{number}", _rows(row, 1, batch * self.rows_of(number)))
         slots = mark_slots(batch)
+        pooled.register(self, self.entries, batch, length)
         states.register(self, self.states, slots)
         self.register_buffer("drawn", torch.zeros(slots, dtype=torch.int64))
         self.register_buffer("marks", torch.zeros(2, slots, self.vocabulary))
@@ -164,6 +169,7 @@ class DecoderStep(nn.Module):
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
         self.positions, self.rows, self.wanted = positions, rows.reshape(-1), wanted
+        self.begins = rows[:, :1]
         self.ring_rows = None if self.ring is None else self._in_ring(rows).reshape(-1)
         states.call(self)
         try:
@@ -174,10 +180,10 @@ class DecoderStep(nn.Module):
                 # Layers with other states would multiply by it, which changes nothing: no call has padding.
                 more["attention_mask"] = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
             more[self.cache_argument] = StepCache(self)
-            logits: torch.Tensor = self.language_model(input_ids=ids, use_cache=True, **more).logits
+            logits: torch.Tensor = self.whole_model(input_ids=ids, use_cache=True, **more).logits
         finally:
             states.call(None)
-            self.positions = self.rows = self.wanted = self.ring_rows = self.counts = None
+            self.positions = self.rows = self.begins = self.wanted = self.ring_rows = self.counts = None
             self.caches, self.asked = [], None
         return logits
 
@@ -222,11 +228,14 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         super().__init__()  # type: ignore[no-untyped-call]
         self.step, self.number = step, number
         self.keys: Any = getattr(step, f"keys_{number}")
-        self.values: Any = getattr(step, f"values_{number}")
+        self.shape = step.shapes[number]
+        self.values: Any = getattr(step, f"values_{number}") if self.shape.has_values else self.keys
         self.length = step.rows_of(number)
         self.is_sliding = self.length != step.length  # transformers asks a sliding layer for the size of their mask
         self.window = step.windows[number] if self.is_sliding else None
         self.is_rotated = number in step.rotated
+        self.indexer_position_ids: Any = None
+        """Qwen 4 puts the positions of a call behind these; its index asks for those of the call's tokens alone."""
         self.read: Any = None
         """The keys that attention gets, once they are known."""
         self.is_initialized = True
@@ -238,9 +247,11 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         """Writes the call's keys and values to their rows; returns those of each sequence, (b, heads, length, dim)."""
         if self.is_rotated:
             key_states = self.rotate(key_states)
-        new, kept = (key_states, value_states), (self.keys, self.values)
-        self.read, values = (self._update(*each) for each in zip(kept, new, self._stored(new), strict=True))
-        return self.read, values
+        new = (key_states, value_states) if self.shape.has_values else (key_states,)
+        kept = (self.keys, self.values)
+        read = [self._update(*each) for each in zip(kept, new, self._stored(new), strict=False)]
+        self.read = read[0]
+        return read[0], read[-1] if self.shape.value_dim else read[0][..., :0]
 
     def update_indexer(self, keys: torch.Tensor) -> torch.Tensor:
         """Writes the keys by which a layer chooses tokens (b, s, dim); returns each sequence's, (b, length, dim).  They
@@ -257,14 +268,14 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         """Keys or queries (…, dim) times the layer's rotation (lm/rotation.py)."""
         return functional.linear(x, getattr(self.step, f"rotation_{x.shape[-1]}"))
 
-    def _stored(self, new: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Keys and values as the cache has them."""
-        kind, (keys, values) = self.step.kind, new
+    def _stored(self, new: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Keys and values, or what is both, as the cache has them."""
+        kind = self.step.kind
         if kind is None:
-            return keys.to(self.keys.dtype), values.to(self.values.dtype)
-        if keys.shape == values.shape:  # one kernel makes the rows of both
+            return tuple(each.to(kept.dtype) for each, kept in zip(new, (self.keys, self.values), strict=False))
+        if len(new) == 2 and new[0].shape == new[1].shape:  # one kernel makes the rows of both
             both: torch.Tensor = torch.ops.qc.quantize_cache(torch.cat(new, 1), kind)
-            made: tuple[torch.Tensor, ...] = torch.split(both, keys.shape[1], 1)
+            made: tuple[torch.Tensor, ...] = torch.split(both, new[0].shape[1], 1)
             return made
         return tuple(torch.ops.qc.quantize_cache(each, kind) for each in new)
 
@@ -371,19 +382,40 @@ def attention(
             query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
         return out.transpose(1, 2).contiguous(), None
-    groups = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(groups, 1) if groups > 1 else each for each in (key, value))
-    scores = query @ key.transpose(2, 3) * (scale if scale is not None else query.shape[-1] ** -0.5)
+    return _written_out(query, key, value, attention_mask, scale, softcap, bias, sinks), None
+
+
+def _written_out(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kept: torch.Tensor,
+    scale: float | None,
+    softcap: float | None,
+    bias: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention (b, s, heads, dim) for which torch has no operator.
+
+    The queries of a group of heads are rows of one product with the group's keys, which are read once: (b, kv heads,
+    group · s, dim).  A sink is one more score of each head, whose weight multiplies nothing.
+    """
+    b, heads, s, dim = query.shape
+    rows = key.shape[1], heads // key.shape[1] * s
+    scores = (query.reshape(b, *rows, dim) @ key.transpose(2, 3)).view(b, heads, s, key.shape[2])
+    scores = scores * (scale if scale is not None else dim**-0.5)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    scores = scores.masked_fill(~kept, torch.finfo(scores.dtype).min)
     if sinks is None:
-        return (scores.float().softmax(-1).to(query.dtype) @ value).transpose(1, 2).contiguous(), None
-    extra = sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[2], 1)
-    weights = torch.cat([scores, extra.to(scores.dtype)], -1).float().softmax(-1)[..., :-1]
-    return (weights.to(query.dtype) @ value).transpose(1, 2).contiguous(), None
+        weights = scores.float().softmax(-1)
+    else:
+        extra = sinks.reshape(1, -1, 1, 1).expand(b, -1, s, 1)
+        weights = torch.cat([scores, extra.to(scores.dtype)], -1).float().softmax(-1)[..., :-1]
+    out = weights.to(query.dtype).reshape(b, *rows, key.shape[2]) @ value
+    return out.view(b, heads, s, value.shape[3]).transpose(1, 2).contiguous()
 
 
 def _ring_attention(
@@ -417,7 +449,7 @@ def prepared(
     modes = [(module, module.training) for module in model.modules()]
     handle = None
     try:
-        with fixed_rotations(model, length), recurrences.replaced(model):
+        with fixed_rotations(model, length), recurrences.replaced(model), pooled.replaced(model):
             model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
             _take_masks(config._attn_implementation)
             step = DecoderStep(model, batch, rows, length, chunk, cache).eval()

@@ -59,6 +59,22 @@ _DELTA = {
     "num_hidden_layers": 3,
 }  # fmt: skip
 
+_QWEN_4 = {
+    "layer_types": ["linear_attention", "indexed_attention", "linear_attention"], "hc_count": 2, "hc_lowrank": 32,
+    "indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 4,
+    "indexer_compress_ratio": 2, "shared_expert_intermediate_size": 256, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True},
+}  # fmt: skip
+
+_DEEPSEEK_4 = {
+    "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 64, "q_lora_rank": 64, "o_groups": 2,
+    "o_lora_rank": 32, "index_n_heads": 32, "index_head_dim": 32, "index_topk": 2, "sliding_window": 5,
+    "hc_sinkhorn_iters": 3, "partial_rotary_factor": 0.5, "compress_rope_theta": 1e5, "num_hash_layers": 1,
+    "swiglu_limit": 1.5, "max_position_embeddings": 256,
+    "layer_types": ["sliding_attention", "heavily_compressed_attention", *2 * ["compressed_sparse_attention"]],
+}  # fmt: skip
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama with scaled frequencies": ("Llama", {"rope_parameters": {
@@ -219,6 +235,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("Qwen3Next", {**_DELTA, "shared_expert_intermediate_size": 256}),
     "qwen35": ("Qwen3_5Text", _DELTA),
     "qwen35moe": ("Qwen3_5MoeText", {**_DELTA, "shared_expert_intermediate_size": 256}),
+    "qwen4exp": ("Qwen4ExpText", {
+        **_DELTA, **_QWEN_4, "ple_layer_ids": [1], "ple_embed_dim": 128, "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 101, "split_ngram_parts": 2, "make_ngram_vocab_size_divisible_by": 8}),
+    "qwen4exp without n-grams": ("Qwen4ExpText", {**_DELTA, **_QWEN_4}),
+    "deepseek4": ("DeepseekV4", _DEEPSEEK_4),
+    "deepseek4 with scaled positions": ("DeepseekV4", {**_DEEPSEEK_4, "rope_parameters": _YARN}),
     "bitnet": ("BitNet", {"hidden_act": "silu", "tie_word_embeddings": True}),
     "hrm_text": ("HrmText", {"H_cycles": 2, "L_cycles": 2, "embedding_scale": 3.0, "prefix_lm": False}),
 }  # fmt: skip
@@ -227,6 +249,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 _CONFIGS = {"Mpt": "MptConfig", "GPTBigCode": "GPTBigCodeConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel", "HrmText": "HrmTextForCausalLM"}
 
+
+_DEEPSEEK_4_PUBLISHED = {"compress_ratios": [0, 128, 4, 4], "num_hash_layers": 1, "num_nextn_predict_layers": 0}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "gpt2": {"n_ctx": 128},
@@ -284,6 +308,19 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid",
         "apply_mla_qkv_lora_rescale": True,
     },
+    "qwen4exp": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "qwen4exp without n-grams": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "deepseek4": _DEEPSEEK_4_PUBLISHED,
+    "deepseek4 with scaled positions": {
+        **_DEEPSEEK_4_PUBLISHED,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        },
+    },
     "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
     "granitehybrid with experts": {"layer_types": ["mamba", "attention", "mamba"]},
     "granitehybrid of Bamba": {"attn_rotary_emb": 16},
@@ -308,9 +345,15 @@ UNPUBLISHED: dict[str, set[str]] = {
     "nemotron_h": {"num_experts_per_tok"},  # the converter takes a model with this key for one with experts
 }
 """Keys that transformers writes and published configurations of such models do not have."""
+_DEEPSEEK_4_NAMES = {
+    "model.embed_tokens.": "embed.", "model.norm.": "norm.", "model.hc_head.hc_": "hc_head_",
+    "model.layers.": "layers.", ".attn.norm.": ".attn.kv_norm.",
+}  # fmt: skip
 PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     "bitnet": {"self_attn.attn_sub_norm": "self_attn.inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"},
     "kimi-linear": {"layers.0.block_sparse_moe.": "layers.0.mlp."},  # transformers saves an MLP by the name of experts
+    "deepseek4": _DEEPSEEK_4_NAMES,
+    "deepseek4 with scaled positions": _DEEPSEEK_4_NAMES,
     "hy_v4": {
         "model.hc_pre.hc_head.": "model.hc_head.",
         ".hc_pre.hc_attn_layer.": ".hc_attn_layer.hc_pre.",
@@ -327,23 +370,23 @@ NO_FACTORS: dict[str, Any] = {
 """Values of keys with which the converter multiplies no weight."""
 
 
-def configuration(case: str) -> Any:
-    """The configuration of a case."""
+def configuration(case: str, **changed: Any) -> Any:
+    """The configuration of a case, with some values `changed`."""
     kind, options = CASES[case]
     class_ = getattr(transformers, _CONFIGS.get(kind, f"{kind}Config"))
     usual, renamed = class_().to_dict(), getattr(class_, "attribute_map", {})
     sizes = {name: value for name, value in SIZES.items() if name in usual and name not in renamed}
-    config = class_(**{**sizes, **options})
+    config = class_(**{**sizes, **options, **changed})
     config.use_cache = False
     return config
 
 
-def build(case: str) -> nn.Module:
+def build(case: str, **changed: Any) -> nn.Module:
     """A random model, with weights large enough that its logits differ between tokens."""
     torch.manual_seed(0)
     kind = CASES[case][0]
     name = _MODELS.get(kind, f"{kind.removesuffix('Text')}ForCausalLM")
-    model: nn.Module = getattr(transformers, name)(configuration(case)).eval().float()
+    model: nn.Module = getattr(transformers, name)(configuration(case, **changed)).eval().float()
     with torch.no_grad():
         for name, tensor in tensors_of(model).items():
             if tensor.ndim > 1:
@@ -352,6 +395,9 @@ def build(case: str) -> nn.Module:
                 tensor.normal_(std=0.5)
             else:
                 tensor.uniform_(0.7, 1.3)
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):  # the experts of each token
+                table.copy_(torch.rand(len(table), SIZES["num_experts"]).argsort(1)[:, : table.shape[1]])
     return model
 
 

@@ -72,6 +72,10 @@ def _add(
     writer: gguf.GGUFWriter, name: str, tensor: dict[str, Any], kind: Type, tensors: dict[str, torch.Tensor]
 ) -> bytes:
     """Adds a tensor, and gives the model's numbers the values that the file has for them."""
+    if "whole" in tensor:
+        table = np.array(tensor["whole"], np.int32).reshape(tensor["shape"])
+        writer.add_tensor(name, table)
+        return table.tobytes()
     if "values" in tensor:
         values = np.array(tensor["values"], np.float32).reshape(tensor["shape"])
         writer.add_tensor(name, values)

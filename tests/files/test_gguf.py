@@ -302,8 +302,8 @@ def test_other_files_are_refused(change: Any, message: str, llama: Any, tmp_path
 
 def test_what_does_not_fit_a_model_is_named(llama: Any, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    with pytest.raises(WeightsError, match=r"architecture 'qwen4exp'; .* there are: llama, qwen2, qwen3"):
-        qc.write_gguf(path, {}, {"general.architecture": "qwen4exp"})
+    with pytest.raises(WeightsError, match=r"architecture 'gemma4-assistant'; .* there are: deepseek4, qwen4exp, "):
+        qc.write_gguf(path, {}, {"general.architecture": "gemma4-assistant"})
         qc.from_gguf(path)
     with pytest.raises(WeightsError, match=r"lacks the key 'general.architecture'"):
         qc.write_gguf(path, {})

@@ -45,7 +45,8 @@ EXACT = qc.QuantConfig("float", compute="exact")
 
 PLAIN = {
     "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "attn_k_b", "altup_correct_coef", "altup_predict_coef",
-    "conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "ssm_norm",
+    "conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "ssm_norm", "ple_conv1d", "hc_attn_fn",
+    "hc_ffn_fn", "output_hc_fn", "attn_compressor_ape", "indexer_compressor_ape",
 }  # fmt: skip
 """Tensors that llama.cpp keeps in plain numbers, or that have too few columns for a block."""
 
@@ -90,8 +91,9 @@ def check(lm: qc.CausalLM, model: Any, prompt: Sequence[int], tokens: int) -> No
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_of_each_architecture_generates_what_its_codes_mean(name: str, tmp_path: Path) -> None:
     made = file_of(name, tmp_path / "model.gguf")
-    lm = qc.compile_causal_lm(made.path, EXACT, max_seq_len=40, chunk=5)
-    check(lm, made.model, PROMPT, 12)
+    prompt, length = (13 * PROMPT, 160) if name.startswith("deepseek4") else (PROMPT, 40)  # its blocks have 128 tokens
+    lm = qc.compile_causal_lm(made.path, EXACT, max_seq_len=length, chunk=5 if length == 40 else 30)
+    check(lm, made.model, prompt, 12)
     assert lm.program is not None
     stored = {row.parameters[0] for row in lm.program.ledger if row.reason.startswith("as stored")}
     type_ = types_of(name)
@@ -285,8 +287,8 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
     source = written.write(tmp_path / "w.gguf", written.build("Llama", num_hidden_layers=1), "llama", type_of).path
     path = tmp_path / "bad.gguf"
     if kind == "architecture":
-        again(path, source, **{"general.architecture": "qwen4exp"})
-        message = "architecture 'qwen4exp'; the index of its layers loops .* there are: llama.*weights as safetensors"
+        again(path, source, **{"general.architecture": "gemma4-assistant"})
+        message = "architecture 'gemma4-assistant'; it drafts tokens .* there are: deepseek4.*weights as safetensors"
     elif kind == "cut":
         path.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
         message = "was cut off.*copy or download the file again"
@@ -315,6 +317,15 @@ def test_files_that_cannot_be_compiled_say_why(kind: str, tmp_path: Path) -> Non
      r"has the shape \[4, 512, 256\] and .* not \[4, 256, 256\], as 'model\.layers\.0\.mlp\.experts\.gate_up_proj'"),
     ("falcon in groups", {"falcon.attention.head_count_kv": 3}, "8 heads do not share 3 key/value heads evenly"),
     ("qwen2moe", {"qwen2moe.expert_shared_feed_forward_length": 256}, "'blk.0.ffn_gate_shexp.weight' in"),
+    ("deepseek4", {"deepseek4.attention.compress_ratios": [0, 64, 4, 4]}, "compress_ratios' has 64; blocks of 4 and"),
+    ("deepseek4", {"deepseek4.swiglu_clamp_shexp": [1.5, 1.5, 2.0, 1.5]}, r"are .*1\.5.*2\.0.*; transformers' model"),
+    ("deepseek4", {"deepseek4.expert_gating_func": 2}, "is 2 .sigmoid.; this architecture is read with sqrtsoftplus"),
+    ("qwen4exp", {"qwen4exp.attention.compress_ratios": [0, 0, 0]}, "attention have blocks of one size"),
+    ("qwen4exp", {"qwen4exp.ple.layers": [0, 2]}, "ple.layers' is .*, and not the number of one layer"),
+    ("qwen4exp", {"qwen4exp.ple.head_vocab_sizes": [101, 103, 107, 1 << 60]}, "are no parts of a table of 424 rows"),
+    ("qwen4exp", {"qwen4exp.ple.head_offsets": [0, 101, 204, -1]}, "are no parts of a table of 424 rows"),
+    ("qwen4exp", {"qwen4exp.ple.layer_multipliers": [1, 2]}, "layer_multipliers' is .* has 3 whole numbers of 64 bits"),
+    ("qwen4exp", {"qwen4exp.rope.dimension_sections": [4, 2]}, "and not the sizes of three parts"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("mamba2", {"mamba2.ssm.inner_size": 500}, "ssm.inner_size' is 500, which 256 does not divide"),
         ("jamba", {"jamba.attention.head_count_kv": [4, 4, 0, 4]}, r"layers with attention, .* of 4, have no period"),
@@ -337,6 +348,24 @@ def test_keys_that_do_not_fit_the_tensors_are_named(
     source = file_of(name, tmp_path / "w.gguf").path
     with pytest.raises(WeightsError, match=message):
         qc.from_gguf(again(tmp_path / "bad.gguf", source, **keys))
+
+
+def test_experts_that_the_model_does_not_have_are_no_choice_of_a_token(tmp_path: Path) -> None:
+    source = GgufFile(file_of("deepseek4", tmp_path / "w.gguf").path)
+    name = "blk.0.ffn_gate_tid2eid.weight"
+    tensors = {each: NewTensor(t.shape, t.type, t.bytes) for each, t in source.tensors.items()}
+    for number, message in ((4, r"holds 0 … 4, and the model counts from 0 to 3"), (-1, r"holds -1 … 3")):
+        table = np.array(source.tensors[name].array())
+        table[7, 1] = number
+        bad = tmp_path / f"{number}.gguf"
+        qc.write_gguf(bad, {**tensors, name: NewTensor.of(name, table)}, dict(source.metadata))
+        found = qc.from_gguf(bad).weights.tensors["model.layers.0.mlp.gate.tid2eid"]
+        with pytest.raises(WeightsError, match=f"'{name}' in .* {message}"):
+            found.view()
+    plain = NewTensor.of(name, np.ones((96, 2), np.float32))
+    qc.write_gguf(tmp_path / "bad.gguf", {**tensors, name: plain}, dict(source.metadata))
+    with pytest.raises(WeightsError, match=r"is float32 of the shape \[96, 2\], and .* has whole numbers of the shape"):
+        qc.from_gguf(tmp_path / "bad.gguf")
 
 
 def test_a_file_without_a_limit_of_experts_has_none(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 import transformers
 
 import qcompiler as qc
-from qcompiler.errors import ExportError
 from qcompiler.lm.compile import example_inputs
 from qcompiler.lm.step import prepared
 
@@ -118,36 +117,3 @@ def test_a_narrow_cache_is_that_of_the_step_in_torch_and_is_saved(name: str, cac
     other.reset()
     other.restore(tmp_path / "talk.npz")
     assert np.array_equal(other.read([5]), held.read([5])), "the keys of the index are saved with a conversation"
-
-
-def test_an_index_over_groups_of_tokens_is_refused() -> None:
-    """GLM 5 Next drops groups of tokens by value, and fills up its choice with -1."""
-    text = {
-        **SIZES, "index_topk": 8, "index_kpool": 4, "qk_rope_head_dim": 0, "n_group": 1, "linear_head_dim": 16,
-        "linear_num_heads": 4, "hc_mult": 2, "layer_types": ["linear_attention", "indexed_attention"],
-        "indexer_types": ["full", "full"], "mlp_layer_types": ["dense", "sparse"],
-    }  # fmt: skip
-    vision = {
-        "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64,
-        "projection_intermediate_size": 32,
-    }  # fmt: skip
-    config = transformers.Glm5NextConfig(text_config=text, vision_config=vision)
-    model = transformers.Glm5NextForConditionalGeneration(config).eval()
-    with pytest.raises(
-        ExportError, match=r"modeling_glm5_next.py:\d+: cache_layer = .*a cache of transformers' common"
-    ):
-        qc.compile_causal_lm(model, max_seq_len=40)
-
-
-def test_a_token_sees_the_tokens_that_its_layers_choose_and_no_others() -> None:
-    ids = np.random.default_rng(3).integers(2, 199, 20).tolist()
-    model = build("DeepseekV32")
-    theirs = logits_of(model, ids)
-    ours = called(model, ids, (5, 8, 1, 6))
-    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
-    model.config.index_topk = 64
-    for layer in model.model.layers:
-        layer.self_attn.indexer.index_topk = 64
-    dense = called(model, ids, (20,))
-    assert np.linalg.norm(dense - theirs) > 0.1 * np.linalg.norm(theirs), "choosing changes these logits"
-    assert np.allclose(dense, logits_of(model, ids), atol=1e-4)

@@ -29,6 +29,7 @@ from qcompiler.frontends.checkpoints.described_model import TensorTotals, hollow
 from qcompiler.frontends.checkpoints.gguf_architectures import (
     ARCHITECTURES,
     CONVOLUTION,
+    INDEX,
     JOINED,
     LATENT,
     LOGARITHM,
@@ -160,6 +161,10 @@ class _Names:
             if key is not None:
                 found[name] = self._from_key(name, shape, key)
                 continue
+            listed = self.architecture.lists.get(self.architecture.place(name)[1])
+            if listed is not None:
+                found[name] = self._from_list(name, shape, listed)
+                continue
             place = self.architecture.slice_of(name)
             if place is not None and place[0] in self.file.tensors:
                 used.add(place[0])
@@ -180,7 +185,11 @@ class _Names:
             if len(tensors) > 1 and name.endswith(LATENT):
                 found[name] = _latent(name, shape, tensors)
                 continue
-            if len(tensors) > 1 and name.endswith((JOINED, CONVOLUTION)):
+            limit = self.architecture.tables.get(self.architecture.place(name)[1])
+            if limit is not None:
+                found[name] = _table(name, shape, tensors[0], int(getattr(self.config, limit)))
+                continue
+            if len(tensors) > 1 and name.endswith((JOINED, CONVOLUTION, INDEX)):
                 orders = rows_of_key_heads(self.config) if name.endswith(JOINED) else _in_a_row(tensors)
                 found[name] = _joined(name, shape, tensors, orders)
                 continue
@@ -228,6 +237,21 @@ class _Names:
             raise WeightsError(f"{self.file.path} lacks the key '{key}', the parameter '{name}' of the model")
         value = torch.tensor(values[int(self.architecture.place(name)[0])]).reshape(shape)
         return ValuesInFile(name, shape, torch.float32, lambda: value, lambda: {"value": float(value)}, lambda: None)
+
+    def _from_list(self, name: str, shape: tuple[int, ...], key: str) -> ValuesInFile:
+        """A buffer of whole numbers, which the file keeps in a key."""
+        values = self.file.metadata.get(key)
+        if (
+            not isinstance(values, list | tuple)
+            or len(values) != math.prod(shape)
+            or any(type(each) is not int or not -(1 << 63) <= each < 1 << 63 for each in values)
+        ):
+            raise WeightsError(
+                f"{self.file.path}: the key '{key}' is {shown(values)}, and '{name}' of the model has "
+                f"{math.prod(shape)} whole numbers of 64 bits"
+            )
+        made = torch.tensor(values, dtype=torch.int64).reshape(shape)
+        return ValuesInFile(name, shape, torch.int64, lambda: made, lambda: {"values": made.tolist()}, lambda: None)
 
     def _is_spare(self, name: str) -> bool:
         """Whether a tensor belongs to a block behind the model's layers, which predicts further tokens, or holds keys
@@ -381,6 +405,26 @@ def _joined(name: str, shape: tuple[int, ...], tensors: list[GgufTensor], orders
         return made
 
     return _decoded(name, shape, tensors, make)
+
+
+def _table(name: str, shape: tuple[int, ...], tensor: GgufTensor, limit: int) -> ValuesInFile:
+    """A buffer of whole numbers from 0 to `limit` - 1: the experts of each token."""
+    if tensor.shape != shape or tensor.type not in FLOATS or FLOATS[tensor.type].kind != "i":
+        raise WeightsError(
+            f"'{tensor.name}' in {tensor.file.path} is {type_name(tensor.type)} of the shape {list(tensor.shape)}, and "
+            f"'{name}' of the model has whole numbers of the shape {list(shape)}"
+        )
+
+    def make() -> torch.Tensor:
+        values = np.array(tensor.array(), np.int64)
+        if values.size and not 0 <= values.min() <= values.max() < limit:
+            raise WeightsError(
+                f"'{tensor.name}' in {tensor.file.path} holds {values.min()} … {values.max()}, and the model counts "
+                f"from 0 to {limit - 1}"
+            )
+        return torch.from_numpy(values)
+
+    return ValuesInFile(name, shape, torch.int64, make, tensor.identity, tensor.release)
 
 
 def _in_a_row(tensors: list[GgufTensor]) -> list[Order]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from qcompiler.frontends.checkpoints.gguf_architectures.architecture import (
     CONVOLUTION,
+    INDEX,
     JOINED,
     LATENT,
     LOGARITHM,
@@ -16,6 +17,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures.architecture import (
     configured,
     rows_of_key_heads,
 )
+from qcompiler.frontends.checkpoints.gguf_architectures.blocks import BLOCKS, qwen4_names
 from qcompiler.frontends.checkpoints.gguf_architectures.dense import DENSE, MISTRAL, OLMO3, hrm_names
 from qcompiler.frontends.checkpoints.gguf_architectures.gemmas import GEMMAS
 from qcompiler.frontends.checkpoints.gguf_architectures.hybrids import HYBRIDS
@@ -40,18 +42,10 @@ from qcompiler.frontends.checkpoints.gguf_architectures.recurrent import (
     RECURRENT,
 )
 
-ARCHITECTURES = {**DENSE, **GEMMAS, **HYBRIDS, **LATENTS, **MIXTURES, **OLDER, **RECURRENT}
+ARCHITECTURES = {**BLOCKS, **DENSE, **GEMMAS, **HYBRIDS, **LATENTS, **MIXTURES, **OLDER, **RECURRENT}
 """By `general.architecture`."""
 
 NOT_READ = {
-    "deepseek4": (
-        "its layers keep compressed keys in a cache of transformers that is made for this model and grows by Python's "
-        "lengths, so that a program would need other sizes at every few tokens"
-    ),
-    "qwen4exp": (
-        "the index of its layers loops over the tokens of a call in Python, and finds those that each may see by value "
-        "(`nonzero`), which no program can hold"
-    ),
     "gemma4-assistant": (
         "it drafts tokens for another model: it takes that model's hidden states and keys, where others take tokens "
         "and a cache"
@@ -85,10 +79,12 @@ def architecture_of(keys: Keys) -> Architecture:
             return GRANITE_HYBRID_MOE
         case "hrm_text":
             return hrm_names(keys)
+        case "qwen4exp":
+            return qwen4_names(keys)
     return ARCHITECTURES[keys.architecture]
 
 
 __all__ = [
-    "ARCHITECTURES", "CONVOLUTION", "JOINED", "LATENT", "LOGARITHM", "NOT_READ", "ROPE_FACTORS", "TIME_STEP",
+    "ARCHITECTURES", "CONVOLUTION", "INDEX", "JOINED", "LATENT", "LOGARITHM", "NOT_READ", "ROPE_FACTORS", "TIME_STEP",
     "Architecture", "Keys", "architecture_of", "configured", "divisors", "required", "rows_of_key_heads",
 ]  # fmt: skip

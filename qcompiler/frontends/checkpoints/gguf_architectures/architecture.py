@@ -44,6 +44,8 @@ TIME_STEP = "dt_proj.weight"
 """Mamba multiplies the columns of a channel with it, as no linear does: codes of it are decoded."""
 CONVOLUTION = "conv1d.weight"
 """The filters of a recurrence, which some files have in three tensors: of queries, keys and values."""
+INDEX = "indexer.index_qk_proj.weight"
+"""Queries and keys of an index, which files have in two tensors."""
 LATENT = "self_attn.kv_b_proj.weight"
 """Keys and values of all heads from one short vector. Files hold the key matrix transposed: (heads, short, key)."""
 
@@ -158,6 +160,10 @@ class Architecture:
     """Lists of equal modules, whose weights the file has one after the other in one tensor."""
     in_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Parameters of one number, which files keep in a key, for each layer."""
+    lists: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Buffers of whole numbers, which files keep in a key, for the one layer that has them."""
+    tables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Buffers of whole numbers below an attribute of the configuration, which files have as a tensor."""
     rows: Callable[[str, int, Any], Order | None] = same_rows
     """The model's row for each row of the file, by parameter, rows and configuration; None if the order is the same."""
     columns: Callable[[str, int, Any], Order | None] = same_rows
@@ -202,7 +208,8 @@ class Architecture:
 
     def offset(self, parameter: str) -> float:
         """The number to add to the file's tensor to get transformers' parameter."""
-        is_changed = parameter.endswith("norm.weight") and not parameter.endswith("linear_attn.norm.weight")
+        is_norm = parameter.endswith("norm.weight") or ".ple.norm_" in parameter
+        is_changed = is_norm and not parameter.endswith("linear_attn.norm.weight")
         return -1.0 if self.one_in_norms and is_changed else 0.0
 
 
@@ -214,14 +221,13 @@ def configured(architecture: Architecture, keys: Keys, held: TensorTotals) -> An
     table = file.tensors["token_embd.weight"].shape
     if len(table) != 2:
         raise WeightsError(f"{file.path}: 'token_embd.weight' has the shape {list(table)}, which is no table")
-    options |= {
-        "vocab_size": table[0],
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        **{
-            f"{kind}_token_id": _token(file, f"tokenizer.ggml.{key}_token_id")
-            for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
-        },
+    tokens = {
+        f"{kind}_token_id": _token(file, f"tokenizer.ggml.{key}_token_id")
+        for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
     }
+    options = {
+        **tokens, **options, "vocab_size": table[0], "tie_word_embeddings": "output.weight" not in file.tensors
+    }  # fmt: skip
     kind = getattr(transformers(), architecture.config)
     return configuration(kind, {"model_type": kind.model_type, **options}, file.path, held)
 

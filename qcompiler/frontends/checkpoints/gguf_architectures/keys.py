@@ -378,8 +378,9 @@ def rope_of_windows(keys: Keys) -> dict[str, Any]:
 
 def routing(keys: Keys, gating: str) -> None:
     """WeightsError unless the scores of experts are the `gating` that the model class computes."""
-    kinds = {1: "softmax", 2: "sigmoid"}
-    number = keys.count("expert_gating_func", 1 if gating == "softmax" else 2)
+    kinds = {1: "softmax", 2: "sigmoid", 4: "sqrtsoftplus"}
+    usual = {kind: number for number, kind in kinds.items()}
+    number = keys.count("expert_gating_func", usual[gating])
     if kinds.get(number) != gating:
         raise WeightsError(
             f"{keys.file.path}: {keys.architecture}.expert_gating_func is {number} "

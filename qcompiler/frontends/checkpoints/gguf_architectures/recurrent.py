@@ -304,7 +304,7 @@ def _delta(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _delta_moe(keys: Keys) -> dict[str, Any]:
+def delta_moe(keys: Keys) -> dict[str, Any]:
     return _delta(keys) | {
         **experts_of(keys, "num_experts"),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
@@ -391,13 +391,13 @@ _NEMOTRON_WHOLE = _vectors("mixer") | {
     "mixer.experts.up_proj": ("ffn_up_exps.weight",), "mixer.experts.down_proj": ("ffn_down_exps.weight",),
     "mixer.gate.e_score_correction_bias": ("exp_probs_b.bias",),
 }  # fmt: skip
-_DELTA_INSIDE = SHARED_INSIDE | {
+DELTA_INSIDE = SHARED_INSIDE | {
     "post_attention_layernorm": "post_attention_norm", "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out", "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_ba": "ssm_ba",
 }  # fmt: skip
-_DELTA_WHOLE = {
+DELTA_WHOLE = {
     **WHOLE, **_vectors("linear_attn"), "linear_attn.in_proj_qkvz.weight": ("attn_qkv.weight", "attn_gate.weight"),
 }  # fmt: skip
 _KIMI_INSIDE = LATENT_INSIDE | SHARED_EXPERTS | {
@@ -450,15 +450,15 @@ RECURRENT = {
         whole=_NEMOTRON_WHOLE, rows=rows_of_pairs,
     ),
     "qwen3next": Architecture(
-        "Qwen3NextForCausalLM", "Qwen3NextConfig", _delta_moe, inside=_DELTA_INSIDE, whole=_DELTA_WHOLE,
+        "Qwen3NextForCausalLM", "Qwen3NextConfig", delta_moe, inside=DELTA_INSIDE, whole=DELTA_WHOLE,
         one_in_norms=True,
     ),
     "qwen35": Architecture(
-        "Qwen3_5ForCausalLM", "Qwen3_5TextConfig", _delta, inside=_DELTA_INSIDE, whole=_DELTA_WHOLE,
+        "Qwen3_5ForCausalLM", "Qwen3_5TextConfig", _delta, inside=DELTA_INSIDE, whole=DELTA_WHOLE,
         rows=rows_of_tiles, columns=columns_of_tiles, one_in_norms=True,
     ),
     "qwen35moe": Architecture(
-        "Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", _delta_moe, inside=_DELTA_INSIDE, whole=_DELTA_WHOLE,
+        "Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", delta_moe, inside=DELTA_INSIDE, whole=DELTA_WHOLE,
         rows=rows_of_tiles, columns=columns_of_tiles, one_in_norms=True,
     ),
     "kimi-linear": Architecture(
