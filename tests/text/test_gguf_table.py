@@ -90,6 +90,25 @@ def test_the_file_says_whether_a_text_begins_with_the_start_token(byte_level: An
     assert (both.start_id, both.end_ids) == (start, {end})
 
 
+@pytest.mark.parametrize(("marks", "ends"), [
+    (["<|im_end|>", "<|endoftext|>"], ["<|im_end|>", "<|endoftext|>"]),
+    (["<|end|>", "<|other|>"], ["<|end|>"]),  # Phi
+    (["<|end|>", "<|return|>", "<|call|>", "<|start|>"], ["<|return|>", "<|call|>"]),  # gpt-oss
+    (["<|end|>", "<|calls|>", "<|flush|>"], ["<|calls|>", "<|flush|>"]),  # Solar Open
+    (["<turn|>", "<|tool_response>"], ["<turn|>", "<|tool_response>"]),  # Gemma 4
+])  # fmt: skip
+def test_marks_that_end_an_answer_are_known_by_name(
+    marks: list[str], ends: list[str], byte_level: Any, tmp_path: Path
+) -> None:
+    """Where a mark ends a part of an answer, as gpt-oss's thoughts, the answer goes on."""
+    keys = keys_of_byte_level(byte_level, "llama-bpe")
+    first = len(keys["tokens"])
+    keys["tokens"] = [*("<|stop|>" if token == "<|end|>" else token for token in keys["tokens"]), *marks]
+    keys["token_type"] = [*keys["token_type"], *[CONTROL] * len(marks)]
+    found = Text.from_gguf(write_gguf(tmp_path / "m.gguf", keys)).end_ids
+    assert {number - first for number in found if number >= first} == {marks.index(each) for each in ends}
+
+
 def test_an_unknown_way_to_split_is_named_and_can_be_replaced(byte_level: Any, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", keys_of_byte_level(byte_level, "never-heard"))
     with pytest.raises(TokenizerError, match=r"'never-heard'.*llama-bpe.*pre="):

@@ -39,9 +39,13 @@ _ARRAY = 9
 
 _END_NAMES = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
-    "<｜end▁of▁sentence｜>",
+    "_<EOT>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
 })  # fmt: skip
-"""Control tokens that end an answer, whatever the keys say: files often name only one of several."""
+"""Control tokens that end an answer, whatever the keys say: files often name only one of several.  (The names are those
+of llama.cpp's llama-vocab.cpp.)"""
+_OF_PARTS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
+"""Where a table has these, "<|end|>" ends a part of an answer (gpt-oss: its thoughts), and not the answer."""
 
 
 @dataclass(frozen=True)
@@ -184,11 +188,14 @@ def describe(path: str | Path, pre: str | None = None) -> Described:
         "cls_token": table.number("cls"), "mask_token": table.number("mask"),
     }  # fmt: skip
     ends = {table.number("eos"), table.number("eot"), table.number("eom")} - {None}
-    ends |= {
-        number
+    named = {
+        token: number
         for number, (token, kind) in enumerate(zip(table.tokens, table.types, strict=True))
         if token in _END_NAMES and kind == CONTROL
     }
+    if any(marks <= set(named) for marks in _OF_PARTS):
+        ends.discard(named.pop("<|end|>", None))
+    ends |= set(named.values())
     return Described(
         made,
         by_role["bos_token"],
