@@ -40,6 +40,7 @@ from qcompiler.frontends.checkpoints.described_model import (
     hollow,
     model_class,
 )
+from qcompiler.frontends.checkpoints.published_names import under_the_models_names
 from qcompiler.frontends.weights.safetensors_files import FileTensor, ShardFile, read_tensors
 from qcompiler.frontends.weights.weight_source import FileWeights, InFile, StoredCodes
 
@@ -81,10 +82,10 @@ def from_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> 
     held = TensorTotals.of((tensor.shape, tensor.nbytes) for tensor in tensors.values())
     # The model is built in floating point; the codes carry the quantisation.
     plain = {key: value for key, value in described.items() if key != "quantization_config"}
-    weights = FolderWeights(folder, tensors, system)
+    items = _items(tensors, system)
     config = configuration(kind, plain, where, held)
     module = hollow(model, config, dtype or _dtype(getattr(config, "dtype", None), where), where, held)
-    return Checkpoint(module, weights, config, folder)
+    return Checkpoint(module, FolderWeights(folder, under_the_models_names(module, items)), config, folder)
 
 
 def _dtype(stored: Any, where: Path) -> torch.dtype:
@@ -99,10 +100,10 @@ def _dtype(stored: Any, where: Path) -> torch.dtype:
 
 
 class FolderWeights(FileWeights):
-    """The tensors of a folder's safetensors; those of a quantised layer are joined under the name of its weight."""
+    """The tensors of a folder's safetensors by the names of the model."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, FileTensor], system: System | None) -> None:
-        super().__init__(folder, _items(tensors, system), ignore=IGNORED)
+    def __init__(self, folder: Path, items: Mapping[str, InFile]) -> None:
+        super().__init__(folder, items, ignore=IGNORED)
 
 
 # --- systems ---------------------------------------------------------------------------------------------------------

@@ -32,15 +32,15 @@ PACKING = 32
 """Maximum elements per stored number: the bits of a word of codes, of which each has at least one bit."""
 LEAST_SIZE = 1 << 16
 """Integers up to this are allowed whatever the file holds: kernels of a convolution, numbers of tokens, flags."""
-LONGEST_CONTEXT = 1 << 24
-"""Maximum context length in tokens. Llama 4 has 10,485,760."""
+LONGEST_CONTEXT = 1 << 25
+"""Maximum context length in tokens, and rows of a table of n-grams. Llama 4 has 10,485,760, Qwen 4 20,000,000."""
 MORE_PARAMETERS = 64
 """Parameters that a model may have in addition to those in the files: tied ones."""
 MAX_DEPTH = 16
 MAX_VALUES = 100_000
 """Maximum values in a configuration: transformers writes and compares it as text. ImageNet-21k has 44,000 labels."""
 
-_CONTEXTS = re.compile(r"position|context|ctx|length|seq|window|token|_id(s|x)?$|seed")
+_CONTEXTS = re.compile(r"position|context|ctx|length|seq|window|token|_id(s|x)?$|seed|ngram")
 
 _COUNTS = re.compile(
     r"(num|n)_(attention_|key_value_|kv_|query_|decoder_attention_|encoder_attention_)?heads?(_kv)?|vocab_size"
@@ -136,6 +136,7 @@ def _wrong(key: str, value: float) -> str | None:
 
 def _values(value: Any, name: str, depth: int, where: Path) -> Iterator[tuple[str, Any]]:
     """All values with the path of their keys; the values of nested lists and objects follow."""
+    value = _number(value)
     yield name, value
     if depth > MAX_DEPTH:
         raise WeightsError(f"{where} is nested deeper than {MAX_DEPTH} at {name[:100]}")
@@ -152,19 +153,34 @@ def configuration(kind: Any, described: Mapping[str, Any], where: Path, held: Te
     """An instance of the configuration class `kind`. WeightsError names what the class refuses."""
     check_numbers(described, where, held)
     try:
-        return kind.from_dict(_without_implementations(described))
+        return kind.from_dict(_as_transformers_takes_it(described))
     except _errors() as error:
         raise _refused(where, f"{kind.__name__} refuses the configuration", error) from error
 
 
-def _without_implementations(described: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration, and those inside of it, without names of kernels.
+_TAGGED = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+def _number(value: Any) -> Any:
+    """The number that transformers writes as an object, since JSON has none for it: {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping) and set(value) == {"__float__"} and isinstance(value["__float__"], str):
+        return _TAGGED.get(value["__float__"], value)
+    return value
+
+
+def _as_transformers_takes_it(value: Any) -> Any:
+    """A configuration, and those inside of it, with numbers for what stands for them, and without names of kernels.
 
     transformers takes such a name for a repository, and would download its code and run it.
     """
+    value = _number(value)
+    if isinstance(value, list):
+        return [_as_transformers_takes_it(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
     return {
-        key: _without_implementations(value) if isinstance(value, Mapping) else value
-        for key, value in described.items()
+        key: each if key == "quantization_config" else _as_transformers_takes_it(each)
+        for key, each in value.items()
         if not _IMPLEMENTATIONS.fullmatch(str(key))
     }
 

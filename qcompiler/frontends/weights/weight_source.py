@@ -304,7 +304,8 @@ class Shards(FileWeights):
 
     hint = (
         ". Names are mapped by weights=Shards(path, rename=lambda name: …), and those that the model does not need are "
-        'named by Shards(path, ignore=["cls.*"])'
+        'named by Shards(path, ignore=["cls.*"]). qc.from_checkpoint(folder) reads a folder as it is published, with a '
+        "matrix for each expert"
     )
 
     def __init__(
