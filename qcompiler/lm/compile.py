@@ -197,7 +197,7 @@ def sizes_of(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | N
         if value < least:
             raise ArgumentError(f"{name}={value}: choose {least} or more")
     words = model.get_input_embeddings()
-    for name, table in model.named_modules():
+    for name, table in _part_with(model, words).named_modules():
         is_positions = isinstance(table, torch.nn.Embedding) and table is not words and re.search(r"pos|wpe", name)
         if is_positions and table.num_embeddings < length:
             raise ArgumentError(
@@ -206,6 +206,12 @@ def sizes_of(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | N
     if piece > length:
         raise ArgumentError(f"chunk={piece} is more than max_seq_len={length}; a call reads part of a sequence")
     return length, piece
+
+
+def _part_with(model: Any, words: Any) -> Any:
+    """The part of a model that reads tokens: a part that reads images has positions of its own."""
+    parts = [each for each in model.modules() if isinstance(each, transformers().PreTrainedModel)]
+    return [each for each in parts if any(inside is words for inside in each.modules())][-1]
 
 
 def example_inputs(batch: int, rows: int, chunk: int, counts: bool = False) -> dict[str, torch.Tensor]:

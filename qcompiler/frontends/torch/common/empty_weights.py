@@ -141,8 +141,9 @@ def _fake(like: torch.Tensor, mode: FakeTensorMode) -> nn.Parameter:
     """A parameter of the mode with the shape, strides and dtype of another; on the CPU if that is on meta."""
     device = "cpu" if like.is_meta else like.device
     with mode:
-        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
-        return nn.Parameter(made, requires_grad=False)
+        made = nn.Parameter(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device), False)
+    vars(made)["_is_hf_initialized"] = True  # transformers' initialisers pass it over: some of them read values
+    return made
 
 
 # --- export ----------------------------------------------------------------------------------------------------------
