@@ -34,13 +34,13 @@ def places(first: int, sizes: list[int], strides: list[int]) -> np.ndarray:
     return found
 
 
-def write(path: Path, case: str, kind_of: Callable[[str], Type]) -> Any:
+def write(path: Path, case: str, kind_of: Callable[[str], Type], parts_of: int = 0) -> Any:
     """The file of a case, with tensors of the types that `kind_of` gives for their names (vectors are f32), and the
-    model with the values that the file means."""
+    model with the values that the file means.  With `parts_of` it is written in parts of so many tensors."""
     made, model = record()[case], cases.build(case)
     tensors = {name: tensor.reshape(-1) for name, tensor in cases.tensors_of(model).items()}
     _take_keys(made, tensors)
-    writer = gguf.GGUFWriter(path, made["keys"]["general.architecture"][1])
+    writer = gguf.GGUFWriter(path, made["keys"]["general.architecture"][1], split_max_tensors=parts_of)
     for key, (kind, *inner, value) in made["keys"].items():
         if key != "general.architecture":
             writer.add_key_value(key, value, gguf.GGUFValueType[kind], *(gguf.GGUFValueType[name] for name in inner))

@@ -179,6 +179,69 @@ def test_longrope_of_a_file_on_both_sides_of_the_trained_length(length: int, tmp
     check(lm, made.model, prompt, 4)
 
 
+# --- models in several files ------------------------------------------------------------------------------------------
+
+
+def parts(folder: Path) -> list[Path]:
+    """A small model in parts of nine tensors, as gguf-py writes them."""
+    recorded.write(folder / "m.gguf", "llama", type_of, parts_of=9)
+    return sorted(folder.glob("m-*.gguf"))
+
+
+def test_a_model_in_parts_is_that_in_one_file(tmp_path: Path) -> None:
+    files, whole = parts(tmp_path), file_of("llama", tmp_path / "whole.gguf")
+    assert [file.name for file in files] == [f"m-{i:05}-of-{len(files):05}.gguf" for i in range(1, len(files) + 1)]
+    assert len(files) > 2
+    found, wanted = (qc.from_gguf(path) for path in (files[0], whole.path))
+    assert found.config.to_dict() == wanted.config.to_dict()
+    assert found.formats() == wanted.formats()
+    for name, tensor in wanted.weights.tensors.items():
+        assert torch.equal(found.weights.tensors[name].view(), tensor.view()), name
+
+
+def test_parts_that_are_missing_or_another_models_are_named(tmp_path: Path) -> None:
+    files = parts(tmp_path)
+    with pytest.raises(WeightsError, match=rf"is part 2 of {len(files)} of a model; give the first one"):
+        qc.from_gguf(files[1])
+    kept = files[1].read_bytes()
+    shutil.copy(files[2], files[1])
+    with pytest.raises(WeightsError, match=rf"00002-of-\d+.gguf is not part 2 of {len(files)}, as its name says"):
+        qc.from_gguf(files[0])
+    files[1].unlink()
+    with pytest.raises(WeightsError, match=r"cannot read the GGUF file .*00002-of-\d+\.gguf.*No such file"):
+        qc.from_gguf(files[0])
+    files[1].write_bytes(kept)
+    files[0].rename(tmp_path / "renamed.gguf")
+    with pytest.raises(WeightsError, match=r"is part 1 of \d+ of a model; .* called …-00001-of-"):
+        qc.from_gguf(tmp_path / "renamed.gguf")
+    (tmp_path / "renamed.gguf").rename(files[0])
+    first = GgufFile(files[0])
+    tensors = {name: NewTensor(t.shape, t.type, t.bytes) for name, t in first.tensors.items()}
+    second = GgufFile(files[1])
+    name = next(iter(second.tensors))
+    again_ = {
+        **tensors,
+        name: NewTensor(second.tensors[name].shape, second.tensors[name].type, second.tensors[name].bytes),
+    }
+    other = tmp_path / "other" / files[0].name
+    other.parent.mkdir()
+    for file in files[1:]:
+        shutil.copy(file, other.parent)
+    qc.write_gguf(other, again_, dict(first.metadata))
+    with pytest.raises(WeightsError, match=rf"holds '{name}', which a part before it holds"):
+        qc.from_gguf(other)
+    for keys, message in (
+        ({"split.tensors.count": 99}, r"hold \d+ tensors, and it says 99"),
+        ({"split.count": -1}, "'split.count' is -1, no number of parts"),
+        ({"split.count": 1 << 30}, "'split.count' is 1073741824, no number of parts"),
+        ({"split.no": "two"}, "'split.no' is 'two', no number of parts"),
+    ):
+        other.unlink()
+        qc.write_gguf(other, tensors, {**dict(first.metadata), **keys})
+        with pytest.raises(WeightsError, match=message):
+            qc.from_gguf(other)
+
+
 # --- models whose tokens are bytes: a small one, and in the full run the repository's own -----------------------------
 
 OWN = ROOT / "examples" / "models" / "tiny_llama"

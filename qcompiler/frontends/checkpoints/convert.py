@@ -36,7 +36,7 @@ from qcompiler.formats.transcode import Loss, loss_of, require, transcode
 from qcompiler.frontends.checkpoints.checkpoint import Checkpoint, Order
 from qcompiler.frontends.checkpoints.checkpoint_folder import from_checkpoint
 from qcompiler.frontends.checkpoints.folder_to_gguf import folder_to_gguf, require_folder
-from qcompiler.frontends.checkpoints.gguf_files import GgufFile, GgufTensor, NewTensor, write_gguf
+from qcompiler.frontends.checkpoints.gguf_files import GgufTensor, NewTensor, read_gguf, write_gguf
 from qcompiler.frontends.checkpoints.gguf_models import from_gguf
 from qcompiler.frontends.checkpoints.program_codes import NO_CODES, ProgramCodes
 from qcompiler.frontends.torch.common.values import to_numpy
@@ -182,7 +182,7 @@ def _folder_to_gguf(source: Path, target: Path, quant: str | None, lossy: bool, 
 def _to_gguf(source: Path, target: Path, to: Format | None, lossy: bool) -> Conversion:
     if to is not None and not isinstance(to, GgmlFormat):
         raise FormatError(f"GGUF files do not hold {to}; name one of their formats, such as q4_0 or q8_0")
-    file, done = GgufFile(source), Conversion(target)
+    file, done = read_gguf(source), Conversion(target)
     tensors: dict[str, NewTensor] = {}
     for name, tensor in file.tensors.items():
         if to is None or not _converts(tensor):

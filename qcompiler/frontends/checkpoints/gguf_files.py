@@ -15,6 +15,7 @@ import contextlib
 import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ MAX_DIMS = 4  # ggml's own limit
 MAX_SIZE = 1 << 48
 """Maximum elements of a tensor: no file is as large."""
 LONGEST_NAME = 1024
+MAX_PARTS = 4096
+"""Maximum parts of a model; names of parts have five figures, and each part is mapped."""
 MAX_ALIGNMENT = 1 << 20
 
 FLOATS: dict[int, np.dtype[Any]] = {
@@ -298,6 +301,49 @@ class GgufFile:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, start + nbytes - first)
 
 
+_PART = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.gguf)", re.DOTALL)
+"""Names of the parts that llama-gguf-split and publishers of large models write: model-00001-of-00003.gguf."""
+
+
+def read_gguf(path: str | Path) -> GgufFile:
+    """A file, or all parts of a model that was cut into several, of which the first one is named: its keys, and the
+    tensors of all parts.
+
+    WeightsError for another part than the first, for parts that are missing or do not belong together, and as for
+    `GgufFile`.
+    """
+    file = GgufFile(path)
+    count, number = (_of_split(file, key, usual) for key, usual in (("count", 1), ("no", 0)))
+    if count <= 1:
+        return file
+    name = _PART.fullmatch(file.path.name)
+    if number != 0 or name is None or int(name[2]) != 1 or int(name[4]) != count:
+        raise WeightsError(
+            f"{file.path} is part {number + 1} of {count} of a model; give the first one, which is called "
+            f"…-00001-of-{count:05}.gguf, and keep the others beside it"
+        )
+    for each in range(1, count):
+        part = GgufFile(file.path.with_name(f"{name[1]}{each + 1:05}{name[3]}{name[4]}{name[5]}"))
+        if (_of_split(part, "count", 1), _of_split(part, "no", 0)) != (count, each):
+            raise WeightsError(f"{part.path} is not part {each + 1} of {count}, as its name says")
+        twice = sorted(set(part.tensors) & set(file.tensors))
+        if twice:
+            raise WeightsError(f"{part.path} holds {shown(twice[0])}, which a part before it holds, too")
+        file.tensors.update(part.tensors)
+    total = _of_split(file, "tensors.count", len(file.tensors))
+    if total != len(file.tensors):
+        raise WeightsError(f"{file.path} and its parts hold {len(file.tensors)} tensors, and it says {total}")
+    return file
+
+
+def _of_split(file: GgufFile, key: str, usual: int) -> int:
+    """A number of the keys `split.*`."""
+    value = file.metadata.get(f"split.{key}", usual)
+    if type(value) is not int or value < 0 or (key == "count" and value > MAX_PARTS):
+        raise WeightsError(f"{file.path}: the key 'split.{key}' is {shown(value)}, no number of parts")
+    return value
+
+
 class Metadata(Mapping[str, Any]):
     """The keys of a file. Values are numbers, texts, booleans or lists of them."""
 
@@ -470,4 +516,6 @@ def _list(name: str, values: Sequence[Any]) -> bytes:
     return struct.pack("<IQ", kinds.pop(), len(items)) + b"".join(raw for _, raw in items)
 
 
-__all__ = ["FLOATS", "PACKED", "GgufFile", "GgufTensor", "Metadata", "NewTensor", "type_name", "write_gguf"]
+__all__ = [
+    "FLOATS", "PACKED", "GgufFile", "GgufTensor", "Metadata", "NewTensor", "read_gguf", "type_name", "write_gguf",
+]  # fmt: skip

@@ -44,7 +44,7 @@ from qcompiler.frontends.checkpoints.gguf_architectures import (
     required,
     rows_of_key_heads,
 )
-from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTensor, type_name
+from qcompiler.frontends.checkpoints.gguf_files import FLOATS, GgufFile, GgufTensor, read_gguf, type_name
 from qcompiler.frontends.torch.common.empty_weights import empty_weights
 from qcompiler.frontends.weights.weight_source import EXPERTS_TRANSPOSED, FileWeights, InFile, StoredCodes
 from qcompiler.units import counted
@@ -56,16 +56,17 @@ _TORCH = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 def from_gguf(
     path: str | Path, *, dtype: torch.dtype | None = None, of_codes: torch.dtype = torch.float32
 ) -> Checkpoint:
-    """The model of a GGUF file, of one of the architectures in `ARCHITECTURES` (docs/files.md has a table).
+    """The model of a GGUF file, of one of the architectures in `ARCHITECTURES` (docs/files.md has a table).  Of a model
+    in several files (`…-00001-of-00003.gguf`), the first is given.
 
     Quantised tensors keep their codes, byte for byte; they are mapped, and never decoded as a whole.  `dtype` is the
     model's compute type, to which plain tensors are converted: by default bf16, fp16 or fp32 if most elements of the
     file's matrices have that type, and `of_codes` if most are codes.
 
-    WeightsError for a damaged file (`GgufFile`), an architecture or a key that is not known, and for tensors that are
+    WeightsError for a damaged file (`read_gguf`), an architecture or a key that is not known, and for tensors that are
     missing, unexpected, or of a wrong shape.
     """
-    file = GgufFile(path)
+    file = read_gguf(path)
     name = required(file, "general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         reason = f"; {NOT_READ[name]}" if isinstance(name, str) and name in NOT_READ else ""
