@@ -208,6 +208,22 @@ def test_a_folder_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
     assert text.encode_chat(messages) == reference(expected, add_special_tokens=False)["input_ids"]
 
 
+def test_a_folder_of_a_model_that_reads_images_has_its_template_and_ends_elsewhere(tmp_path: Path) -> None:
+    """Such folders have a chat_template.json beside the processor, and the text's configuration inside of another."""
+    path = folder_of(tmp_path)
+    for file in ("chat_template.jinja", "generation_config.json"):
+        (path / file).unlink(missing_ok=True)
+    described = json.loads((path / "tokenizer_config.json").read_text())
+    described.pop("chat_template", None)
+    (path / "tokenizer_config.json").write_text(json.dumps(described))
+    assert Text.from_folder(path).template is None
+    (path / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    (path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [7, 11]}}))
+    text = Text.from_folder(path)
+    assert text.template == CHATML
+    assert text.end_ids >= {7, 11}
+
+
 FOLDERS: dict[str, tuple[str, dict[str, str]]] = {
     "empty": ("has no tokenizer.json", {}),
     "sentencepiece alone": ("tokenizer.model .SentencePiece. and no tokenizer.json", {"tokenizer.model": "x"}),

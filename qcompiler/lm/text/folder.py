@@ -4,6 +4,7 @@ tokenizer.json                 the tokenizer itself, read by the package `tokeni
 tokenizer_config.json          the names of the start, end and other tokens; often the chat template
 special_tokens_map.json        the same names, in older folders
 chat_template.jinja            the chat template, in newer folders
+chat_template.json             the same, in older folders of models that read images, too
 generation_config.json         the numbers of the tokens that end an answer; config.json where it has none
 """
 
@@ -83,7 +84,9 @@ def _numbers(described: Mapping[str, Any], where: Path) -> dict[str, int]:
 def _ends(path: Path, names: Mapping[str, str], numbers: Mapping[str, int]) -> set[int]:
     listed = _optional(path / "generation_config.json").get("eos_token_id")
     if listed is None:
-        listed = _optional(path / "config.json").get("eos_token_id")
+        config = _optional(path / "config.json")
+        text = config.get("text_config")  # of models that read images, too
+        listed = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, Mapping) else None)
     found = listed if isinstance(listed, list) else [] if listed is None else [listed]
     if not all(type(number) is int for number in found):
         raise TokenizerError(f"{path}: eos_token_id is {shown(listed)}, neither a number nor a list of numbers")
@@ -101,11 +104,14 @@ def _template(path: Path) -> str | None:
             return raw.decode()
         except UnicodeDecodeError as error:
             raise TokenizerError(f"{file} is no UTF-8: {error}") from error
-    found = _optional(path / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several templates with names
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        found = _optional(path / name).get("chat_template")
+        if isinstance(found, list):  # several templates with names
+            named = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}
+            found = named.get("default")
+        if isinstance(found, str):
+            return found
+    return None
 
 
 __all__ = ["read_folder"]
