@@ -134,6 +134,55 @@ def part_of_a_part(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
     return m.kept * 2
 
 
+def part_is_read_and_written_again(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    """As rotary positions of several kinds of places are put together (Qwen 3 VL)."""
+    m.kept.index_copy_(0, rows, x)
+    three = torch.stack([m.kept, m.kept * 2, m.kept - 1]) * 3
+    first = three[0]
+    for i in (1, 2):
+        first[..., i:7:3] = three[i, ..., i:7:3]
+    return torch.cat([first, first]), three.sum(0)
+
+
+def written_without_gradients(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    """As transformers makes rotary positions."""
+    m.kept.index_copy_(0, rows, x)
+    with torch.no_grad():
+        three = torch.stack([m.kept, m.kept * 2])
+        three[1].mul_(2)
+        first = three[0]
+        first[:, 1:3] = three[1, :, 1:3]
+    return torch.cat([first, three.sum(0)])
+
+
+def buffer_written_without_gradients(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    with torch.no_grad():
+        y = m.kept * 2
+        m.kept.add_(x.sum())
+    return y + x.sum()
+
+
+def parts_of_three_kinds(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    m.kept[1:].view(3, 2, 4)[2, :, 1:3].add_(x[0, 0])
+    part = m.kept[:3]
+    part[1, 2:5] = x[1, 2:5]
+    part[:, -1].mul_(2)
+    return part * 2, m.kept + 1
+
+
+def older_view_inside_of_a_part(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    part = m.kept[1:3]
+    view = part[0]
+    part[:, 1:3].mul_(2)
+    return view * 3 + x.sum()
+
+
+def part_that_overlaps(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
+    one, other = m.kept[0:2], m.kept[1:3]
+    one[1, 2:].add_(1)
+    return other * 2 + x.sum()
+
+
 def view_is_read_before(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
     before = m.kept.transpose(0, 1)[1:3] * 2
     m.kept.index_copy_(0, rows, x)
@@ -181,9 +230,12 @@ def argument_or_a_copy(m: Any, x: torch.Tensor, rows: torch.Tensor) -> Any:
 LOCAL = [rows_written, twice, result_of_a_write_is_written, read_before, two_buffers, copied, counted,
          returned_as_it_is, without_gradients, part_is_written, parts_and_the_whole, elements_in_another_shape,
          places_from_the_end,
-         what_was_written_is_read, view_is_read_before, integers_in_a_column, result_in_place,
+         part_of_a_part, part_is_read_and_written_again, parts_of_three_kinds,
+         written_without_gradients, what_was_written_is_read,
+         view_is_read_before, integers_in_a_column, result_in_place,
          modules_in_place]  # fmt: skip
-BY_TORCH = [view_before, view_between, part_that_is_written_over, part_of_a_part, wider_operand,
+BY_TORCH = [view_before, view_between, part_that_is_written_over, wider_operand, older_view_inside_of_a_part,
+            part_that_overlaps, buffer_written_without_gradients,
             result_is_read_through_an_older_view, argument_or_a_copy]  # fmt: skip
 MORE = {
     two_buffers: {"other": torch.ones(4, 8)}, counted: {"count": torch.tensor(3.0)},

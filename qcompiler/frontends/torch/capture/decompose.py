@@ -5,7 +5,7 @@ a language model of 32 layers that takes longer than everything after it.  Most 
 buffers, as caches are written, and results of operators that nothing else refers to.  In these, `decompose` replaces
 only the nodes that need it: a write by its functional operator (local_writes.py), and another node by a trace of its
 own decomposition.  Nodes with equal operator, arguments and types, as in equal layers, share one trace.  The other
-graphs (writes through views of views, control flow, automatic mixed precision) use torch's way.
+graphs (control flow, automatic mixed precision, writes that a view made before would see) use torch's way.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Decomposer:
                 new[node].args = ((*left, *new[node].args[0]),)
             elif node in self.writes.functional:
                 new[node] = self._expand(node, self.writes.functional[node], new)
-                new.update(dict.fromkeys(self.writes.same_memory(node), self._whole(node, new)))
+                self._put_back(node, new)
             elif node.op == "get_attr":
                 continue  # the graph of a `torch.no_grad()`
             elif node.target is _GRAD_MODE:
@@ -218,15 +218,15 @@ class _Decomposer:
                     new[node].name = node.name  # the signature's name; fx would avoid names of builtins
         return None
 
-    def _whole(self, write: fx.Node, new: Mapping[fx.Node, Any]) -> Any:
-        """What the buffer holds after `write`, which may have written a part of it."""
-        back = self.writes.put_back(write)
-        if back is None:
-            return new[write]
-        target, arguments = back
-        made = self.graph.call_function(target, fx.map_arg(arguments, lambda n: new[n]))
-        made.meta = {**_place_of(write), "val": self.writes.buffer_of[write].meta["val"]}
-        return made
+    def _put_back(self, write: fx.Node, new: dict[fx.Node, Any]) -> None:
+        """Notes what the buffer holds after `write`, which may have written a part of it."""
+        made = new[write]
+        if write not in self.writes.views_of:
+            new.update(dict.fromkeys(self.writes.same_memory(write), made))
+        for names, target, arguments in self.writes.put_back(write):
+            made = self.graph.call_function(target, fx.map_arg(arguments(made), lambda n: new.get(n, n)))
+            made.meta = {**_place_of(write), "val": names[0].meta["val"]}
+            new.update(dict.fromkeys(names, made))
 
     def _is_taken_apart(self, target: Any) -> bool:
         """Whether torch decomposes it, by its table or as a composite operator, and import has no builder for it."""

@@ -10,6 +10,8 @@ A part of a buffer, or its elements in another shape, are written through a view
     %w = aten.copy_(%part, %new)                  ->      %w = aten.copy(%part, %new)
                                                           %whole = aten.slice_scatter(%drawn, %w, 0, 0, 4)
 
+So is a part of a part; the parts on the way to it are made anew, too, and stand for what was read of them before.
+
 Results of operators are written in the same way, as by `nn.ReLU(inplace=True)`: after a write, its result stands for
 the one that was written.
 
@@ -20,6 +22,9 @@ all of it again.
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,8 +62,8 @@ class LocalWrites:
     """Each operator that writes -> the one that computes the new contents instead."""
     buffer_of: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """Each operator that writes -> the placeholder of the buffer, or the operator whose result is written."""
-    view_of: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """Each operator that writes through a view -> that view."""
+    views_of: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+    """Each operator that writes through views -> what it writes, of what that is a view, and so on up to the buffer."""
     names: dict[fx.Node, str] = field(default_factory=dict)
     """Placeholder of a written buffer -> its name in the model, in the order of the inputs."""
 
@@ -66,49 +71,72 @@ class LocalWrites:
         """The names of the whole buffer up to `write`: its placeholder and the results of its writes. After `write`,
         each of them has its value."""
         buffer, known = self.buffer_of[write], list(self.buffer_of)
-        whole = (w for w in known[: known.index(write) + 1] if w not in self.view_of)
+        whole = (w for w in known[: known.index(write) + 1] if w not in self.views_of)
         return [buffer, *(w for w in whole if self.buffer_of[w] is buffer)]
 
-    def put_back(self, write: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...]] | None:
-        """The operator that makes the whole buffer of what `write` wrote, and its arguments, where the buffer's node
-        stands for the contents before `write`. None: what was written is whole."""
-        view, buffer = self.view_of.get(write), self.buffer_of[write]
-        if view is None:
-            return None
-        shape = buffer.meta["val"].shape
-        is_view = view.target is _ATEN.view.default
-        return _VIEWS[view.target], (write, tuple(shape)) if is_view else (buffer, write, *view.args[1:])
+    def put_back(self, write: fx.Node) -> Iterator[tuple[list[fx.Node], torch._ops.OpOverload, Callable[..., Any]]]:
+        """What is made anew after `write` wrote a part, from the inside: the nodes whose value it is from then on, the
+        operator, and its arguments for what was made before."""
+        buffer = self.buffer_of[write]
+        for view, whole in itertools.pairwise([*self.views_of.get(write, []), buffer]):
+            names = self.same_memory(write) if whole is buffer else [whole]
+            yield names, _VIEWS[view.target], functools.partial(_arguments, view, whole)
+
+
+def _arguments(view: fx.Node, whole: fx.Node, part: Any) -> tuple[Any, ...]:
+    """The arguments of the operator that puts `part` in the place of `view` into `whole`, of which that is a view."""
+    if view.target is _ATEN.view.default:
+        return part, tuple(whole.meta["val"].shape)
+    return whole, part, *view.args[1:]
 
 
 def local_writes(program: ExportedProgram) -> LocalWrites | None:
-    """The writes in the graph's own nodes. None if one of them needs torch's functionalisation."""
+    """The writes in the graph's own nodes, and in those of its parts under `torch.no_grad()`, which may write what they
+    made themselves. None if one of them needs torch's functionalisation."""
     found = LocalWrites()
     specs = program.graph_signature.input_specs
     buffers = {spec.arg.name: str(spec.target) for spec in specs if spec.kind == InputKind.BUFFER}
     inputs = [node for node in program.graph.find_nodes(op="placeholder") if node.name in buffers]
-    for node in program.graph.nodes:
-        if not is_write(node):
-            continue
-        base = _written(node)
-        if base is None:
-            return None
-        if base.target in _VIEWS and not base.kwargs:
-            found.view_of[node] = base
-            base = base.all_input_nodes[0]
-        if base in found.view_of:  # what an earlier write left of a part
-            return None
-        buffer = found.buffer_of.get(base, base)
-        if node in found.view_of and not _can_put_back(found.view_of[node], buffer):
-            return None
-        functional = _functional(node, any_strides=node in found.view_of and not node.users)
-        if functional is None or (buffer not in inputs and not _is_its_own(buffer)):
-            return None
-        found.functional[node], found.buffer_of[node] = functional, buffer
-        earlier = {user for name in found.same_memory(node) for user in name.users if user < node}
-        if any(user not in found.buffer_of and not _is_gone_after(user, node) for user in earlier):
-            return None
+    if not _found(found, program.graph_module, inputs):
+        return None
     found.names.update({node: buffers[node.name] for node in inputs if node in found.buffer_of.values()})
     return found
+
+
+def _found(found: LocalWrites, module: fx.GraphModule, inputs: Sequence[fx.Node]) -> bool:
+    """Notes the writes of a graph, whose buffers are `inputs`; False if one of them needs torch."""
+    for node in module.graph.nodes:
+        inner = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(inner, fx.GraphModule) and not _found(found, inner, ()):
+            return False
+        if is_write(node) and not _is_local(found, node, inputs):
+            return False
+    return True
+
+
+def _is_local(found: LocalWrites, node: fx.Node, inputs: Sequence[fx.Node]) -> bool:
+    """Notes a write; False if it needs torch."""
+    base = _written(node)
+    if base is None:
+        return False
+    views = []
+    while base.target in _VIEWS and not base.kwargs:
+        views.append(base)
+        base = base.all_input_nodes[0]
+    if views:
+        found.views_of[node] = views
+    if base in found.views_of:  # what an earlier write left of a part
+        return False
+    buffer = found.buffer_of.get(base, base)
+    if not all(_can_put_back(*each) for each in itertools.pairwise([*views, buffer])):
+        return False
+    functional = _functional(node, any_strides=bool(views) and not node.users)
+    if functional is None or (buffer not in inputs and not _is_its_own(buffer)):
+        return False
+    found.functional[node], found.buffer_of[node] = functional, buffer
+    made_anew = {*found.same_memory(node), *views[1:]}
+    earlier = {user for name in made_anew for user in name.users if user < node} - made_anew
+    return all(user in found.buffer_of or _is_gone_after(user, node) for user in earlier)
 
 
 def is_write(node: fx.Node) -> bool:
@@ -127,9 +155,9 @@ def _written(node: fx.Node) -> fx.Node | None:
     return base if result is not None and result.is_write else None
 
 
-def _can_put_back(view: fx.Node, buffer: fx.Node) -> bool:
-    """`view` needs the buffer's sizes as numbers; no node of the graph may have one that is dynamic."""
-    return view.target is not _ATEN.view.default or all(isinstance(size, int) for size in buffer.meta["val"].shape)
+def _can_put_back(view: fx.Node, whole: fx.Node) -> bool:
+    """`view` needs the sizes of the whole as numbers; no node of the graph may have one that is dynamic."""
+    return view.target is not _ATEN.view.default or all(isinstance(size, int) for size in whole.meta["val"].shape)
 
 
 def _functional(node: fx.Node, *, any_strides: bool) -> torch._ops.OpOverload | None:
