@@ -129,6 +129,17 @@ def test_a_step_computes_what_transformers_does_however_a_text_is_cut(name: str,
     assert_same(called(model, ids, parts), logits_of(model, ids))
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folder_has_every_number(name: str, tmp_path: Path) -> None:
+    """Heads of GLM 5 Next have no columns that are rotated, which its configuration calls a head_dim of 0."""
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    tensors = qc.from_checkpoint(tmp_path).weights.tensors
+    assert set(tensors) == set(model.state_dict())
+    for path, tensor in model.state_dict().items():
+        assert torch.equal(tensors[path].view(), tensor), path
+
+
 @pytest.mark.parametrize(("name", "changed"), [
     ("Qwen4Exp", {"indexer_compress_ratio": 1, "indexer_budget": 3}),
     ("Glm5Next", {"index_kpool": 1, "index_topk": 3}),

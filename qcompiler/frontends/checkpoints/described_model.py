@@ -44,7 +44,7 @@ _CONTEXTS = re.compile(r"position|context|ctx|length|seq|window|token|_id(s|x)?$
 
 _COUNTS = re.compile(
     r"(num|n)_(attention_|key_value_|kv_|query_|decoder_attention_|encoder_attention_)?heads?(_kv)?|vocab_size"
-    r"|hidden_size|n_embd|d_model|head_dim|(original_)?max_position_embeddings|n_positions"
+    r"|hidden_size|n_embd|d_model|(original_)?max_position_embeddings|n_positions"
 )
 """Keys of counts that are 1 or more. Other counts are 0 in some published configurations."""
 _POSITIVE = re.compile(
