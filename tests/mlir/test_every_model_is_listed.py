@@ -76,7 +76,7 @@ NOT_RUN = {
     "lm/test_adapters.py": SAME,
     "lm/test_own_attention.py": "decoders of the ops that test_language_models.py runs; some are refused",
     "lm/test_multimodal.py": "their text parts are decoders of the kinds that test_language_models.py runs",
-    "lm/test_pooled.py": "its steps gather, choose and write rows by the ops of lm/test_moe.py and models/test_state.py",
+    "lm/test_pooled.py": "its steps choose, gather and write rows by ops of lm/test_moe.py and models/test_state.py",
     "lm/test_states.py": REFUSED,
     "models/test_trellis_layers.py": "the trellis is a format; experts and recurrent layers of others run",
     "lm/test_rings.py": "the zoo's Gemma 3 keeps a ring and runs; gpt-oss runs from a file and as in lm/test_moe.py",
