@@ -197,9 +197,10 @@ def sizes_of(model: Any, max_seq_len: int | None, max_batch: int, chunk: int | N
         if value < least:
             raise ArgumentError(f"{name}={value}: choose {least} or more")
     words = model.get_input_embeddings()
-    for name, table in _part_with(model, words).named_modules():
+    of_text = set(_part_with(model, words).modules())
+    for name, table in model.named_modules():
         is_positions = isinstance(table, torch.nn.Embedding) and table is not words and re.search(r"pos|wpe", name)
-        if is_positions and table.num_embeddings < length:
+        if is_positions and table in of_text and table.num_embeddings < length:
             raise ArgumentError(
                 f"max_seq_len={length}: '{name}' has {table.num_embeddings} positions; choose at most as many"
             )

@@ -77,18 +77,23 @@ def check(folder: Path, model: Any) -> None:
 LARGE: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6, "head_dim": 128}
 
 
-def _saved(folder: Path, dtype: torch.dtype, shard: str, sizes: dict[str, Any]) -> None:
-    build("Llama", **sizes).to(dtype).save_pretrained(folder, max_shard_size=shard)
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2}
+"""A matrix for each expert in the folder; the largest parameter of the model, a layer's first ones, has 17 MB."""
+
+
+def _saved(folder: Path, kind: str, dtype: torch.dtype, shard: str, sizes: dict[str, Any]) -> None:
+    build(kind, **sizes).to(dtype).save_pretrained(folder, max_shard_size=shard)
 
 
 @pytest.mark.slow
-def test_a_folder_is_quantised_shard_by_shard(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "more"), [("Llama", {}), ("Qwen3Moe", EXPERTS)])
+def test_a_folder_is_quantised_shard_by_shard(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
     """304 MB in fp32, 152 MB in eight shards, 43 MB as an artifact. Floats, or two artifacts, break the bound.
 
     Measured: 41 MB, the artifact and nothing of the shards.
     """
-    _saved(tmp_path / "small" / "m", torch.bfloat16, "20MB", {"num_hidden_layers": 1})
-    _saved(tmp_path / "large" / "m", torch.bfloat16, "20MB", LARGE)
+    _saved(tmp_path / "small" / "m", kind, torch.bfloat16, "20MB", {"num_hidden_layers": 1, **more})
+    _saved(tmp_path / "large" / "m", kind, torch.bfloat16, "20MB", LARGE | more)
     script = Path(__file__).with_name("measure_folder.py")
     done = subprocess.run(
         [sys.executable, "-P", str(script), str(tmp_path / "small" / "m"), str(tmp_path / "large" / "m"), "q4_0"],

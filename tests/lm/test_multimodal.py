@@ -107,7 +107,9 @@ def assert_same(ours: Any, theirs: Any) -> None:
     assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("Gemma3", "Qwen3_5Moe") else pytest.mark.slow) for name in MODELS]
+)
 def test_a_folder_has_every_number_and_a_step_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path)
     checkpoint = qc.from_checkpoint(tmp_path)
@@ -130,12 +132,12 @@ def test_a_folder_has_every_number_and_a_step_computes_what_transformers_does(na
 
 def test_positions_of_the_text_are_still_counted() -> None:
     config = t.GPT2Config(n_embd=32, n_head=2, n_layer=1, n_positions=16, vocab_size=97)
-    with pytest.raises(ArgumentError, match=r"max_seq_len=17: 'wpe' has 16 positions"):
+    with pytest.raises(ArgumentError, match=r"max_seq_len=17: 'transformer.wpe' has 16 positions"):
         sizes_of(t.GPT2LMHeadModel(config), 17, 1, None)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "Gemma3" else pytest.mark.slow) for name in MODELS]
+    "name", [pytest.param(name, marks=() if name == "Llama4" else pytest.mark.slow) for name in MODELS]
 )
 def test_a_folder_generates_text(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path)

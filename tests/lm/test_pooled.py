@@ -140,6 +140,7 @@ def test_a_folder_has_every_number(name: str, tmp_path: Path) -> None:
         assert torch.equal(tensors[path].view(), tensor), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changed"), [
     ("Qwen4Exp", {"indexer_compress_ratio": 1, "indexer_budget": 3}),
     ("Glm5Next", {"index_kpool": 1, "index_topk": 3}),

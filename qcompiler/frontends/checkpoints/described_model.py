@@ -50,7 +50,8 @@ _COUNTS = re.compile(
 _POSITIVE = re.compile(
     r"rope_theta|rope_local_base_freq|rotary_emb_base|factor|(low|high)_freq_factor|(short|long)_factor"
 )
-_EPSILON = re.compile(r"(.*_)?(eps|epsilon)")
+_NOT_NEGATIVE = re.compile(r"(.*_)?(eps|epsilon)|head_dim")
+"""GLM 5 Next has a head_dim of 0: no column of its heads is rotated."""
 _INFINITE = re.compile(r".*limit")
 """Keys whose value may be infinite: time_step_limit is, in published configurations."""
 
@@ -129,7 +130,7 @@ def _wrong(key: str, value: float) -> str | None:
         return "1 or more"
     if _POSITIVE.fullmatch(key) and value <= 0:
         return "above 0"
-    if _EPSILON.fullmatch(key) and value < 0:
+    if _NOT_NEGATIVE.fullmatch(key) and value < 0:
         return "0 or more"
     return None
 

@@ -5,13 +5,15 @@
 
 transformers has a list of conversions for each model (`conversion_mapping`): names that change, and tensors that are
 stacked, joined, cut or turned.  They are asked here and not written again.  A conversion is computed when its parameter
-is read, so that one parameter is in memory at a time.  Codes of experts are stacked too, where a conversion moves whole
-rows: which row goes where is found by converting the numbers of rows.
+is read, so that one parameter is in memory at a time.  Where it moves whole rows, as experts are stacked, which row
+goes where is found by converting the numbers of rows; values are then written once, to their places, and codes of
+experts are stacked too.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +110,10 @@ class _Conversion:
 
     def _values(self, name: str, like: torch.Tensor) -> ValuesInFile:
         def make() -> torch.Tensor:
+            items = self._items
+            moved = self._moved([math.prod(item.shape[:-1]) for item in items]) if like.ndim > 1 else None
+            if moved is not None and {item.shape[-1:] for item in items} == {(like.shape[-1],)}:
+                return _placed(tuple(like.shape), like.dtype, items, moved[1])
             return self._converted(
                 {pattern: [item.view() for item in items] for pattern, items in self.sources.items()}
             )[name]
@@ -145,19 +151,30 @@ class _Conversion:
         return CodesInFile(self.first, (*shape, cols), stored, self._identity, self._release)
 
     def _rows(self, codes: Sequence[StoredCodes]) -> tuple[tuple[int, ...], Order]:
-        """The sizes before the columns, and which of all sources' rows each row is: their numbers are converted."""
-        starts = np.cumsum([0, *(each.rows for each in codes)])
-        numbers = iter(
-            torch.arange(start, start + each.rows)[:, None] for start, each in zip(starts, codes, strict=False)
-        )
-        made = self._converted({pattern: [next(numbers) for _ in items] for pattern, items in self.sources.items()})
-        found = made.get(self.first)
-        if len(made) > 1 or found is None or found.shape[-1] != 1 or found.numel() != starts[-1]:
+        """As `_moved`, of codes. WeightsError for a conversion that cuts rows."""
+        found = self._moved([each.rows for each in codes])
+        if found is None:
             raise WeightsError(
                 f"'{self.first}' of the model is made of codes ({self._where()}) by a conversion that does not move "
                 "whole rows: give the folder in floating point"
             )
-        return tuple(found.shape[:-1]), found.reshape(-1).numpy()
+        return found
+
+    def _moved(self, rows: Sequence[int]) -> tuple[tuple[int, ...], Order] | None:
+        """The sizes before the columns, and which of all sources' rows each row is: their numbers are converted. None
+        for a conversion that does not move whole rows into one tensor."""
+        starts = np.cumsum([0, *rows])
+        numbers = iter(torch.arange(start, start + count) for start, count in zip(starts, rows, strict=False))
+        made = self._converted({
+            pattern: [next(numbers).reshape(*item.shape[:-1], 1) for item in items]
+            for pattern, items in self.sources.items()
+        })  # fmt: skip
+        found = made.get(self.first)
+        if len(made) > 1 or found is None or found.shape[-1:] != (1,):
+            return None
+        order: Order = found.reshape(-1).numpy()
+        is_each_once = np.array_equal(np.sort(order), np.arange(starts[-1]))
+        return (tuple(found.shape[:-1]), order) if is_each_once else None
 
     def _identity(self) -> dict[str, Any]:
         return {"parts": [item.identity() for item in self._items], "operations": repr(self.converter.operations)}
@@ -165,6 +182,17 @@ class _Conversion:
     def _release(self) -> None:
         for item in self._items:
             item.release()
+
+
+def _placed(shape: tuple[int, ...], dtype: torch.dtype, items: Sequence[InFile], order: Order) -> torch.Tensor:
+    """A tensor whose row i is row `order[i]` of the rows of all items: nothing else takes memory."""
+    made = torch.empty(shape, dtype=dtype)
+    rows, places, first = made.reshape(-1, shape[-1]), np.argsort(order), 0
+    for item in items:
+        values = item.view().reshape(-1, shape[-1])
+        rows[torch.from_numpy(places[first : first + len(values)])] = values.to(dtype)
+        first += len(values)
+    return made
 
 
 # --- rows of codes ----------------------------------------------------------------------------------------------------
