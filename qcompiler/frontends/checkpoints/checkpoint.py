@@ -88,6 +88,7 @@ class CodesInFile:
     source: Callable[[], Identity] = field(repr=False)
     let_go: Callable[[], None] = field(repr=False)
     dtype: None = None
+    is_made: bool = True
 
     def view(self) -> torch.Tensor:
         """Decoded, in fp32, with columns in the model's order."""
@@ -109,7 +110,8 @@ class CodesInFile:
 
 @dataclass(frozen=True)
 class ValuesInFile:
-    """Plain values for a parameter; `make` returns them, from the mapped file unless rows must move."""
+    """Plain values for a parameter; `make` returns them, from the mapped file unless they are made (`is_made`): rows
+    move, or something is computed."""
 
     name: str
     shape: tuple[int, ...]
@@ -118,6 +120,7 @@ class ValuesInFile:
     source: Callable[[], Identity] = field(repr=False)
     let_go: Callable[[], None] = field(repr=False)
     codes: None = None
+    is_made: bool = False
 
     def view(self) -> torch.Tensor:
         return self.make().reshape(self.shape)

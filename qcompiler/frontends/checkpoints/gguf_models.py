@@ -468,7 +468,7 @@ def _decoded(
         for tensor in tensors:
             tensor.release()
 
-    return ValuesInFile(name, shape, torch.float32, make, identity, release)
+    return ValuesInFile(name, shape, torch.float32, make, identity, release, is_made=True)
 
 
 def _with_columns(item: CodesInFile | ValuesInFile, columns: Order) -> CodesInFile | ValuesInFile:
@@ -483,7 +483,7 @@ def _with_columns(item: CodesInFile | ValuesInFile, columns: Order) -> CodesInFi
         made[..., torch.from_numpy(columns)] = values
         return made
 
-    return replace(item, make=make)
+    return replace(item, make=make, is_made=True)
 
 
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...], tensors: list[GgufTensor]) -> None:
@@ -532,7 +532,9 @@ def _item(
             f"'{tensors[0].name}' in {tensors[0].file.path} is {FLOATS[number].name}, which no weight is"
         )
     cols = shape[-1] if len(shape) > 1 else 1
-    return ValuesInFile(name, shape, _TORCH[number], _values(number, cols, tensors, orders, offset), identity, release)
+    made = _values(number, cols, tensors, orders, offset)
+    moves = len(tensors) > 1 or orders[0] is not None or bool(offset)
+    return ValuesInFile(name, shape, _TORCH[number], made, identity, release, is_made=moves)
 
 
 def _codes(fmt: Format, rows: int, cols: int, tensors: list[GgufTensor], orders: list[Order | None]) -> StoredCodes:

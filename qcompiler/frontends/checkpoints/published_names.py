@@ -118,7 +118,9 @@ class _Conversion:
                 {pattern: [item.view() for item in items] for pattern, items in self.sources.items()}
             )[name]
 
-        return ValuesInFile(name, tuple(like.shape), like.dtype, make, self._identity, self._release)
+        return ValuesInFile(
+            name, tuple(like.shape), like.dtype, make, self._identity, self._release, is_made=True
+        )  # fmt: skip
 
     def _codes(self) -> CodesInFile:
         """Codes whose rows the conversion moves as they are."""

@@ -59,6 +59,11 @@ class FileTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
+    def is_made(self) -> bool:
+        """False: the values are those of the file."""
+        return False
+
+    @property
     def codes(self) -> None:
         """None: a tensor of a safetensors file holds values. Checkpoints combine several tensors into codes."""
 

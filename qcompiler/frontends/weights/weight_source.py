@@ -166,6 +166,10 @@ class InFile(Protocol):
     @property
     def codes(self) -> StoredCodes | None: ...
 
+    @property
+    def is_made(self) -> bool:
+        """Whether `view` computes the values, which then take memory, and does not show the mapped file."""
+
     def view(self) -> torch.Tensor:
         """The values: in the mapped file if possible; decoded, if they are codes."""
 
@@ -217,7 +221,7 @@ class FileWeights:
             if found is None:
                 continue
             value: torch.Tensor
-            if found.dtype == declared.dtype:
+            if found.dtype == declared.dtype and not found.is_made:
                 value = found.view()
             elif found.dtype is None or isinstance(declared, torch.nn.Parameter):
                 with mode:
