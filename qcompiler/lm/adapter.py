@@ -151,6 +151,7 @@ class _Merged:
     dtype: None = None
     """None: there are no values that could be mapped."""
     codes: None = field(default=None)
+    is_made: bool = True
 
     @property
     def name(self) -> str:
