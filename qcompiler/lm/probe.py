@@ -183,6 +183,12 @@ def shows_window(rule: MaskRule, window: int, length: int) -> bool:
     return True
 
 
+def _shows_later_tokens(rule: MaskRule) -> bool:
+    """Whether a query sees the key of the next position: masks of encoders do."""
+    zero, queries = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.arange(TOKENS).view(1, 1, -1, 1)
+    return bool(torch.as_tensor(rule(zero, zero, queries, queries + 1)).any())
+
+
 def ring_rows(window: int, chunk: int) -> int:
     """The rows of a ring: a call of `chunk` tokens writes all their keys before its first token looks `window` - 1
     positions back."""
@@ -259,6 +265,13 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
                 f"{text}): check that its configuration is that of the weights, that it is a causal language model, "
                 "and that it takes a cache of transformers' common classes, not one of its own"
             ) from error
+    rules = [rule for uses in seen.uses.values() for _, rule in uses if rule is not None]
+    if any(map(_shows_later_tokens, rules)):
+        raise ExportError(
+            f"{type(model).__name__} shows a token those that follow it, and is no causal language model as it is "
+            "configured: models of this kind have is_decoder=True in their configuration where they were trained to "
+            "generate"
+        )
     for name, state in seen.states.items():
         if not state.dtype.is_floating_point:
             seen.states[name] = replace(state, start=_token_before_a_text(model, state))

@@ -89,7 +89,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
-@pytest.mark.parametrize("kind", ["gptq", "fp8"])
+@pytest.mark.parametrize("kind", ["fp8", pytest.param("gptq", marks=pytest.mark.slow)])
 def test_codes_of_experts_are_stacked_and_mean_what_they_mean(kind: str, tmp_path: Path) -> None:
     fmt = resolve_format("int4:group=64" if kind == "gptq" else "fp8_e4m3:per=block")
 

@@ -136,9 +136,8 @@ def test_positions_of_the_text_are_still_counted() -> None:
         sizes_of(t.GPT2LMHeadModel(config), 17, 1, None)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "Llama4" else pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_a_folder_generates_text(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path)
     lm = qc.compile_causal_lm(tmp_path, qc.QuantConfig("float"), max_seq_len=32, chunk=5)

@@ -121,7 +121,12 @@ def called(model: Any, ids: Sequence[int], parts: Sequence[int], cache: Any = No
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    "parts", [(48,), (1,) * 48, (5,) * 9, (1, 2, 3, 4, 7, 8, 9, 14), (16, 16, 16), (3, 45)], ids=str
+    "parts",
+    [
+        (1, 2, 3, 4, 7, 8, 9, 14),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ((48,), (1,) * 48, (5,) * 9, (16, 16, 16), (3, 45))),
+    ],
+    ids=str,
 )
 def test_a_step_computes_what_transformers_does_however_a_text_is_cut(name: str, parts: tuple[int, ...]) -> None:
     """Calls that begin and end inside of blocks, complete none, one or many, and are shorter than a window."""
@@ -129,6 +134,7 @@ def test_a_step_computes_what_transformers_does_however_a_text_is_cut(name: str,
     assert_same(called(model, ids, parts), logits_of(model, ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_has_every_number(name: str, tmp_path: Path) -> None:
     """Heads of GLM 5 Next have no columns that are rotated, which its configuration calls a head_dim of 0."""
@@ -203,6 +209,15 @@ def test_best_takes_the_highest_of_those_that_are_seen(rows: int, count: int) ->
     for score, may, chosen in zip(scores.view(-1, rows), seen.view(-1, rows), found.view(-1, rows), strict=True):
         order = sorted((i for i in range(rows) if may[i]), key=lambda i: -float(score[i]))
         assert set(chosen.nonzero().flatten().tolist()) == set(order[:count])
+
+
+def test_a_model_that_shows_later_tokens_is_no_causal_one() -> None:
+    """transformers warns, and its logits with a cache are others than without one."""
+    config = transformers.BertConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    with pytest.raises(ExportError, match=r"shows a token those that follow it.*is_decoder=True"):
+        qc.compile_causal_lm(transformers.BertLMHeadModel(config).eval(), max_seq_len=16)
 
 
 def test_an_index_without_the_tokens_behind_its_last_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
