@@ -361,6 +361,8 @@ def attention(
     """
     scale, softcap = how.get("scaling"), how.get("softcap")
     sinks, bias = how.get("s_aux"), how.get("position_bias")
+    if sinks is None:
+        sinks = how.get("sinks")  # of each query (b, heads, s, 1): Inkling 2
     seen, layer = probe.current(), None
     if seen is not None:
         seen.attended(key, attention_mask, how.get("sliding_window"), written_out=sinks is not None or bias is not None)
@@ -412,7 +414,7 @@ def _written_out(
     if sinks is None:
         weights = scores.float().softmax(-1)
     else:
-        extra = sinks.reshape(1, -1, 1, 1).expand(b, -1, s, 1)
+        extra = sinks if sinks.ndim == 4 else sinks.reshape(1, -1, 1, 1).expand(b, -1, s, 1)
         weights = torch.cat([scores, extra.to(scores.dtype)], -1).float().softmax(-1)[..., :-1]
     out = weights.to(query.dtype).reshape(b, *rows, key.shape[2]) @ value
     return out.view(b, heads, s, value.shape[3]).transpose(1, 2).contiguous()
