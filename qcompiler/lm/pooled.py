@@ -40,6 +40,8 @@ Tensor = torch.Tensor
 Pool = Callable[[Tensor, Tensor], Tensor]
 """From the columns of windows (b, n, width, channels), and whether each of them is before the text's first token
 (b, n, width, 1): entries (b, n, dim)."""
+Turn = Callable[[Tensor, Tensor], Tensor]
+"""From entries (b, n, dim) and the positions (b, n) of their blocks' first tokens: the entries, rotated to these."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,11 @@ def register(step: nn.Module, shapes: list[EntryShape], batch: int, tokens: int)
         step.register_buffer(shape.buffer, rows)
 
 
-def updated(shape: EntryShape, state: int, columns: Tensor, width: int, pool: Pool, turn: Pool) -> Tensor:
+def updated(shape: EntryShape, state: int, columns: Tensor, width: int, pool: Pool, turn: Turn) -> Tensor:
     """Pools the blocks that a call completes; returns each sequence's entries (b, rows, dim).
 
-    `columns` (b, s, channels) are those of the call's tokens, `state` is the number of the layer's state that has
-    those before, and a window has `width` columns.  `turn` gives entries (b, n, dim) the positions (b, n) of their
-    blocks' first tokens.
+    `columns` (b, s, channels) are those of the call's tokens.  `state` is the number of the layer's state that holds
+    the columns before the call.  A window has `width` columns.
     """
     step, before = states.current(), max(width - 1, 1)  # a state has a column at least
     b, s, channels = columns.shape
@@ -103,7 +104,7 @@ def updated(shape: EntryShape, state: int, columns: Tensor, width: int, pool: Po
     windows = whole.reshape(-1, channels)[taken]
     made = turn(pool(windows, (places < 0).unsqueeze(-1)), blocks * shape.rate)
     rows = shape.rows(step.length)
-    begin = step.begins  # behind the tokens of a sequence that reads none: as far from what it sees as any other
+    begin = step.begins  # a sequence that reads nothing writes behind its tokens, where no entry is complete
     if step.batch > 1:
         slots = torch.arange(b)[:, None]
         targets = (begin - slots * step.length) // shape.rate + slots * rows + torch.arange(count)

@@ -106,8 +106,8 @@ class DecoderStep(nn.Module):
             if number in self.rotated:
                 turn = rotation.hadamard(layer.key_dim, layer.dtype)
                 self.register_buffer(f"rotation_{layer.key_dim}", turn, persistent=False)
-            kept = {"keys": layer.key_dim, "values": layer.value_dim}
-            for name, dim in list(kept.items())[: 2 if layer.has_values else 1]:
+            kept = {"keys": layer.key_dim} | ({"values": layer.value_dim} if layer.has_values else {})
+            for name, dim in kept.items():
                 rounded = torch.bfloat16 if cache == ROUNDED and found.reads(number) else layer.dtype
                 row = torch.zeros(dim, dtype=cache if isinstance(cache, torch.dtype) else rounded)
                 if self.kind is not None:

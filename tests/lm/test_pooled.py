@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from by_path import load
 
 import qcompiler as qc
 from qcompiler.errors import ExportError
 from qcompiler.lm import pooled, probe, states
 from qcompiler.lm.compile import example_inputs
 from qcompiler.lm.step import prepared
+
+models = load("tests/support/state_models.py")
 
 VOCABULARY, END = 97, 2
 _SIZES: dict[str, Any] = {
@@ -283,19 +286,8 @@ each_model = pytest.mark.parametrize("name", MODELS)
 @each_model
 def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, batch: int, device: str) -> None:
     model, lm, prompts = build(name), compiled(name, batch, device), prompts_of(batch)
-    held = lm.conversation(batch)
-    whole = held.read(prompts, logits="all")
-    steps = [held.read([[5 + i] for i in range(batch)]) for _ in range(3)]
-    for i, prompt in enumerate(prompts):
-        theirs = logits_of(model, [*prompt, *[5 + i] * 3])
-        assert_same(np.concatenate([whole[i], *(step[i] for step in steps)]), theirs)
     count = 16 if device == "cpu" else 4
-    texts = lm.generate(prompts, max_new_tokens=count, eos_token_id=-1)
-    for prompt, text in zip(prompts, texts, strict=True):
-        made = model.generate(
-            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        assert text == made[0].tolist()
+    models.check_texts(model, lm, prompts, count, lambda ours, text: assert_same(ours, logits_of(model, text)))
 
 
 @pytest.mark.slow

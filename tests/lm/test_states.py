@@ -83,18 +83,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, batch: in
     """The prompts have 7, 64 and 1 tokens (alone: 64), which are read in calls of up to 16, then token by token."""
     model, lm = built(name, batch, device)
     prompts = prompts_of(batch)
-    held = lm.conversation(batch)
-    whole = held.read(prompts, logits="all")
-    steps = [held.read([[5 + i] for i in range(batch)]) for _ in range(3)]
-    for i, prompt in enumerate(prompts):
-        theirs = logits_of(model, [*prompt, *[5 + i] * 3])
-        assert_same(np.concatenate([whole[i], *(step[i] for step in steps)]), theirs)
-    texts = lm.generate(prompts, max_new_tokens=16, eos_token_id=-1)
-    for prompt, text in zip(prompts, texts, strict=True):
-        made = model.generate(
-            torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        assert text == made[0].tolist()
+    models.check_texts(model, lm, prompts, 16, lambda ours, text: assert_same(ours, logits_of(model, text)))
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -109,3 +111,21 @@ def small() -> Any:
     torch.manual_seed(0)
     config = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
     return transformers.MambaForCausalLM(config).eval()
+
+
+def check_texts(
+    model: Any, lm: Any, prompts: list[list[int]], count: int, check: Callable[[Any, list[int]], None]
+) -> None:
+    """Prompts that are read together, then three tokens one by one: `check` gets the logits
+    and the text of each. Then `count` greedy tokens, which are transformers'."""
+    held = lm.conversation(len(prompts))
+    whole = held.read(prompts, logits="all")
+    steps = [held.read([[5 + i] for i in range(len(prompts))]) for _ in range(3)]
+    for i, prompt in enumerate(prompts):
+        check(np.concatenate([whole[i], *(step[i] for step in steps)]), [*prompt, *[5 + i] * 3])
+    texts = lm.generate(prompts, max_new_tokens=count, eos_token_id=-1)
+    for prompt, text in zip(prompts, texts, strict=True):
+        made = model.generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert text == made[0].tolist()

@@ -3,11 +3,11 @@
     model.layers.3.block_sparse_moe.gate.weight              model.layers.3.mlp.gate.weight
     model.layers.3.block_sparse_moe.experts.0.w1.weight …    model.layers.3.mlp.experts.gate_up_proj
 
-transformers has a list of conversions for each model (`conversion_mapping`): names that change, and tensors that are
-stacked, joined, cut or turned.  They are asked here and not written again.  A conversion is computed when its parameter
-is read, so that one parameter is in memory at a time.  Where it moves whole rows, as experts are stacked, which row
-goes where is found by converting the numbers of rows; values are then written once, to their places, and codes of
-experts are stacked too.
+transformers lists the conversions of each model (`conversion_mapping`): names that change, and tensors that are
+stacked, joined, cut or turned.  This module applies that list.  A conversion is computed when its parameter is read, so
+that one parameter is in memory at a time.  Some conversions move whole rows, as where experts are stacked.  Converting
+the numbers of the rows shows where each row goes; values are then written once, to their places, and codes are stacked
+without being decoded.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ def under_the_models_names(module: Any, items: Mapping[str, InFile]) -> dict[str
     Names that the model does not have stay, unless the model ignores them.  WeightsError for codes that a conversion
     would cut into pieces, and for tensors that do not fit one another.
     """
-    try:
-        from transformers import core_model_loading as loading
-        from transformers.conversion_mapping import get_model_conversion_mapping
-    except ImportError:  # before 5.0 files have the names of the model
-        return dict(items)
+    from transformers import core_model_loading as loading
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
     known = module.state_dict()
     entries = get_model_conversion_mapping(module)
     renamings = [each for each in entries if isinstance(each, loading.WeightRenaming)]
