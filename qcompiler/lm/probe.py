@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from transformers.cache_utils import Cache
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
-from qcompiler.lm.reads import CALL_ERRORS, TokenCounts, line_of
+from qcompiler.lm.reads import CALL_ERRORS, TokenCounts, Zeros, line_of
 from qcompiler.lm.rotation import block_of
 from qcompiler.lm.states import Kind, StateShape
 
@@ -76,6 +77,9 @@ class Probe:
     entries: dict[str, EntryShape] = field(default_factory=dict)
     uses: dict[int, list[tuple[int | None, MaskRule | None]]] = field(default_factory=dict)
     written_out: set[int] = field(default_factory=set)
+    biased: set[int] = field(default_factory=set)
+    unsaid: set[tuple[int, int]] = field(default_factory=set)
+    """States of convolutions, by layer and index, whose width no argument says."""
     keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     masks: list[tuple[torch.Tensor, MaskRule]] = field(default_factory=list)
     has_masks_of_blocks: bool = False
@@ -89,15 +93,19 @@ class Probe:
         self.masks.append((made, rule))
         return made
 
-    def attended(self, key: torch.Tensor, mask: Any, window: Any, written_out: bool = False) -> None:
-        """Notes a call of attention, and whether it is more than scaled dot products. Keys that no layer handed to the
-        cache in this form are not noted."""
+    def attended(
+        self, key: torch.Tensor, mask: Any, window: Any, written_out: bool = False, is_biased: bool = False
+    ) -> None:
+        """Notes a call of attention, whether it is more than scaled dot products, and whether it adds a number for each
+        position. Keys that no layer handed to the cache in this form are not noted."""
         rule = next((rule for made, rule in self.masks if _is_whole(mask, made)), None)
         for kept, layer in self.keys:
             if kept is key or self._is_followed_by_entries(kept, layer, key):
                 self.uses.setdefault(layer, []).append((window if isinstance(window, int) else None, rule))
                 if written_out:
                     self.written_out.add(layer)
+                if is_biased:
+                    self.biased.add(layer)
 
     def _is_followed_by_entries(self, kept: torch.Tensor, layer: int, key: torch.Tensor) -> bool:
         """Whether attention gets the last keys of a layer, and behind them what stands for blocks of tokens."""
@@ -145,6 +153,8 @@ class Probe:
             return None, "transformers' attention interface does not show how its keys are read"
         if layer in self.indexers:
             return None, "an index chooses the tokens that it attends to"
+        if layer in self.biased:
+            return None, "what its attention adds for each position stands in the order of positions"
         (window, rule), *others = uses
         if any(other != (window, rule) for other in others):
             return None, "several attentions read it, with different windows"
@@ -178,15 +188,21 @@ def shows_window(rule: MaskRule, window: int, length: int) -> bool:
         (some, torch.arange(length).view(1, 1, 1, -1)),
     ):
         wanted = (keys <= queries) & (keys > queries - window)
-        if not torch.equal(rule(zero, zero, queries, keys).expand(wanted.shape), wanted):
+        shown = rule(zero, zero, queries, keys)
+        if is_fake(shown) or not torch.equal(shown.expand(wanted.shape), wanted):
             return False
     return True
 
 
 def _shows_later_tokens(rule: MaskRule) -> bool:
-    """Whether a query sees the key of the next position: masks of encoders do."""
+    """Whether a query sees the key of the next position: masks of encoders do.
+
+    What a rule shows may depend on numbers of the call, which a probe has not got: the chunks of Llama 4 begin behind
+    the padding of a text.  No encoder has such a rule.
+    """
     zero, queries = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.arange(TOKENS).view(1, 1, -1, 1)
-    return bool(torch.as_tensor(rule(zero, zero, queries, queries + 1)).any())
+    shown = torch.as_tensor(rule(zero, zero, queries, queries + 1))
+    return not is_fake(shown) and bool(shown.any())
 
 
 def ring_rows(window: int, chunk: int) -> int:
@@ -248,24 +264,12 @@ def _states_in_modules(model: nn.Module) -> Iterator[None]:
 
 def probe(model: nn.Module) -> tuple[Probe, int]:
     """What a call of the model shows, and how many logits it gives. ExportError for a model without a cache."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with _probing() as seen:
-        recorder = _Recorder(seen)
-        try:
-            mode = FakeTensorMode(allow_non_fake_inputs=True)
-            with torch.no_grad(), as_pairs(model), _states_in_modules(model), mode:
-                ids = torch.zeros(1, TOKENS, dtype=torch.int64)
-                with TokenCounts(ids) as counts:
-                    found = model(input_ids=ids, use_cache=True, **{cache_argument(model): recorder})
-        except CALL_ERRORS as error:
-            text = " ".join(str(error).split())[:300]
-            raise ExportError(
-                f"{type(model).__name__} cannot read tokens with a cache ({line_of(error)}: {type(error).__name__}: "
-                f"{text}): check that its configuration is that of the weights, that it is a causal language model, "
-                "and that it takes a cache of transformers' common classes, not one of its own"
-            ) from error
+    seen, vocabulary, is_counted = _called(model, TOKENS)
+    if seen.unsaid:
+        _check_widths(seen, _called(model, TOKENS + 1)[0])
     rules = [rule for uses in seen.uses.values() for _, rule in uses if rule is not None]
+    if not seen.uses:  # attention of the model's own, which says nothing of its masks
+        rules = [rule for _, rule in seen.masks]
     if any(map(_shows_later_tokens, rules)):
         raise ExportError(
             f"{type(model).__name__} shows a token those that follow it, and is no causal language model as it is "
@@ -280,12 +284,49 @@ def probe(model: nn.Module) -> tuple[Probe, int]:
             f"{type(model).__name__} hands neither keys and values nor states to a cache; a causal language model of "
             "transformers with `use_cache` is needed"
         )
-    if counts.counted(found.logits):
+    if is_counted:
         raise ExportError(
             f"{type(model).__name__} counts positions from its tokens, and padding among them: a text's first position "
             "depends on the id of the padding token. Positions of a compiled model begin at 0"
         )
-    return seen, int(found.logits.shape[-1])
+    return seen, vocabulary
+
+
+def _called(model: nn.Module, tokens: int) -> tuple[Probe, int, bool]:
+    """What a call with so many tokens shows, how many logits it gives, and whether they depend on counts of tokens."""
+    with _probing() as seen:
+        recorder = _Recorder(seen)
+        try:
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            with torch.no_grad(), as_pairs(model), _states_in_modules(model), mode:
+                ids = torch.zeros(1, tokens, dtype=torch.int64)
+                with TokenCounts(ids) as counts, Zeros() as zeros:
+                    found = model(input_ids=ids, use_cache=True, **{cache_argument(model): recorder})
+        except CALL_ERRORS as error:
+            text = " ".join(str(error).split())[:300]
+            raise ExportError(
+                f"{type(model).__name__} cannot read tokens with a cache ({line_of(error)}: {type(error).__name__}: "
+                f"{text}): check that its configuration is that of the weights, that it is a causal language model, "
+                "and that it takes a cache of transformers' common classes, not one of its own"
+            ) from error
+        if zeros.found and any(state.kind == "recurrent" for state in seen.states.values()):
+            raise ExportError(
+                f"{type(model).__name__} multiplies zeros by a linear with a bias while there is no state of before: "
+                "a step begins a text with states of zeros, and those would be the bias"
+            )
+        return seen, int(found.logits.shape[-1]), counts.counted(found.logits)
+
+
+def _check_widths(seen: Probe, longer: Probe) -> None:
+    """ExportError if the width of a state of a convolution is not said, and is another in a longer call."""
+    for layer, index in sorted(seen.unsaid):
+        one, other = (found.states[f"conv_{layer}_{index}"] for found in (seen, longer))
+        if one.shape != other.shape:
+            raise ExportError(
+                f"layer {layer} keeps a state of a convolution without saying its width (`conv_kernel_size`), and "
+                f"hands over {one.shape[-1]} columns in a call of {TOKENS} tokens, but {other.shape[-1]} in one of "
+                f"{TOKENS + 1}"
+            )
 
 
 def _token_before_a_text(model: nn.Module, state: StateShape) -> int:
@@ -300,18 +341,25 @@ def _token_before_a_text(model: nn.Module, state: StateShape) -> int:
     )
 
 
-class _NoLayers(list[Any]):
-    """No layers. Qwen 4 asks one of them, whichever it is, for the positions of the tokens before."""
+class _Layers(list[Any]):
+    """No layers, but what some models ask of one, whichever it is: Qwen 4 for the positions of the tokens before,
+    MiniMax M3 to keep the keys of its index (b, 1, s, dim)."""
 
-    def __getitem__(self, _number: Any) -> Any:
-        return SimpleNamespace(indexer_position_ids=None)
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __getitem__(self, number: Any) -> Any:
+        return SimpleNamespace(
+            indexer_position_ids=None, update_index=lambda keys: self.recorder.update_indexer(keys, number)
+        )
 
 
 class _Recorder(Cache):
     """A cache that keeps nothing, and notes what it is given. No layer has a state yet."""
 
     def __init__(self, seen: Probe) -> None:
-        super().__init__(layers=_NoLayers())
+        super().__init__(layers=_Layers(self))
         self.seen = seen
 
     def update(
@@ -343,12 +391,11 @@ class _Recorder(Cache):
         conv_kernel_size: int | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """transformers keeps as many columns as the call has where the model does not say how many: those are refused,
-        since they are the length of a prompt."""
+        """transformers keeps as many columns as it is given where the model does not say how many: `probe` refuses
+        those that are as many as the call has tokens, since they would be the length of a prompt."""
         if conv_kernel_size is None:
-            raise ExportError(
-                f"layer {layer_idx} keeps a state of a convolution without saying its width (`conv_kernel_size`)"
-            )
+            self.seen.unsaid.add((layer_idx, state_idx))
+            conv_kernel_size = conv_states.shape[-1]
         shape = (*conv_states.shape[1:-1], conv_kernel_size)
         self._note("conv", layer_idx, state_idx, shape, conv_states.dtype)
         return conv_states

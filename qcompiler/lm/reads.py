@@ -43,6 +43,9 @@ COUNT = "count"
 _INDEX = {_aten.embedding: 1, _aten.index_select: 2, _aten.index: 1, _aten.gather: 2, _aten.take: 1}
 """Operators that look a table up, and the place of their indices among the arguments."""
 
+_ZEROS = {_aten.zeros, _aten.zeros_like, _aten.new_zeros}
+_BIASED = {_aten.addmm, _aten.linear}
+
 CALL_ERRORS = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
 )  # fmt: skip
@@ -107,6 +110,33 @@ class TokenCounts(Origins):  # type: ignore[no-untyped-call]  # as above
     def counted(self, value: Any) -> bool:
         """Whether any tensor in `value` depends on a count of tokens."""
         return COUNT in self.of(value)
+
+
+class Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as above
+    """Notes whether a product of zeros gets a bias added.
+
+    A model without a state of before may multiply zeros in its place (ZAYA).  A step begins a text with a state of
+    zeros, which is the same only without a bias.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held: dict[int, torch.UntypedStorage] = {}
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet, given = func.overloadpacket, kwargs or {}
+        results = func(*args, **given)
+        if packet in _ZEROS:
+            self.held[_storage(results)._cdata] = _storage(results)
+        elif packet in _BIASED and len(args) > 2:
+            x, bias = (args[1], args[0]) if packet is _aten.addmm else (args[0], args[2])
+            self.found |= bias is not None and _storage(x)._cdata in self.held
+        if func._schema.is_mutable:
+            for each in tree_iter((args, given)):
+                if isinstance(each, torch.Tensor):
+                    self.held.pop(_storage(each)._cdata, None)
+        return results
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -208,4 +238,4 @@ def line_of(error: BaseException) -> str:
     return f"{'/'.join(Path(frames[-1].filename).parts[-2:])}:{frames[-1].lineno}: {frames[-1].line}"
 
 
-__all__ = ["CALL_ERRORS", "TokenCounts", "check_reads", "line_of"]
+__all__ = ["CALL_ERRORS", "TokenCounts", "Zeros", "check_reads", "line_of"]

@@ -61,16 +61,18 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):
     """The states of one layer, during one call. Each is a buffer (slots, …); sequence i of the call uses slot i."""
 
     step: DecoderStep
+    number: int
 
     def __init__(self, step: DecoderStep, number: int) -> None:
         shapes = [shape for shape in step.states if shape.layer == number]
         LinearAttentionCacheLayerMixin.__init__(self, max(shape.index for shape in shapes) + 1)
-        self.step = step
+        self.step, self.number = step, number
         self.starts = {(shape.kind, shape.index): shape.start for shape in shapes}
         self.buffers: dict[tuple[Kind, int], torch.Tensor] = {
             (shape.kind, shape.index): getattr(step, shape.name) for shape in shapes
         }
         self.attended_to: dict[int, torch.Tensor] = {}
+        self.written: set[tuple[Kind, int]] = set()
         self.has_previous_state: dict[int, bool] = dict.fromkeys(range(self.number_of_states), True)
         self.conv_states: dict[int, torch.Tensor | None] = dict(self._before("conv"))
         self.recurrent_states: dict[int, torch.Tensor | None] = dict(self._before("recurrent"))
@@ -87,6 +89,11 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):
                 start = torch.full((), self.starts[each, index], dtype=buffer.dtype)
                 yield index, torch.where(_over(begins, buffer), start, self._slots(buffer))
 
+    @property
+    def unwritten(self) -> list[str]:
+        """The states that the call left as they were."""
+        return [f"{kind}_{self.number}_{index}" for kind, index in self.buffers if (kind, index) not in self.written]
+
     def _slots(self, buffer: torch.Tensor) -> torch.Tensor:
         """The slots of the call's sequences. Without a batch there is one slot."""
         assert self.step.counts is not None
@@ -96,6 +103,7 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):
         """Writes states (b, …) of the sequences that read tokens."""
         assert self.step.counts is not None
         buffer = self.buffers[kind, index]
+        self.written.add((kind, index))
         kept = self._slots(buffer)
         kept.copy_(torch.where(_over(self.step.counts > 0, buffer), new.to(buffer.dtype), kept))
 
@@ -130,6 +138,7 @@ class StatesOfSlots(LinearAttentionCacheLayerMixin):
             buffer, query, key, value, decay, positions[:, 0], counts, rate, beta
         )
         buffer.copy_(after)
+        self.written.add(("recurrent", index))
         self.attended_to[index] = last = self._slots(after)
         return out, last
 

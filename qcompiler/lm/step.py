@@ -12,9 +12,8 @@ transformers' model stays as it is.  It gets three things through the interfaces
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import torch
@@ -22,19 +21,14 @@ from torch import nn
 from torch.nn import functional
 from transformers import cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from qcompiler.errors import ArgumentError, ExportError
 from qcompiler.formats import cache_rows
 from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
-from qcompiler.lm import pooled, probe, recurrences, rotation, states
+from qcompiler.lm import attention, pooled, probe, recurrences, rotation, states
 from qcompiler.lm.record import mark_slots
 from qcompiler.units import human_bytes
-
-ATTENTION = "qcompiler"
-"""The name under which transformers finds this module's attention and mask."""
 
 ROUNDED: Final = "rounded"
 CacheKind = torch.dtype | cache_rows.Kind | Literal["rounded"] | None
@@ -90,7 +84,7 @@ class DecoderStep(nn.Module):
         found, self.vocabulary = probe.probe(model)
         self.has_mask = bool(found.masks) or found.has_masks_of_blocks
         config: Any = model.config
-        self.replaced = config._attn_implementation == ATTENTION
+        self.replaced = config._attn_implementation == attention.ATTENTION
         """Whether all attention of the model is that of this module."""
         self.cache_argument = probe.cache_argument(model)
         self.windows = found.windows(tokens)
@@ -181,11 +175,21 @@ class DecoderStep(nn.Module):
                 more["attention_mask"] = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
             more[self.cache_argument] = StepCache(self)
             logits: torch.Tensor = self.whole_model(input_ids=ids, use_cache=True, **more).logits
+            self._check_writes(ids.shape[1])
         finally:
             states.call(None)
             self.positions = self.rows = self.begins = self.wanted = self.ring_rows = self.counts = None
             self.caches, self.asked = [], None
         return logits
+
+    def _check_writes(self, tokens: int) -> None:
+        """ExportError if a call left a state as it was: the next one would go on from another token."""
+        left = [name for layer in self.caches for name in getattr(layer, "unwritten", ())]
+        if left:
+            raise ExportError(
+                f"{type(self.whole_model).__name__} does not hand the states {', '.join(sorted(left))} to its cache in "
+                f"a call of {'one token' if tokens == 1 else 'several tokens'}"
+            )
 
     def _cache_layers(self) -> list[Any]:
         """The layers of transformers' cache for this call."""
@@ -223,6 +227,7 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
     """
 
     is_compileable = True
+    number: int
 
     def __init__(self, step: DecoderStep, number: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -263,6 +268,10 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         kept.index_copy_(1, step.rows, keys.reshape(1, b * s, dim))
         slots = kept.view(step.batch, self.length, dim)
         return slots[:b] if step.batch > 1 else slots
+
+    def update_index(self, keys: torch.Tensor) -> torch.Tensor:
+        """`update_indexer` of (b, 1, s, dim), as MiniMax M3 asks it."""
+        return self.update_indexer(keys[:, 0])[:, None]
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Keys or queries (…, dim) times the layer's rotation (lm/rotation.py)."""
@@ -317,6 +326,13 @@ class StepCache(Cache):
         self.step.asked = super().get_recurrent_state(layer_idx, state_idx)
         return self.step.asked
 
+    @property
+    def is_linear(self) -> list[bool]:
+        """Which layers have states alone: transformers takes the size of its mask from one that has keys."""
+        return [
+            isinstance(layer, states.StatesOfSlots) and not isinstance(layer, CacheOfSlots) for layer in self.layers
+        ]
+
 
 class StatesAndCacheOfSlots(states.StatesOfSlots, CacheOfSlots):  # type: ignore[no-untyped-call, override]
     """A layer that has both: keys and values, and states."""
@@ -324,111 +340,6 @@ class StatesAndCacheOfSlots(states.StatesOfSlots, CacheOfSlots):  # type: ignore
     def __init__(self, step: DecoderStep, number: int) -> None:
         CacheOfSlots.__init__(self, step, number)
         states.StatesOfSlots.__init__(self, step, number)
-
-
-def mask_by_position(
-    batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any
-) -> torch.Tensor:
-    """(b, 1, s, length), true where transformers' rule keeps a key: the rule is asked with each token's position.
-
-    A row of a ring has the latest position up to the token's that lies in it.
-    """
-    seen = probe.current()
-    if seen is not None:
-        return seen.mask(batch_size, q_length, kv_length, mask_function)
-    step = states.current()
-    assert step is not None and step.positions is not None
-    positions = step.positions
-    sequences = torch.arange(batch_size)[:, None, None, None]
-    head = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
-    queries, keys = positions[:, None, :, None], torch.arange(kv_length)[None, None, None, :]
-    in_ring = step.ring is not None and kv_length == step.ring.rows
-    if in_ring:
-        keys = queries - (queries - keys) % kv_length
-    kept: torch.Tensor = mask_function(sequences, head, queries, keys)
-    if in_ring:
-        kept = kept & (keys >= 0)
-    return kept.expand(batch_size, 1, q_length, kv_length)
-
-
-def attention(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **how: Any
-) -> tuple[torch.Tensor, None]:
-    """Scaled dot products with grouped heads.  `indices` (b, s, k) are the tokens that a layer chose to attend to
-    (DeepSeek's sparse attention).
-
-    Soft caps, sinks and position biases, for which torch has no operator, are written out.
-    """
-    scale, softcap = how.get("scaling"), how.get("softcap")
-    sinks, bias = how.get("s_aux"), how.get("position_bias")
-    if sinks is None:
-        sinks = how.get("sinks")  # of each query (b, heads, s, 1): Inkling 2
-    seen, layer = probe.current(), None
-    if seen is not None:
-        seen.attended(key, attention_mask, how.get("sliding_window"), written_out=sinks is not None or bias is not None)
-    else:
-        step = states.current()
-        assert step is not None
-        layer = next((each for each in step.caches if getattr(each, "read", None) is key), None)
-    indices = how.get("indices")
-    if indices is not None and indices.shape[-1] < key.shape[2]:
-        chosen = torch.zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool)
-        attention_mask = attention_mask & chosen.scatter(-1, indices.long(), True)[:, None]
-    if layer is not None and layer.is_rotated:
-        dim = query.shape[-1]
-        query, scale = layer.rotate(query), (scale if scale is not None else dim**-0.5) / rotation.squared(dim)
-    if layer is not None and layer.window is not None and sinks is None and bias is None:
-        return _ring_attention(query, key, value, scale, softcap, layer.window).transpose(1, 2).contiguous(), None
-    if softcap is None and sinks is None and bias is None:
-        out = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-        )
-        return out.transpose(1, 2).contiguous(), None
-    return _written_out(query, key, value, attention_mask, scale, softcap, bias, sinks), None
-
-
-def _written_out(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kept: torch.Tensor,
-    scale: float | None,
-    softcap: float | None,
-    bias: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attention (b, s, heads, dim) for which torch has no operator.
-
-    The queries of a group of heads are rows of one product with the group's keys, which are read once: (b, kv heads,
-    group · s, dim).  A sink is one more score of each head, whose weight multiplies nothing.
-    """
-    b, heads, s, dim = query.shape
-    rows = key.shape[1], heads // key.shape[1] * s
-    scores = (query.reshape(b, *rows, dim) @ key.transpose(2, 3)).view(b, heads, s, key.shape[2])
-    scores = scores * (scale if scale is not None else dim**-0.5)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if bias is not None:
-        scores = scores + bias
-    scores = scores.masked_fill(~kept, torch.finfo(scores.dtype).min)
-    if sinks is None:
-        weights = scores.float().softmax(-1)
-    else:
-        extra = sinks if sinks.ndim == 4 else sinks.reshape(1, -1, 1, 1).expand(b, -1, s, 1)
-        weights = torch.cat([scores, extra.to(scores.dtype)], -1).float().softmax(-1)[..., :-1]
-    out = weights.to(query.dtype).reshape(b, *rows, key.shape[2]) @ value
-    return out.view(b, heads, s, value.shape[3]).transpose(1, 2).contiguous()
-
-
-def _ring_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, softcap: float | None, window: int
-) -> torch.Tensor:
-    """Attention to the keys of a layer that keeps a ring."""
-    factor = float(scale if scale is not None else query.shape[-1] ** -0.5)
-    step = states.current()
-    assert step is not None
-    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, step.positions, window, factor, softcap)
-    return made
 
 
 @contextlib.contextmanager
@@ -441,8 +352,7 @@ def prepared(
 
     The model's own attention, and its settings, are back when the context ends.
     """
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, mask_by_position)
+    attention.register()
     config: Any = model.config
     before = config._attn_implementation
     head = model.get_output_embeddings()  # type: ignore[operator]
@@ -452,8 +362,8 @@ def prepared(
     handle = None
     try:
         with fixed_rotations(model, length), recurrences.replaced(model), pooled.replaced(model):
-            model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
-            _take_masks(config._attn_implementation)
+            model.set_attn_implementation(attention.ATTENTION)  # type: ignore[operator]
+            attention.take_masks(config._attn_implementation)
             step = DecoderStep(model, batch, rows, length, chunk, cache).eval()
             handle = head.register_forward_pre_hook(step.rows_of_head)
             yield step
@@ -463,29 +373,6 @@ def prepared(
         model.set_attn_implementation(before)  # type: ignore[operator]
         for module, training in modes:
             module.training = training
-
-
-def _take_masks(implementation: str) -> None:
-    """Gives calls of a step or a probe `mask_by_position` under the name of an attention that transformers does not let
-    be replaced (Falcon, GPT-J, GPT-Neo, Bloom). All other calls, of any thread, get transformers' own mask."""
-    if implementation not in ("eager", "sdpa"):
-        return
-    usual = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
-    if getattr(usual, "by_position", False):
-        return
-
-    @functools.wraps(usual)
-    def mask(*args: Any, **how: Any) -> Any:
-        if states.current() is None and probe.current() is None:
-            return usual(*args, **how)
-        kept = mask_by_position(*args, **how)
-        if implementation != "eager":
-            return kept
-        dtype = how.get("dtype", torch.float32)
-        return torch.where(kept, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
-
-    vars(mask)["by_position"] = True
-    ALL_MASK_ATTENTION_FUNCTIONS.register(implementation, mask)
 
 
 @contextlib.contextmanager

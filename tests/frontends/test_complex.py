@@ -102,3 +102,19 @@ def test_sizes_from_one_on_are_not_narrowed_by_a_question_of_torch(length: int) 
     program = qc.qcompile(model, (torch.randn(1, 5, 64),), dynamic_shapes=sizes)
     x = torch.randn(1, length, 64)
     torch.testing.assert_close(program(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class Before(nn.Module):
+    """Each column beside the one before it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1) + x
+
+
+def test_a_part_that_may_have_one_column_or_none_excludes_no_size() -> None:
+    """torch asks whether a part lies in memory without gaps, which depends on whether it has one column."""
+    model, x = Before(), torch.randn(2, 8, 5)
+    program = qc.qcompile(model, (x,), dynamic_shapes={"x": {1: torch.export.Dim("s", min=1, max=8)}})
+    for size in range(1, 9):
+        part = x[:, :size].contiguous()
+        assert torch.equal(program(part), model(part)), size

@@ -214,32 +214,6 @@ def test_best_takes_the_highest_of_those_that_are_seen(rows: int, count: int) ->
         assert set(chosen.nonzero().flatten().tolist()) == set(order[:count])
 
 
-def test_sinks_of_each_query_are_part_of_attention() -> None:
-    """Inkling 2 hands over sinks under a name of its own, which gave other logits and no error."""
-    torch.manual_seed(0)
-    config = transformers.CONFIG_MAPPING["inkling2_text"](
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=128, n_routed_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    model: Any = transformers.AutoModelForCausalLM.from_config(config).eval().float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.12)
-    ids = prompt_of(20)
-    assert_same(called(model, ids, (7, 7, 6)), logits_of(model, ids))
-
-
-def test_a_model_that_shows_later_tokens_is_no_causal_one() -> None:
-    """transformers warns, and its logits with a cache are others than without one."""
-    config = transformers.BertConfig(
-        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    with pytest.raises(ExportError, match=r"shows a token those that follow it.*is_decoder=True"):
-        qc.compile_causal_lm(transformers.BertLMHeadModel(config).eval(), max_seq_len=16)
-
-
 def test_an_index_without_the_tokens_behind_its_last_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first tokens would see nothing, of which transformers makes a mean over all keys."""
     model = build("Glm5Next")

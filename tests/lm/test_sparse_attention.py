@@ -14,7 +14,7 @@ import qcompiler as qc
 from qcompiler.lm.compile import example_inputs
 from qcompiler.lm.step import prepared
 
-MODELS = ("DeepseekV32", "GlmMoeDsa", "HYV4", "Dots3Note")
+MODELS = ("DeepseekV32", "GlmMoeDsa", "HYV4", "Dots3Note", "MiniMaxM3VL")
 CHOSEN = 6
 """Keys that a token attends to, of up to 40. With few heads of the index, scores of zero would be equal, and which of
 equal ones is taken is nobody's rule."""
@@ -32,8 +32,13 @@ OWN: dict[str, Any] = {"Dots3Note": {
     "layer_types": ["indexed_attention", "sliding_attention"], "sliding_window": 4, "swa_num_attention_heads": 2,
     "swa_num_key_value_heads": 2, "swa_q_lora_rank": 24, "swa_kv_lora_rank": 32, "swa_head_dim": 24,
     "swa_qk_nope_head_dim": 16, "swa_v_head_dim": 16, "shared_experts_intermediate_size": 32,
+}, "MiniMaxM3VL": {
+    "layer_types": ["minimax_m3_sparse", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
+    "dense_intermediate_size": 96, "shared_intermediate_size": 32, "num_local_experts": 4, "head_dim": 16,
+    "num_key_value_heads": 2, "rotary_dim": 8, "index_n_heads": 2, "index_block_size": 3, "index_topk_blocks": 3,
 }}  # fmt: skip
-"""Its other layers have a window, and heads of other sizes."""
+"""Dots 3: its other layers have a window, and heads of other sizes. MiniMax M3 chooses blocks of keys for each group of
+heads: three of three."""
 
 
 def build(name: str, chosen: int = CHOSEN) -> Any:

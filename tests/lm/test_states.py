@@ -18,7 +18,7 @@ from msgspec.structs import replace
 import qcompiler as qc
 from qcompiler.errors import CorruptFileError, ExportError
 from qcompiler.inspect.checks import copied_bytes
-from qcompiler.lm import recurrences
+from qcompiler.lm import probe, recurrences, states
 from qcompiler.lm.bench import measure
 from qcompiler.lm.compile import inputs_to_trace
 from qcompiler.lm.model import CausalLM
@@ -216,6 +216,37 @@ def test_a_model_that_reads_no_state_in_calls_of_several_tokens_is_refused(monke
         monkeypatch.setattr(recurrences, "_asked", lambda: None)
         with pytest.raises(ExportError, match="keeps the states recurrent_0_0 and does not read them"):
             inputs_to_trace(step, 100, CHUNK)
+
+
+def test_a_call_that_leaves_a_state_as_it_was_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LFM 3 writes its state of a convolution in place where it reads one token, by a function of its own."""
+    with prepared(models.build("lfm3"), 1, 100, None, 100, 1) as step:
+        inputs_to_trace(step, 100, 1)
+    kernel_of = recurrences.kernel_of
+    with_kernels = lambda function: kernel_of(function) if hasattr(function, "__wrapped__") else None  # noqa: E731
+    monkeypatch.setattr(recurrences, "kernel_of", with_kernels)
+    with (
+        prepared(models.build("lfm3"), 1, 100, None, 100, 1) as step,
+        pytest.raises(ExportError, match="does not hand the states conv_0_0, conv_2_0 to its cache in a call of one"),
+    ):
+        inputs_to_trace(step, 100, 1)
+
+
+def test_a_model_that_adds_a_bias_to_no_state_is_refused() -> None:
+    kind, values = models.MODELS["zaya"]
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values, attention_bias=True))
+    with pytest.raises(ExportError, match="multiplies zeros by a linear with a bias while there is no state of before"):
+        qc.compile_causal_lm(model.eval(), max_seq_len=32)
+
+
+def test_a_width_that_nobody_says_is_the_same_in_every_call() -> None:
+    """ZAYA hands over the same number of columns always. A number that grows with the call is a prompt's length."""
+    shape = states.StateShape("conv", 0, 0, (4, 3), torch.float32)
+    seen = probe.Probe(states={"conv_0_0": shape}, unsaid={(0, 0)})
+    probe._check_widths(seen, seen)
+    longer = probe.Probe(states={"conv_0_0": states.StateShape("conv", 0, 0, (4, 4), torch.float32)})
+    with pytest.raises(ExportError, match=r"without saying its width .* 3 columns in a call of 3 tokens, but 4"):
+        probe._check_widths(seen, longer)
 
 
 def rwkv() -> Any:

@@ -11,6 +11,7 @@ import transformers
 
 VOCABULARY = 97
 _SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 128}
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 _MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 16}
@@ -29,6 +30,7 @@ _DELTA = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2Config", {**_SIZES, **_HEADS, **_CONVOLVED}),
     "lfm2_moe": ("Lfm2MoeConfig", {**_SIZES, **_HEADS, **_CONVOLVED, **_EXPERTS, "num_dense_layers": 1}),
+    "lfm3": ("Lfm3Config", {**_SIZES, **_HEADS, **_CONVOLVED, **_TOKENS}),
     "mamba": ("MambaConfig", _MAMBA),
     "falcon_mamba": ("FalconMambaConfig", _MAMBA),
     "mamba2": ("Mamba2Config", {**_MAMBA, "num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 8}),
@@ -74,7 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
             "qk_nope_head_dim": 16, "v_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4,
             "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+            **_TOKENS,
         },
     ),
     "zamba": (
@@ -91,6 +93,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **_SIZES, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_d_state": 16,
             "mamba_headdim": 16, "mamba_ngroups": 2, "chunk_size": 8, "adapter_rank": 4, "use_mem_rope": True,
             "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"],
+        },
+    ),
+    "zaya": (
+        "ZayaConfig",
+        {
+            **_SIZES, **_HEADS, "head_dim": 16, "num_hidden_layers": 3, "num_experts": 4, "num_experts_per_tok": 1,
+            "moe_intermediate_size": 32, "router_hidden_size": 32, "sliding_window": 16, **_TOKENS,
+            "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
         },
     ),
 }  # fmt: skip

@@ -15,9 +15,10 @@ were copied for the experts of one token (`repeat_interleave`) are read from the
 
 transformers computes experts by one of several equivalent functions.  Its default sorts rows by expert, which
 `qc.grouped_linear` does not need; its "eager" loops over the experts that occur, which depends on data.  While a model
-is exported, `as_pairs` makes its experts use "batched_mm", which is the first form.  Two models have no such choice:
-Llama 4 sends every token through every expert, with zeros for those that the router did not choose, and DBRX loops over
-the experts that occur.  `as_pairs` computes the chosen pairs for both.
+is exported, `as_pairs` makes its experts use "batched_mm", which is the first form.  Four models have no such choice:
+Llama 4 sends every token through every expert, with zeros for those that the router did not choose, DBRX and LongCat
+loop over the experts that occur, and JetMoE splits sorted rows by counts that Python reads.  `as_pairs` computes the
+chosen pairs for all four.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def as_pairs(model: nn.Module) -> Iterator[None]:
     """Inside, a transformers model computes its experts pair by pair; its own function is restored afterwards."""
     name = "_experts_implementation_internal"  # the field behind a config's property `_experts_implementation`
     own = {each: made for each in model.modules() if (made := _own_pairs(each)) is not None}
+    own |= {part: made for each in model.modules() for part, made in _pairs_of_parts(each).items()}
     held = (getattr(each, "config", None) for each in model.modules() if hasattr(type(each), "_apply_gate"))
     configs = {id(config): config for config in held if hasattr(config, name)}
     chosen = [(config, getattr(config, name)) for config in configs.values()]
@@ -72,11 +74,13 @@ def as_pairs(model: nn.Module) -> Iterator[None]:
             vars(each).pop("forward", None)
 
 
-_OWN_MIXTURES = {
+_OWN_MIXTURES: dict[str, tuple[str, tuple[str, ...], int]] = {
     "Llama4TextMoe": ("experts", ("gate_up_proj", "down_proj"), 3),
     "DbrxExperts": ("mlp", ("w1", "v1", "w2"), 2),
+    "LongcatFlashExperts": ("", ("gate_up_proj", "down_proj"), 3),
 }
-"""Mixtures without the choice of a function: the module that holds their weights, the weights, and their dims."""
+"""Mixtures without the choice of a function: the module that holds their weights ("" for the mixture itself), the
+weights, and their dims."""
 
 
 def _own_pairs(module: nn.Module) -> Callable[..., Any] | None:
@@ -86,10 +90,14 @@ def _own_pairs(module: nn.Module) -> Callable[..., Any] | None:
     if name not in _OWN_MIXTURES or "forward" in vars(module):
         return None
     holder, weights, dims = _OWN_MIXTURES[name]
-    held = (getattr(getattr(module, holder, None), each, None) for each in weights)
+    inside = getattr(module, holder, None) if holder else module
+    held = (getattr(inside, each, None) for each in weights)
     if not all(isinstance(each, nn.Parameter) and each.ndim == dims for each in held):
         return None
-    return _chosen_experts if name == "Llama4TextMoe" else _chosen_of_dbrx
+    ways: dict[str, Callable[..., Any]] = {
+        "Llama4TextMoe": _chosen_experts, "DbrxExperts": _chosen_of_dbrx, "LongcatFlashExperts": _chosen_of_longcat,
+    }  # fmt: skip
+    return ways[name]
 
 
 def _chosen_experts(module: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,6 +129,51 @@ def _chosen_of_dbrx(
     out = torch.bmm(inside.unsqueeze(1), held.w2.view(shape)[chosen]).squeeze(1)
     total = (out.view(tokens, top, -1) * top_k_weights.unsqueeze(-1)).sum(dim=1)
     return total.view(hidden_states.shape)
+
+
+def _chosen_of_longcat(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """`LongcatFlashExperts.forward` without its loop. Experts behind the last one with matrices return their input."""
+    tokens, top = top_k_index.shape
+    index = top_k_index.reshape(-1)
+    has_matrices = index < module.num_routed_experts
+    chosen = torch.where(has_matrices, index, 0)
+    rows = hidden_states.repeat_interleave(top, dim=0)
+    gate, up = torch.bmm(module.gate_up_proj[chosen], rows.unsqueeze(-1)).squeeze(-1).chunk(2, dim=-1)
+    inside = module.act_fn(gate) * up
+    out = torch.bmm(module.down_proj[chosen], inside.unsqueeze(-1)).squeeze(-1)
+    out = torch.where(has_matrices.unsqueeze(1), out, rows).view(tokens, top, -1)
+    return (out * top_k_weights.unsqueeze(-1)).to(hidden_states.dtype).sum(dim=1)
+
+
+_SORTED_MIXTURES = ("JetMoeMoE", "JetMoeMoA")
+"""Mixtures whose `router` sorts rows by expert for their `input_linear` and `output_linear`, and counts them."""
+
+
+def _pairs_of_parts(module: Any) -> dict[nn.Module, Callable[..., Any]]:
+    """The functions of a sorted mixture's parts that leave the pairs in their order; {} if a part was replaced."""
+    if type(module).__name__ not in _SORTED_MIXTURES:
+        return {}
+    experts = [module.input_linear, module.output_linear]
+    if any("forward" in vars(part) or not isinstance(part, nn.Module) for part in (module.router, *experts)):
+        return {}
+    return {module.router: _unsorted_routes, **dict.fromkeys(experts, _linear_of_pairs)}
+
+
+def _unsorted_routes(router: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """`JetMoeTopKGating.forward` without sorting: the order of the pairs (T * k), their tokens, their weights, their
+    experts in the place of each expert's count, and the logits."""
+    logits = router.layer(hidden_states).float()
+    chosen, experts = logits.topk(router.top_k, dim=1)
+    weights = torch.softmax(chosen, dim=1).type_as(hidden_states)
+    order = torch.arange(experts.numel(), device=experts.device)
+    return order, order // router.top_k, weights.flatten(), experts.flatten(), logits
+
+
+def _linear_of_pairs(module: Any, inputs: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """`JetMoeParallelExperts.forward` for rows in any order, each with the number of its expert."""
+    return torch.bmm(module.weight[experts], inputs.unsqueeze(-1)).squeeze(-1)
 
 
 @dataclass(frozen=True)

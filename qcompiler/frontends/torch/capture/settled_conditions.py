@@ -3,7 +3,8 @@
     s * min(256, 256*s) == 256*s,  s in 1 … 8     min(256, 256*s) is 256, and both sides are equal
 
 torch asks such questions of its own (is this view contiguous?), and cannot simplify the minimum of two sizes.  A guard
-that remains would be refused as one that narrows the range.
+that remains would be refused as one that narrows the range.  What it asks only to note how a result lies in memory,
+which nobody reads, gets no guard at all: `x[:, :-1]` would exclude the size whose part has one column.
 """
 
 from __future__ import annotations
@@ -17,17 +18,28 @@ from typing import Any
 def settled_conditions() -> Iterator[None]:
     """Removes minima and maxima with a known result from each condition before torch evaluates it, while a model is
     traced."""
+    from torch.fx.experimental import _config
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.fx.passes import shape_prop
 
     original = ShapeEnv.evaluate_expr
+    config: Any = _config
+    noted = "is_contiguous_for_memory_format_or_false"
+    lies: Any = getattr(shape_prop, noted)
+
+    def without_guards(*args: Any, **kwargs: Any) -> Any:
+        with config.patch(backed_size_oblivious=True):
+            return lies(*args, **kwargs)
 
     def evaluate(self: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self, without_known_choices(expression, self.var_to_range), *args, **kwargs)
 
     ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign,assignment]
+    setattr(shape_prop, noted, without_guards)
     try:
         yield
     finally:
+        setattr(shape_prop, noted, lies)
         ShapeEnv.evaluate_expr = original  # type: ignore[method-assign]
 
 

@@ -1,0 +1,76 @@
+"""What transformers' models say of their attention is heeded, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import qcompiler as qc
+from qcompiler.errors import ExportError
+from qcompiler.lm.compile import example_inputs
+from qcompiler.lm.step import prepared
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+    "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def build(kind: str, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[kind](**SIZES | more)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config).eval().float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.12)
+    return model
+
+
+@pytest.mark.parametrize("parts", [(20,), (7, 7, 6)], ids=str)
+@pytest.mark.parametrize("kind", ["inkling_text", "inkling2_text"])
+def test_sinks_of_each_query_and_biases_of_positions(kind: str, parts: tuple[int, ...]) -> None:
+    """Inkling 2 hands over sinks under a name of its own, which gave other logits and no error.  Both add a number for
+    each distance of positions, in layers with a window as well: those keep no ring, whose rows have another order."""
+    model = build(
+        kind, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=32, sliding_window=5, sliding_window_size=5,
+    )  # fmt: skip
+    ids = np.random.default_rng(1).integers(3, 97, 20).tolist()
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+    found, start = [], 0
+    with prepared(model, 1, 40, None, 40, 8) as step, torch.no_grad():
+        assert step.ring is None
+        for count in parts:
+            places = torch.arange(start, start + count)[None]
+            inputs = example_inputs(1, 40, 8, step.has_states)
+            inputs |= {"ids": torch.tensor([ids[start : start + count]]), "positions": places, "rows": places}
+            inputs |= {"counts": torch.tensor([count])} if step.has_states else {}
+            found.append(step(**(inputs | {"wanted": torch.arange(count)}))[0].numpy())
+            start += count
+    assert np.linalg.norm(np.concatenate(found) - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("value", [torch.ones(1), 0.5], ids=["tensor", "number"])
+def test_an_argument_that_is_not_known_is_refused(value: Any) -> None:
+    model = build("llama")
+
+    def say(_: Any, args: Any, how: dict[str, Any]) -> Any:
+        return args, how | {"tilt": value}
+
+    model.model.layers[0].self_attn.register_forward_pre_hook(say, with_kwargs=True)
+    with pytest.raises(ExportError, match="LlamaAttention calls attention with `tilt`, which is not known"):
+        qc.compile_causal_lm(model, max_seq_len=16)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roformer", "rembert"])
+def test_a_model_that_shows_later_tokens_is_no_causal_one(kind: str) -> None:
+    """transformers warns, and its logits with a cache are others than without one.  BERT's attention is that of the
+    interface; RoFormer and RemBERT compute their own."""
+    with pytest.raises(ExportError, match=r"shows a token those that follow it.*is_decoder=True"):
+        qc.compile_causal_lm(build(kind), max_seq_len=16)
