@@ -126,10 +126,10 @@ def _geometry(spec: KernelSpec, isa: str, *, bf16: bool = False) -> ScratchSizes
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     assert isinstance(spec.body, AttentionKernel)
-    cache = ("cache.h",) if spec.body.cache is not None else ()
-    bf16 = ("bf16.h", "attention_bf16.h") if spec.body.compute == "bf16" else ()
-    tiles = ("amx.h", "attention_amx.h") if bf16 and not attention_decode.fits(spec.body) else ()
-    return (*cache, "attention.h", *bf16, *tiles)
+    if spec.body.compute != "bf16":
+        return (*(("cache.h",) if spec.body.cache is not None else ()), "attention.h")
+    one_query = ("attention_decode_amx.h",) if attention_decode.fits(spec.body) else ()
+    return ("cache.h", "attention.h", "bf16.h", "attention_bf16.h", "amx.h", "attention_amx.h", *one_query)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

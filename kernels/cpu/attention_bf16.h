@@ -2,9 +2,31 @@
 // columns, values words of two keys. The weights' exponential need not be more exact than their rounding to 8 bits.
 #pragma once
 #include "bf16.h"
-#include "rows.h"
+#include "cache.h"
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
+
+// Thirty-two codes of e4m3 (cache.h) as bf16, which has all of their numbers.
+QC_INLINE __m512i qa_of_fp8(__m256i codes) {
+    alignas(64) static const uint16_t small[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+    const __m512i wide = _mm512_cvtepu8_epi16(codes), magnitude = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
+    __m512i v = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+    v = _mm512_mask_permutexvar_epi16(v, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), magnitude,
+                                      _mm512_load_si512(small));
+    v = _mm512_mask_mov_epi16(v, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f)),
+                              _mm512_set1_epi16(0x7fc0));
+    return _mm512_or_si512(v, _mm512_slli_epi16(_mm512_sub_epi16(wide, magnitude), 8));
+}
+// Thirty-two numbers of a row, rounded.
+template <class T> QC_INLINE __m512i qa_numbers(const T* row) {
+    return qb_in_order(vload(row).r[0], vload(row + 16).r[0]);
+}
+QC_INLINE __m512i qa_numbers(const qc_code_fp8* row) { return qa_of_fp8(_mm256_loadu_si256((const __m256i*)row)); }
+QC_INLINE qu qb_beside(const qc_code_fp8* first, const qc_code_fp8* second) {
+    const __m256i low = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)first));
+    const __m256i both = _mm256_inserti128_si256(low, _mm_loadu_si128((const __m128i*)second), 1);
+    return qb_permute(qb_side_by_side, qa_of_fp8(both));
+}
 
 // Rows of `columns` bf16 (a multiple of 32), zeros from column `depth` on; rows from `live` to `count` are zeros.
 template <class T>
@@ -13,6 +35,10 @@ static void qa_round_rows(const T* rows, int64_t stride, int64_t live, int64_t c
     for (int64_t r = 0; r < count; r++, rows += stride, out += columns) {
         if (r >= live) {
             memset(out, 0, (size_t)columns * 2);
+            continue;
+        }
+        if (depth == columns) {
+            for (int64_t d = 0; d < columns; d += 32) q_store((int32_t*)(out + d), (qi)qa_numbers(rows + d));
             continue;
         }
         for (int64_t d = 0; d < columns; d += QC_LANES)

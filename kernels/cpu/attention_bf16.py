@@ -23,12 +23,14 @@ def row_columns(depth: int) -> int:
     return -(-depth // (2 * LANES)) * 2 * LANES
 
 
-def choose_task(kernel: str) -> list[str]:
-    """Declares `task_of`, the task function for this processor."""
+def choose_task(kernel: str, *, by_tiles: bool = False) -> list[str]:
+    """Declares `task_of`, the task function for this processor; `by_tiles` says that the kernel has one for AMX."""
+    tiles = [f"if (ctx->bf16_units == QC_BF16_TILES) task_of = qk_{kernel}_amx_task;"]
     return [
         f"auto* task_of = qk_{kernel}_task;",
         GUARD,
         f'if (__builtin_cpu_supports("avx512bf16")) task_of = qk_{kernel}_bf16_task;',
+        *(tiles if by_tiles else []),
         "#endif",
     ]
 

@@ -10,14 +10,17 @@ total and sums of its own (the online softmax of `attention`), and the pieces ar
 units are fewer than two for each thread, a task computes one piece, else a whole unit. How keys are cut depends on
 their number alone, so the bits do not depend on the threads. An attention to few keys runs on the calling thread.
 
-Units of three heads or more have a second form for processors that multiply in bf16, where the kernel may
-(attention_bf16): keys are packed as words, values become words where they are multiplied.
+Units of three heads or more have two more forms for processors that multiply in bf16, where the kernel may. By dot
+products (attention_bf16) keys are packed as words, and values become words where they are multiplied. By tiles of AMX
+(attention_decode_amx.h) sixteen keys are the rows of a tile as they lie, rounded, and the heads its columns; the
+softmax is that of the other forms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from qcompiler.kernels.cpu import attention_bf16, attention_tiles
 from qcompiler.kernels.cpu.attention_operands import (
@@ -42,6 +45,9 @@ from qcompiler.kernels.cpu.text import entry_function, pointer, symbol_declarati
 from qcompiler.kernels.text import c_dim, header_comment, indent, needed
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.attention import AttentionKernel
+
+Form = Literal["", "bf16", "amx"]
+"""In fp32, by dot products of bf16, or by tiles of it: also the end of the names of a form's functions."""
 
 BLOCK = 64
 HEADS = 16
@@ -70,7 +76,20 @@ class Sizes:
 
     body: AttentionKernel
     isa: str
-    bf16: bool = False
+    form: Form = ""
+
+    @property
+    def bf16(self) -> bool:
+        return self.form != ""
+
+    @property
+    def by_tiles(self) -> bool:
+        return self.form == "amx"
+
+    @property
+    def end(self) -> str:
+        """The end of the names of the form's functions."""
+        return f"_{self.form}" if self.form else ""
 
     @property
     def group(self) -> int:
@@ -123,6 +142,8 @@ class Sizes:
     def sections(self) -> dict[str, int]:
         """A task's sections of scratch, each a multiple of 16 floats."""
         body, words = self.body, attention_bf16.row_columns(self.body.head_dim) // 2
+        if self.by_tiles:
+            return self._sections_of_tiles
         queries = words * self.rows if self.bf16 else -(-self.rows * body.head_dim // LANES) * LANES
         return {
             "keys": BLOCK * (words if self.bf16 else body.head_dim) if self.packs else 0,
@@ -133,6 +154,21 @@ class Sizes:
             "value_scales": BLOCK if has_scales(body) else 0,
             "key_rows": BLOCK * self.key_columns if unpacks(body) else 0,
             "value_rows": BLOCK * self.columns if unpacks(body) else 0,
+            "whole": self.state,
+            "part": self.state,
+        }
+
+    @property
+    def _sections_of_tiles(self) -> dict[str, int]:
+        body, words = self.body, attention_bf16.row_columns(self.body.head_dim) // 2
+        return {
+            "queries": 16 * words,
+            "rounded": 16 * words,
+            "turned": BLOCK * 16,
+            "scores": 16 * BLOCK,
+            "values": 16 * BLOCK,
+            "key_scales": BLOCK if has_scales(body) else 0,
+            "value_scales": BLOCK if has_scales(body) else 0,
             "whole": self.state,
             "part": self.state,
         }
@@ -155,11 +191,12 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 
 def _forms(spec: KernelSpec, isa: str) -> list[Sizes]:
-    """The forms of a kernel: in fp32, and in bf16 where it may multiply so and packs its keys."""
+    """The forms of a kernel: in fp32, and the two in bf16 where it may multiply so and packs its keys."""
     assert isinstance(spec.body, AttentionKernel)
     plain = Sizes(spec.body, isa)
-    both = plain.packs and attention_bf16.chosen(spec.body, isa)
-    return [plain, Sizes(spec.body, isa, bf16=True)] if both else [plain]
+    if not plain.packs or not attention_bf16.chosen(spec.body, isa):
+        return [plain]
+    return [plain, Sizes(spec.body, isa, "bf16"), Sizes(spec.body, isa, "amx")]
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
@@ -179,9 +216,9 @@ def emit(spec: KernelSpec, isa: str) -> str:
     parts = [head, *cut, *_products(spec, sizes), _store(spec, sizes)]
     for form in forms:
         text = "\n".join([
-            *(_products(spec, form) if form.bf16 else ()),
+            *(_products(spec, form) if form.form == "bf16" else ()),
             _piece(spec, form),
-            task_function(spec, _task(spec, form), "bf16_task" if form.bf16 else "task"),
+            task_function(spec, _task(spec, form), f"{form.form}_task" if form.bf16 else "task"),
         ])  # fmt: skip
         parts.append(attention_bf16.guarded(text) if form.bf16 else text)
     return "\n".join([*parts, entry_function(spec, _launch(spec, forms))])
@@ -250,7 +287,7 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         f"float* const row = scores + r * {BLOCK};",
         *_softmax(spec, sizes),
     ]
-    name = f"{spec.name}_bf16" if sizes.bf16 else spec.name
+    name = spec.name + sizes.end
     tile_lines = [
         *_scores(spec, sizes),
         f"for (int64_t r = 0; r < qc_min({tile.rows}, heads - i); r++) {{",
@@ -269,8 +306,17 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
     copy = f"qc_pack_queries(q_head, {body.head_dim}, 1, 1, {body.head_dim}, queries + g * {body.head_dim});"
     if sizes.bf16:
         columns = attention_bf16.row_columns(body.head_dim)
-        to = f"(uint16_t*)queries + g * {columns}"
+        to = f"(uint16_t*){'rounded' if sizes.by_tiles else 'queries'} + g * {columns}"
         copy = f"qa_round_rows(q_head, {body.head_dim}, 1, 1, {body.head_dim}, {columns}, {to});"
+    products = [
+        *_pack_keys(spec, sizes),
+        *_pack_scales(spec, sizes),
+        f"for (int64_t i = 0; i < {sizes.rows}; i += {tile.rows}) {{",
+        *indent(tile_lines),
+        "}",
+    ]
+    if sizes.by_tiles:
+        products = _by_tiles(spec, sizes, row[1:])
     lines = [
         f"const int64_t kv_len = {c_dim(body.kv_len)};",
         *seen_keys(spec, "0", "1"),
@@ -282,24 +328,64 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         *_state(sizes),
         f"memset(state, 0, sizeof(float) * {sizes.state});",
         f"for (int64_t g = 0; g < {sizes.rows}; g++) top[g] = -INFINITY;",
-        f"memset(queries, 0, sizeof(float) * {sizes.sections['queries']});",
+        *([] if sizes.by_tiles else [f"memset(queries, 0, sizeof(float) * {sizes.sections['queries']});"]),
         "for (int64_t g = 0; g < heads; g++) {",
         *indent([*query, copy]),
         "}",
+        *(_begin_tiles(sizes) if sizes.by_tiles else ()),
         f"for (int64_t k0 = begin; k0 < end; k0 += {BLOCK}) {{",
         *indent(skips(spec, str(BLOCK))),
         f"    const int64_t count = qc_min({BLOCK}, end - k0);",
         *indent(_unpack(spec, sizes)),
-        *indent(_pack_keys(spec, sizes)),
-        *indent(_pack_scales(spec, sizes)),
-        f"    for (int64_t i = 0; i < {sizes.rows}; i += {tile.rows}) {{",
-        *indent(tile_lines, 2),
-        "    }",
+        *indent(products),
         "}",
+        *(["qa_release();"] if sizes.by_tiles else []),
         "return true;",
     ]
     signature = f"bool qk_{name}_piece(const qc_call* call, int64_t unit, int64_t number, char* scratch, float* state)"
     return _unit_function(spec, sizes, signature, lines)
+
+
+def _begin_tiles(sizes: Sizes) -> list[str]:
+    """Queries as tiles; no weight for heads that the unit lacks."""
+    columns = attention_bf16.row_columns(sizes.body.head_dim)
+    return [
+        f"qad_put_queries((const uint16_t*)rounded, heads, {columns}, (char*)queries);",
+        f"memset(scores, 0, sizeof(float) * {16 * BLOCK});",
+        *([f"memset(value_scales, 0, sizeof(float) * {BLOCK});"] if has_scales(sizes.body) else []),
+        f"qa_configure(qad_shape({sizes.heads}));",
+    ]
+
+
+def _by_tiles(spec: KernelSpec, sizes: Sizes, softmax: list[str]) -> list[str]:
+    """A block of keys: scores 16 keys at a time, the weights of each head, sums 32 keys at a time. Meanwhile the next
+    block comes, and no pause between products is long (attention_amx.h)."""
+    body = sizes.body
+    kind = "(const qc_code_int4*)" if unpacks(body) else ""
+    (keys, key_stride), (values, value_stride) = (
+        (f"{kind}({rows})" if kind else rows, stride)
+        for rows, stride in (_block(spec, sizes, name) for name in ("k", "v"))
+    )
+    next_keys, next_values = (
+        f"{BLOCK} * {stride} * sizeof(*{name}_head)" for name, stride in (("k", key_stride), ("v", value_stride))
+    )
+    live = "qc_min(QAD_KEYS, count - j)"
+    return [
+        *_pack_scales(spec, sizes),
+        "for (int64_t j = 0; j < count; j += QAD_KEYS) {",
+        *indent([
+            f"qad_scores({keys} + j * {key_stride}, {key_stride}, {live}, {body.head_dim}, (const char*)queries, "
+            f"(char*)rounded, turned + j * 16, {next_keys});",
+        ]),
+        "}",
+        "for (int64_t j = 0; j < count; j += QAD_KEYS)",
+        f"    vtranspose(turned + j * 16, 16, scores + j, {BLOCK});",
+        "for (int64_t g = 0; g < heads; g++) {",
+        *indent([line.replace("scores + r *", "scores + g *") for line in softmax]),
+        "}",
+        f"qad_values((const char*)scores, {4 * BLOCK}, {values}, {value_stride}, count, {body.value_dim}, "
+        f"(char*)values, state, {sizes.columns}, {next_values});",
+    ]  # fmt: skip
 
 
 def _pack_keys(spec: KernelSpec, sizes: Sizes) -> list[str]:
@@ -319,7 +405,7 @@ def _pack_keys(spec: KernelSpec, sizes: Sizes) -> list[str]:
 
 def _block(spec: KernelSpec, sizes: Sizes, name: str) -> tuple[str, str]:
     """The first row of a block of keys or values, and the stride of its rows."""
-    if unpacks(sizes.body):
+    if unpacks(sizes.body) and not sizes.by_tiles:
         return ("key_rows", str(sizes.key_columns)) if name == "k" else ("value_rows", str(sizes.columns))
     stride = c_dim(operand(spec, name).strides[2])
     return f"{name}_head + k0 * {stride}", stride
@@ -327,7 +413,7 @@ def _block(spec: KernelSpec, sizes: Sizes, name: str) -> tuple[str, str]:
 
 def _unpack(spec: KernelSpec, sizes: Sizes) -> list[str]:
     """Makes the rows of a block floats, if they have codes with a step for each group of columns."""
-    if not unpacks(sizes.body):
+    if not unpacks(sizes.body) or sizes.by_tiles:
         return []
     found = []
     for name, cols in (("k", sizes.body.head_dim), ("v", sizes.body.value_dim)):
@@ -382,7 +468,13 @@ def _softmax(spec: KernelSpec, sizes: Sizes) -> list[str]:
     assert isinstance(spec.body, AttentionKernel)
     codes, columns = has_scales(spec.body), sizes.columns
     weight = f"w{' * vload(value_scales + j)' if codes else ''}"
-    exp = "qa_exp" if sizes.bf16 else "vexp"
+    exp, count = "qa_exp" if sizes.bf16 else "vexp", "count"
+    tail: list[str] = []
+    if sizes.by_tiles:  # a tile has weights of 32 keys
+        count = "(count + 31) / 32 * 32"
+        tail = [
+            f"if (count % 32 > 0 && count % 32 <= {LANES}) vstore(row + count / 32 * 32 + {LANES}, vset(-INFINITY));"
+        ]
     store = f"qb_store((qb_word*)row + j / 2, {weight});" if sizes.bf16 else f"vstore(row + j, {weight});"
     return [
         "vf best = vset(-INFINITY);",
@@ -395,7 +487,8 @@ def _softmax(spec: KernelSpec, sizes: Sizes) -> list[str]:
         "const float before = top[g], now = fmaxf(before, vmaxlane(best));",
         "const vf shift = vset(now == -INFINITY ? 0.0f : now);  // nothing seen yet: all weights are exp(-inf) = 0",
         "vf part = vzero();",
-        f"for (int64_t j = 0; j < count; j += {LANES}) {{",
+        *tail,
+        f"for (int64_t j = 0; j < {count}; j += {LANES}) {{",
         f"    const vf w = {exp}(vload(row + j) - shift);",
         f"    {store}",
         "    part = part + w;",
@@ -432,7 +525,7 @@ def _store(spec: KernelSpec, sizes: Sizes) -> str:
 
 def _task(spec: KernelSpec, sizes: Sizes) -> list[str]:
     whole = sum(size for name, size in sizes.sections.items() if name not in ("whole", "part"))
-    piece = f"qk_{spec.name}{'_bf16' if sizes.bf16 else ''}_piece"
+    piece = f"qk_{spec.name}{sizes.end}_piece"
     join = f"qc_join_pieces({sizes.rows}, {sizes.columns}, whole, part);"
     return [
         f"const qk_{spec.name}_cut* const cut = (const qk_{spec.name}_cut*)arg;",
@@ -459,7 +552,7 @@ def _launch(spec: KernelSpec, forms: Sequence[Sizes]) -> list[str]:
     dims = body.head_dim + body.value_dim
     count = f"qc_cut_keys(seen - first, {PIECE}, {PIECES}, {BLOCK}).count"
     return [
-        *(attention_bf16.choose_task(spec.name) if len(forms) > 1 else ()),
+        *(attention_bf16.choose_task(spec.name, by_tiles=True) if len(forms) > 1 else ()),
         *last,
         f"const int64_t kv_len = {c_dim(body.kv_len)}, batch = {c_dim(body.batch)};",
         f"const int64_t units = batch * {per_entry};",

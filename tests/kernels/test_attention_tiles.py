@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_cases import BY_NAME, CASES, Case, inputs, run
-from bf16_attention import check
+from bf16_attention import check, may_round
 
 from qcompiler.plan.kernel import KernelSpec
 
@@ -23,8 +23,12 @@ MORE = [
     Case("two_blocks_of_heads", 300, 140, heads=6, kv_heads=2, dim=64, value_dim=48, causal=True, batch=1),
     Case("negative_scores", 20, 40, softcap=0.5, heads=16, kv_heads=1, dim=33, value_dim=16),
 ]
-ALL = [replace(case, name=f"{case.name}_by_tiles", compute="bf16") for case in (*CASES, *MORE) if not case.decode]
-SHORT = ("odd_dims", "grouped", "last_window", "ring_cache", "cache_int4", "key_mask", "two_blocks_of_heads")
+ALL = [replace(case, name=f"{case.name}_by_tiles", compute="bf16") for case in (*CASES, *MORE) if may_round(case)]
+SHORT = (
+    "odd_dims", "grouped", "last_window", "ring_cache", "cache_int4", "key_mask", "two_blocks_of_heads", "decode_pieces",
+    "decode_pieces_last", "cache_decode_pieces", "decode_many_heads",
+)  # fmt: skip
+"""The last four have one query, and a form of their own."""
 
 
 def dots(kernels: Any) -> int | None:
