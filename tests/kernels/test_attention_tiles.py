@@ -25,8 +25,8 @@ MORE = [
 ]
 ALL = [replace(case, name=f"{case.name}_by_tiles", compute="bf16") for case in (*CASES, *MORE) if may_round(case)]
 SHORT = (
-    "odd_dims", "grouped", "last_window", "ring_cache", "cache_int4", "key_mask", "two_blocks_of_heads", "decode_pieces",
-    "decode_pieces_last", "cache_decode_pieces", "decode_many_heads",
+    "odd_dims", "grouped", "last_window", "ring_cache", "cache_int4", "key_mask", "two_blocks_of_heads",
+    "decode_pieces", "decode_pieces_last", "cache_decode_pieces", "decode_many_heads",
 )  # fmt: skip
 """The last four have one query, and a form of their own."""
 
