@@ -8,8 +8,8 @@
 
 enum { QAD_KEYS = 16, QAD_PAIR = 32 };
 
-// Tile 0 has scores of 16 keys, 1 keys, 2 queries; 3 has weights of the heads, 4 and 7 values, 5 and 6 sums. Fewer than 16
-// heads take less time.
+// Tile 0 has scores of 16 keys, 1 keys, 2 queries; 3 has weights of the heads, 4 and 7 values, 5 and 6 sums. Fewer than
+// 16 heads take less time.
 QC_INLINE qa_shape qad_shape(int64_t heads) {
     qa_shape shape;
     for (int t = 0; t < 8; t++) {
@@ -69,7 +69,8 @@ template <class T> QC_INLINE qad_both qad_words_of_32(const T* row, const T* nex
 }
 QC_INLINE qad_both qad_woven(__m512i row, __m512i next) {
     alignas(64) static const uint16_t low[32] = {
-        0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
+        0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+        8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
     };
     const __m512i from = _mm512_load_si512(low), behind = _mm512_add_epi16(from, _mm512_set1_epi16(16));
     return {(qu)_mm512_permutex2var_epi16(row, from, next), (qu)_mm512_permutex2var_epi16(row, behind, next)};
@@ -83,16 +84,16 @@ QC_INLINE qad_both qad_words_of_32(const qc_code_fp8* row, const qc_code_fp8* ne
 
 // --- products --------------------------------------------------------------------------------------------------------
 
-// What is asked for in the second cache meanwhile, a line at a time: the rows `ahead` bytes further on. Where many lines
-// are asked for at once, memory has nothing to do in between.
+// What is asked for in the second cache meanwhile, a line at a time: the rows `ahead` bytes further on. Where many are
+// asked for at once, memory has nothing to do in between.
 template <class T> QC_INLINE void qad_ahead(const T* row, int64_t stride, int64_t at, int64_t ahead) {
     if (qad_in_groups<T>::value ? at == 0 : at * sizeof(T) % 64 == 0)
         __builtin_prefetch((const char*)(row + (qad_in_groups<T>::value ? 0 : at)) + ahead, 0, 2);
     if (qad_in_groups<T>::value && at == 0 && stride > 64) __builtin_prefetch((const char*)row + ahead + 64, 0, 2);
 }
 
-// Columns d to d + 31 of sixteen keys of `cols` columns, rounded to bf16: a tile in `tile`. `live` keys are there; zeros
-// behind them, and behind the last column.
+// Columns d to d + 31 of sixteen keys of `cols` columns, rounded to bf16: a tile in `tile`. `live` keys are there, with
+// zeros behind them and behind the last column.
 template <class T> QC_INLINE void qad_round(
     const T* keys, int64_t stride, int64_t live, int64_t cols, int64_t d, char* tile, int64_t ahead) {
     if constexpr (!qad_in_groups<T>::value) {
@@ -113,8 +114,8 @@ template <class T> QC_INLINE void qad_round(
     }
 }
 
-// scores[key][head] of sixteen keys. Keys become tiles one after the other in `tiles`: no pause between products is long
-// (attention_amx.h).
+// scores[key][head] of sixteen keys. Keys become tiles one after the other in `tiles`, so that no pause between products
+// is long (attention_amx.h).
 template <class T> static void qad_scores(const T* keys, int64_t stride, int64_t live, int64_t cols,
                                           const char* queries, char* tiles, float* scores, int64_t ahead) {
     qa_zero<0>();
@@ -135,8 +136,8 @@ template <class T> static void qad_scores(const T* keys, int64_t stride, int64_t
     qa_store<0>(scores, 64);
 }
 
-// Words of columns c to c + 15 of up to 32 rows of values of `cols` columns: a tile; zeros where there is no such row or
-// column.
+// Words of columns c to c + 15 of up to 32 rows of values of `cols` columns: a tile, with zeros where there is no such
+// row or column.
 template <class T> QC_INLINE void qad_put_values(
     const T* values, int64_t stride, int64_t count, int64_t cols, int64_t c, char* tile, int64_t ahead) {
     if (count >= QAD_PAIR && (qad_in_groups<T>::value || cols - c >= 16)) {
