@@ -136,8 +136,8 @@ template <class T> static void qad_scores(const T* keys, int64_t stride, int64_t
     qa_store<0>(scores, 64);
 }
 
-// Words of columns c to c + 15 of up to 32 rows of values of `cols` columns: a tile, with zeros where there is no such
-// row or column.
+// Words of columns c to c + 15 of up to 32 rows of values of `cols` columns: a tile, with zeros where there is no
+// such row or column.
 template <class T> QC_INLINE void qad_put_values(
     const T* values, int64_t stride, int64_t count, int64_t cols, int64_t c, char* tile, int64_t ahead) {
     if (count >= QAD_PAIR && (qad_in_groups<T>::value || cols - c >= 16)) {
