@@ -114,8 +114,8 @@ template <class T> QC_INLINE void qad_round(
     }
 }
 
-// scores[key][head] of sixteen keys. Keys become tiles one after the other in `tiles`: then no pause between products is
-// long (attention_amx.h).
+// scores[key][head] of sixteen keys. Keys become tiles one after the other in `tiles`: then no pause between products
+// is long (attention_amx.h).
 template <class T> static void qad_scores(const T* keys, int64_t stride, int64_t live, int64_t cols,
                                           const char* queries, char* tiles, float* scores, int64_t ahead) {
     qa_zero<0>();
