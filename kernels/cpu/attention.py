@@ -128,8 +128,8 @@ def headers(spec: KernelSpec) -> tuple[str, ...]:
     assert isinstance(spec.body, AttentionKernel)
     if spec.body.compute != "bf16":
         return (*(("cache.h",) if spec.body.cache is not None else ()), "attention.h")
-    one_query = ("attention_decode_amx.h",) if attention_decode.fits(spec.body) else ()
-    return ("cache.h", "attention.h", "bf16.h", "attention_bf16.h", "amx.h", "attention_amx.h", *one_query)
+    tiles = "attention_decode_amx.h" if attention_decode.fits(spec.body) else "attention_amx.h"
+    return ("cache.h", "attention.h", "bf16.h", "attention_bf16.h", "amx.h", tiles)
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:

@@ -148,20 +148,6 @@ template <class T> static void qat_put_keys(
     }
 }
 
-// Tiles [c / 16][j / 32] of words of two keys, `next` bytes from one block of columns to the next; zeros where there is
-// no such key or column.
-template <class T> static void qat_put_values(
-    const T* values, int64_t stride, int64_t count, int64_t live, int64_t columns, int64_t next, char* tiles) {
-    for (int64_t j = 0; j < (count + 31) / 32 * 32; j += 2)
-        for (int64_t c = 0; c < columns; c += 16) {
-            const T* const row = values + j * stride + c;
-            const int n = j < count ? (int)qc_max(0, qc_min(16, live - c)) : 0, m = j + 1 < count ? n : 0;
-            const qu words = m == 16 ? qb_beside(row, row + stride)
-                                     : qb_pairs(vload_upto(row, n), vload_upto(row + (m ? stride : 0), m));
-            q_store((int32_t*)(tiles + c / 16 * next + j * 32), (qi)words);
-        }
-}
-
 // Rows of a task that are multiplied together, how many keys of a block they see, and which of two places they have.
 struct qat_group {
     int64_t r0, live, visible;

@@ -266,7 +266,7 @@ def _pack(spec: KernelSpec, sizes: Sizes) -> list[str]:
         lines.append(f"qc_unpack_int4({values}, {stride_v}, count, {body.value_dim}, {width}, unpacked);")
         values, stride_v = "unpacked", str(width)
     shape = f"{body.value_dim}, {sizes.value_columns}, {sizes.key_block * 32}"
-    lines.append(f"qat_put_values({values}, {stride_v}, count, {shape}, values);")
+    lines.append(f"qa_put_values({values}, {stride_v}, count, {shape}, values);")
     return lines
 
 

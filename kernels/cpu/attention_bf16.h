@@ -70,6 +70,20 @@ static void qa_pack_values(const T* values, int64_t stride, int64_t count, int64
         }
 }
 
+// Tiles [c / 16][j / 32] of words of two keys, `next` bytes from one block of columns to the next; zeros where there is
+// no such key or column.
+template <class T> static void qa_put_values(
+    const T* values, int64_t stride, int64_t count, int64_t live, int64_t columns, int64_t next, char* tiles) {
+    for (int64_t j = 0; j < (count + 31) / 32 * 32; j += 2)
+        for (int64_t c = 0; c < columns; c += 16) {
+            const T* const row = values + j * stride + c;
+            const int n = j < count ? (int)qc_max(0, qc_min(16, live - c)) : 0, m = j + 1 < count ? n : 0;
+            const qu words = m == 16 ? qb_beside(row, row + stride)
+                                     : qb_pairs(vload_upto(row, n), vload_upto(row + (m ? stride : 0), m));
+            q_store((int32_t*)(tiles + c / 16 * next + j * 32), (qi)words);
+        }
+}
+
 // e^x for x <= 0 to 3e-6 of it, far below a rounding to bf16; 1 for 0, zero below -110. A NaN stays one.
 QC_INLINE vf qa_exp(vf x) {
     const qf t = q_max(q_set(-160.0f), x.r[0] * 0x1.715476p+0f), n = q_rint(t), f = t - n;

@@ -175,7 +175,7 @@ class Sizes:
 
     @property
     def own(self) -> int:
-        """Floats of a task's scratch; results that tasks share lie behind those of the larger form."""
+        """Floats of a task's scratch; results that tasks share lie behind those of the largest form."""
         return sum(self.sections.values())
 
     @property
@@ -347,7 +347,7 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
 
 
 def _begin_tiles(sizes: Sizes) -> list[str]:
-    """Queries as tiles; no weight for heads that the unit lacks."""
+    """Queries as tiles, zeros for heads that the unit lacks. Nothing that a tile reads later is uninitialised."""
     columns = attention_bf16.row_columns(sizes.body.head_dim)
     return [
         f"qad_put_queries((const uint16_t*)rounded, heads, {columns}, (char*)queries);",

@@ -1,12 +1,13 @@
 // Attention of one query by tiles of AMX: sixteen keys times the query heads that share them, and their weights times
 // sixteen columns of values. Keys are the rows of a product, so that nothing of them is transposed.
 #pragma once
-#include "attention_amx.h"
-#include "cache.h"
+#include "amx.h"
+#include "attention_bf16.h"
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 
-enum { QAD_KEYS = 16, QAD_PAIR = 32 };
+// Bytes of a tile; keys of a tile of keys, and of a tile of values.
+enum { QAD_TILE = 1024, QAD_KEYS = 16, QAD_PAIR = 32 };
 
 // Tile 0 has scores of 16 keys, 1 keys, 2 queries; 3 has weights of the heads, 4 and 7 values, 5 and 6 sums. Fewer than
 // 16 heads take less time.
@@ -28,7 +29,7 @@ static void qad_put_queries(const uint16_t* rounded, int64_t heads, int64_t colu
 
 // --- numbers of a cache ----------------------------------------------------------------------------------------------
 
-// Rows of a cache in 4 bits, which are pointed to by bytes.
+// The element type of rows in 4 bits: pointers to it count bytes.
 struct qc_code_int4 {
     int8_t bits;
 };
@@ -84,8 +85,8 @@ QC_INLINE qad_both qad_words_of_32(const qc_code_fp8* row, const qc_code_fp8* ne
 
 // --- products --------------------------------------------------------------------------------------------------------
 
-// What is asked for in the second cache meanwhile, a line at a time: the rows `ahead` bytes further on. Where many are
-// asked for at once, memory has nothing to do in between.
+// Asks for one line of the row that lies `ahead` bytes further on, in the second cache, while this one is computed.
+// Where many are asked for at once, memory has nothing to do in between.
 template <class T> QC_INLINE void qad_ahead(const T* row, int64_t stride, int64_t at, int64_t ahead) {
     if (qad_in_groups<T>::value ? at == 0 : at * sizeof(T) % 64 == 0)
         __builtin_prefetch((const char*)(row + (qad_in_groups<T>::value ? 0 : at)) + ahead, 0, 2);
@@ -93,7 +94,8 @@ template <class T> QC_INLINE void qad_ahead(const T* row, int64_t stride, int64_
 }
 
 // Columns d to d + 31 of sixteen keys of `cols` columns, rounded to bf16: a tile in `tile`. `live` keys are there, with
-// zeros behind them and behind the last column.
+// zeros behind them. Columns behind the last one are zeros, or in 4 bits the least number of their group: there the
+// queries are zeros.
 template <class T> QC_INLINE void qad_round(
     const T* keys, int64_t stride, int64_t live, int64_t cols, int64_t d, char* tile, int64_t ahead) {
     if constexpr (!qad_in_groups<T>::value) {
@@ -158,7 +160,7 @@ template <class T> QC_INLINE void qad_put_values(
             q_store((int32_t*)(tile + i * 32), (qi)words);
         }
     } else {
-        qat_put_values(values + c, stride, qc_min(QAD_PAIR, count), cols - c, 16, QAT_TILE, tile);
+        qa_put_values(values + c, stride, qc_min(QAD_PAIR, count), cols - c, 16, QAD_TILE, tile);
     }
 }
 
@@ -190,14 +192,14 @@ template <class T> static void qad_values(const char* weights, int64_t pitch, co
         char* tile = tiles;
         qa_load<5>(sums + c, 4 * columns);
         if (two) qa_load<6>(sums + c + 16, 4 * columns);
-        for (int64_t j = 0; j < count; j += QAD_PAIR, tile += 2 * QAT_TILE) {
+        for (int64_t j = 0; j < count; j += QAD_PAIR, tile += 2 * QAD_TILE) {
             const T* const rows = values + j * stride;
-            if (two) qad_put_pair(rows, stride, count - j, cols, c, tile, tile + QAT_TILE, ahead);
+            if (two) qad_put_pair(rows, stride, count - j, cols, c, tile, tile + QAD_TILE, ahead);
             else qad_put_values(rows, stride, count - j, cols, c, tile, ahead);
             qa_load<3>(weights + 2 * j, pitch);
             qa_load<4>(tile, 64);
             qa_dot_bf16<5, 3, 4>();
-            if (two) qa_load<7>(tile + QAT_TILE, 64), qa_dot_bf16<6, 3, 7>();
+            if (two) qa_load<7>(tile + QAD_TILE, 64), qa_dot_bf16<6, 3, 7>();
         }
         qa_store<5>(sums + c, 4 * columns);
         if (two) qa_store<6>(sums + c + 16, 4 * columns);

@@ -27,7 +27,7 @@ def head_pointers(spec: KernelSpec, names: tuple[str, ...]) -> list[str]:
 
 
 def unpacks(body: AttentionKernel) -> bool:
-    """Whether blocks of keys and values are made floats in scratch: their codes have a step for each 32 columns."""
+    """Whether codes have a step for each 32 columns. All forms but tiles make blocks of them floats in scratch."""
     return body.cache == "int4"
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -33,7 +34,8 @@ UNNEEDED: Final = frozenset((
     "dropout", "is_causal", "deterministic", "output_attentions", "position_ids", "cache_position", "cu_seq_lens_q",
     "cu_seq_lens_k", "max_length_q", "max_length_k",
 ))  # fmt: skip
-"""What says nothing beside the mask: positions and lengths for kernels that make masks themselves, and training."""
+"""Arguments that add nothing to what the mask says: positions and lengths, for kernels that make masks themselves, and
+what is for training."""
 
 
 def register() -> None:
@@ -88,8 +90,13 @@ def attention(
         step = states.current()
         assert step is not None
         layer = next((each for each in step.caches if getattr(each, "read", None) is key), None)
+        if layer is not None and layer.window is None and attention_mask is None:
+            raise ExportError(
+                f"{type(module).__name__} calls attention without a mask: a token would see all rows of the cache. "
+                "transformers' masks are made by `create_causal_mask`"
+            )
     for chosen in _chosen_keys(module, query.shape[1], key.shape[2], how):
-        attention_mask = chosen if attention_mask is None else attention_mask & chosen
+        attention_mask = attention_mask & chosen
     if layer is not None and layer.is_rotated:
         dim = query.shape[-1]
         query, scale = layer.rotate(query), (scale if scale is not None else dim**-0.5) / rotation.squared(dim)
@@ -104,12 +111,17 @@ def attention(
 
 
 def _check_arguments(module: nn.Module, how: dict[str, Any]) -> None:
-    """ExportError if attention is given a tensor, or a number with a fraction, under a name that is not known."""
+    """ExportError if attention is given a number or tensors under a name that is not known."""
     for name, value in how.items():
-        if name not in HEEDED | UNNEEDED and isinstance(value, torch.Tensor | float):
+        if name in HEEDED | UNNEEDED or isinstance(value, bool):
+            continue
+        if any(isinstance(each, torch.Tensor | float | int) for each in tree_leaves(value)):
             raise ExportError(
-                f"{type(module).__name__} calls attention with `{name}`, which is not known: what is computed without "
-                "it may be another model. Known are " + ", ".join(f"`{each}`" for each in sorted(HEEDED))
+                f"{type(module).__name__} calls attention with `{name}`, which is not known: ignoring it could give "
+                "other logits. Known are "
+                + ", ".join(f"`{each}`" for each in sorted(HEEDED))
+                + "; a model of your own "
+                "can be compiled by qc.qcompile, with attention written out"
             )
 
 

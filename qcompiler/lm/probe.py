@@ -198,7 +198,7 @@ def _shows_later_tokens(rule: MaskRule) -> bool:
     """Whether a query sees the key of the next position: masks of encoders do.
 
     What a rule shows may depend on numbers of the call, which a probe has not got: the chunks of Llama 4 begin behind
-    the padding of a text.  No encoder has such a rule.
+    the padding of a text.  Nothing is said of such a rule.
     """
     zero, queries = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.arange(TOKENS).view(1, 1, -1, 1)
     shown = torch.as_tensor(rule(zero, zero, queries, queries + 1))
@@ -312,7 +312,7 @@ def _called(model: nn.Module, tokens: int) -> tuple[Probe, int, bool]:
         if zeros.found and any(state.kind == "recurrent" for state in seen.states.values()):
             raise ExportError(
                 f"{type(model).__name__} multiplies zeros by a linear with a bias while there is no state of before: "
-                "a step begins a text with states of zeros, and those would be the bias"
+                "a step begins a text with states of zeros, but this model begins it with the bias"
             )
         return seen, int(found.logits.shape[-1]), counts.counted(found.logits)
 
@@ -320,13 +320,17 @@ def _called(model: nn.Module, tokens: int) -> tuple[Probe, int, bool]:
 def _check_widths(seen: Probe, longer: Probe) -> None:
     """ExportError if the width of a state of a convolution is not said, and is another in a longer call."""
     for layer, index in sorted(seen.unsaid):
-        one, other = (found.states[f"conv_{layer}_{index}"] for found in (seen, longer))
-        if one.shape != other.shape:
+        one, other = (found.states.get(f"conv_{layer}_{index}") for found in (seen, longer))
+        if one is None or other is None or one.shape != other.shape:
             raise ExportError(
                 f"layer {layer} keeps a state of a convolution without saying its width (`conv_kernel_size`), and "
-                f"hands over {one.shape[-1]} columns in a call of {TOKENS} tokens, but {other.shape[-1]} in one of "
-                f"{TOKENS + 1}"
+                f"hands over {_columns(one)} columns in a call of {TOKENS} tokens, but {_columns(other)} in one of "
+                f"{TOKENS + 1}: its module has to pass `conv_kernel_size` to `update_conv_state`"
             )
+
+
+def _columns(state: StateShape | None) -> int:
+    return 0 if state is None else state.shape[-1]
 
 
 def _token_before_a_text(model: nn.Module, state: StateShape) -> int:
@@ -342,8 +346,8 @@ def _token_before_a_text(model: nn.Module, state: StateShape) -> int:
 
 
 class _Layers(list[Any]):
-    """No layers, but what some models ask of one, whichever it is: Qwen 4 for the positions of the tokens before,
-    MiniMax M3 to keep the keys of its index (b, 1, s, dim)."""
+    """An empty list, each element of which answers what some models ask of a layer: Qwen 4 for the positions of the
+    tokens before, MiniMax M3 to keep the keys of its index (b, 1, s, dim)."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()

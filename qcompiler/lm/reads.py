@@ -79,7 +79,9 @@ class Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         names = self.of((args, given))
         results = func(*args, **given)
         if names and func.overloadpacket not in _SHAPES_ONLY:
-            for each in tree_iter(results):
+            # A buffer that is no fake tensor is written, and another tensor returned.
+            written = [value for value, about in zip(args, func._schema.arguments, strict=False) if about.is_write]
+            for each in tree_iter((results, written)):
                 if isinstance(each, torch.Tensor):
                     self.add(each, names)
         return results
@@ -113,10 +115,10 @@ class TokenCounts(Origins):  # type: ignore[no-untyped-call]  # as above
 
 
 class Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as above
-    """Notes whether a product of zeros gets a bias added.
+    """Notes whether a linear with a bias is given zeros, as `zeros`, `new_zeros` and `zeros_like` make them.
 
     A model without a state of before may multiply zeros in its place (ZAYA).  A step begins a text with a state of
-    zeros, which is the same only without a bias.
+    zeros, which is the same only without a bias.  Zeros that are cast, moved or made in another way are not seen.
     """
 
     def __init__(self) -> None:
@@ -131,7 +133,7 @@ class Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as above
             self.held[_storage(results)._cdata] = _storage(results)
         elif packet in _BIASED and len(args) > 2:
             x, bias = (args[1], args[0]) if packet is _aten.addmm else (args[0], args[2])
-            self.found |= bias is not None and _storage(x)._cdata in self.held
+            self.found |= bias is not None and x.numel() > 0 and _storage(x)._cdata in self.held
         if func._schema.is_mutable:
             for each in tree_iter((args, given)):
                 if isinstance(each, torch.Tensor):

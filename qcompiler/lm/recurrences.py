@@ -275,8 +275,8 @@ def replaced(model: nn.Module) -> Iterator[None]:
 
 
 def kernel_of(function: Any) -> str | None:
-    """The name of the kernel that may replace a function of transformers, or that it has itself; None for any other
-    object."""
+    """The name of the kernel that may replace a function of transformers, or the function's own, if that is a
+    kernel's; None for any other object."""
     while inspect.isfunction(function) and hasattr(function, "__wrapped__"):
         names = inspect.getclosurevars(function).nonlocals
         if {"func_name", "torch_function"} <= set(names):

@@ -188,7 +188,7 @@ class DecoderStep(nn.Module):
         if left:
             raise ExportError(
                 f"{type(self.whole_model).__name__} does not hand the states {', '.join(sorted(left))} to its cache in "
-                f"a call of {'one token' if tokens == 1 else 'several tokens'}"
+                f"a call of {'one token: compile it with a larger chunk' if tokens == 1 else 'several tokens'}"
             )
 
     def _cache_layers(self) -> list[Any]:

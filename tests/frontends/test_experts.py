@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_path import load
 from torch import nn
 
 from qcompiler.config import QuantConfig
@@ -202,6 +203,19 @@ def test_dbrx_computes_the_chosen_experts_of_its_matrices() -> None:
     rows = {row.parameters[0].rpartition(".")[2]: row for row in quantized.ledger if "experts" in row.parameters[0]}
     found = {name: (row.format, row.shape) for name, row in rows.items()}
     assert found == dict.fromkeys(("w1", "v1", "w2"), ("int8", (384, 64)))
+
+
+@pytest.mark.parametrize(("kind", "products"), [("jetmoe", 4), ("longcat_flash", 4)])
+def test_mixtures_that_loop_or_split_in_python_become_grouped_products(kind: str, products: int) -> None:
+    """JetMoE has two mixtures in a layer, of attention and of the MLP, and LongCat two layers here with one each."""
+    pytest.importorskip("transformers")
+    every = load("tests/lm/test_every_decoder.py")
+    layers = {"num_hidden_layers": 1} if kind == "jetmoe" else {"num_layers": 2}
+    model = every.build(kind, use_cache=False, **layers)
+    quantized = insert_qdq(export_model(model, (), IDS, DIMS), QuantConfig("int8", promise_bits=None))
+    targets = [str(node.target) for node in quantized.exported.graph.nodes]
+    assert targets.count("qc.grouped_linear.default") == products and "aten.bmm.default" not in targets
+    assert not [module for module in model.modules() if "forward" in vars(module)], "the model is as it was"
 
 
 class Views(nn.Module):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_cases import BY_NAME, CASES, Case, inputs, run
-from bf16_attention import check, may_round
+from attention_cases import BY_NAME, CASES, Case, inputs, reference, run
+from bf16_attention import allowed, check, may_round, rounded
 
 from qcompiler.plan.kernel import KernelSpec
 
@@ -26,9 +26,10 @@ MORE = [
 ALL = [replace(case, name=f"{case.name}_by_tiles", compute="bf16") for case in (*CASES, *MORE) if may_round(case)]
 SHORT = (
     "odd_dims", "grouped", "last_window", "ring_cache", "cache_int4", "key_mask", "two_blocks_of_heads",
-    "decode_pieces", "decode_pieces_last", "cache_decode_pieces", "decode_many_heads",
+    "decode_pieces", "decode_pieces_last", "cache_decode_pieces", "decode_many_heads", "cache_fp8_decode",
+    "cache_int4_decode_pieces",
 )  # fmt: skip
-"""The last four have one query, and a form of their own."""
+"""The last six have one query, and a form of their own."""
 
 
 def dots(kernels: Any) -> int | None:
@@ -57,6 +58,25 @@ def test_factors_and_weights_are_rounded_and_nothing_else(bf16_tiles: Tiles, nam
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 def test_every_case_rounds_factors_and_weights_and_nothing_else(bf16_tiles: Tiles, case: Case) -> None:
     check(bf16_tiles([each.spec for each in ALL]), case)
+
+
+def test_every_code_of_fp8_is_the_number_that_it_means(bf16_tiles: Tiles) -> None:
+    """Rows that are made from numbers hardly have codes below 2^-6, and no NaN."""
+    kernels = bf16_tiles([by_tiles(each).spec for each in SHORT])
+    case = by_tiles("cache_fp8_decode")
+    arrays = inputs(case)
+    for rows, cols in ((arrays[1], case.dim), (arrays[2], case.value_dim)):
+        flat = rows.reshape(-1, rows.shape[-1])
+        codes = (np.arange(flat.shape[0] * cols) % 256).astype(np.uint8).reshape(-1, cols)
+        codes[(codes & 0x7F) == 0x7F] = 0
+        flat[:, :cols] = codes.view(np.int8)
+        flat[:, cols : cols + 4] = np.array([2.0**-9], np.float32).view(np.int8)
+    want = reference(*rounded(case, arrays))
+    error = np.abs(run(kernels, case, arrays).astype(np.float64) - want)
+    assert (error <= allowed(case, arrays, want) + 1e-6).all()
+    arrays[2].reshape(-1, arrays[2].shape[-1])[:, 5] = 0x7F
+    found = np.isnan(run(kernels, case, arrays).astype(np.float64))
+    assert found[..., 5].all() and found.sum() == found[..., 5].size
 
 
 def test_a_row_has_the_bits_of_a_call_with_other_rows(bf16_tiles: Tiles) -> None:

@@ -33,7 +33,7 @@ def build(kind: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("parts", [(20,), (7, 7, 6)], ids=str)
 @pytest.mark.parametrize("kind", ["inkling_text", "inkling2_text"])
-def test_sinks_of_each_query_and_biases_of_positions(kind: str, parts: tuple[int, ...]) -> None:
+def test_inklings_sinks_and_position_biases_are_part_of_attention(kind: str, parts: tuple[int, ...]) -> None:
     """Inkling 2 hands over sinks under a name of its own, which gave other logits and no error.  Both add a number for
     each distance of positions, in layers with a window as well: those keep no ring, whose rows have another order."""
     model = build(
@@ -56,7 +56,7 @@ def test_sinks_of_each_query_and_biases_of_positions(kind: str, parts: tuple[int
     assert np.linalg.norm(np.concatenate(found) - theirs) <= 1e-5 * np.linalg.norm(theirs)
 
 
-@pytest.mark.parametrize("value", [torch.ones(1), 0.5], ids=["tensor", "number"])
+@pytest.mark.parametrize("value", [torch.ones(1), 0.5, 30, (torch.ones(1), None)], ids=str)
 def test_an_argument_that_is_not_known_is_refused(value: Any) -> None:
     model = build("llama")
 
@@ -65,6 +65,18 @@ def test_an_argument_that_is_not_known_is_refused(value: Any) -> None:
 
     model.model.layers[0].self_attn.register_forward_pre_hook(say, with_kwargs=True)
     with pytest.raises(ExportError, match="LlamaAttention calls attention with `tilt`, which is not known"):
+        qc.compile_causal_lm(model, max_seq_len=16)
+
+
+def test_attention_without_a_mask_is_refused() -> None:
+    """Every row of the cache would be seen, those of later tokens, too."""
+    model = build("llama")
+
+    def unmasked(_: Any, args: Any, how: dict[str, Any]) -> Any:
+        return args, how | {"attention_mask": None}
+
+    model.model.layers[0].self_attn.register_forward_pre_hook(unmasked, with_kwargs=True)
+    with pytest.raises(ExportError, match="LlamaAttention calls attention without a mask"):
         qc.compile_causal_lm(model, max_seq_len=16)
 
 

@@ -216,9 +216,22 @@ def test_compiled_ones_read_sequences_of_different_lengths(kind: str, batch: int
     load("tests/lm/test_architectures.py").check(build(kind, **_TWO_LAYERS), batch)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "cache"), [("cpu", "int8"), ("sim:0", "fp16"), ("cpu", "bf16")])
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_ones_run_on_other_devices_and_with_narrow_caches(kind: str, device: str, cache: Any) -> None:
+    """A value of ZAYA depends on a state of the token before, which a narrow cache hid from the check of reads."""
+    model = build(kind, **_TWO_LAYERS)
+    lm = qc.compile_causal_lm(model, max_seq_len=LENGTH, chunk=CHUNK, device=device, kv_cache=cache)
+    theirs = logits_of(model)
+    far = np.linalg.norm(lm.conversation().read(IDS, logits="all")[0] - theirs) / np.linalg.norm(theirs)
+    assert 1e-6 < far < 0.05, far
+
+
 def test_every_name_that_is_listed_is_one_of_transformers() -> None:
-    """transformers has a configuration for each, but where an older one lacks some."""
-    listed = {*OWN, *NOT_RUN, *REFUSED, *QUICK, *OTHER_PATH}
+    """An older transformers lacks some."""
+    listed = {*OWN, *NOT_RUN, *REFUSED, *QUICK, *COMPILED, *OTHER_PATH}
     assert not set(NOT_RUN) & set(REFUSED)
     missing = [name for name in listed if name not in CLASSES]
-    assert len(missing) < 10, f"not causal language models of transformers: {missing}"
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    assert not missing or version < (5, 23), f"not causal language models of transformers: {missing}"

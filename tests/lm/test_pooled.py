@@ -52,15 +52,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_attention", *3 * ["indexed_attention"]],
         "indexer_types": ["full", "full", "shared", "full"], "mlp_layer_types": ["dense", *3 * ["sparse"]]}),
 }  # fmt: skip
+"""Indexes choose 3 entries (DeepSeek V4) or 2 (the others) of up to 21. With few heads, scores of zero would be equal,
+and which of equal ones is taken is nobody's rule."""
 _VISION = {
     "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64,
     "projection_intermediate_size": 32,
 }  # fmt: skip
 """The part of GLM 5 Next that reads images, which no call here asks for."""
-"""Indexes choose 3 entries of up to 10, and 2 of them. With few heads, scores of zero would be equal, and which of
-equal ones is taken is nobody's rule."""
 RATES = {"DeepseekV4": {1: 8, 2: 4, 3: 4}, "Qwen4Exp": {1: 4, 3: 4}, "Glm5Next": {1: 4, 3: 4}}
-LENGTHS = (7, 41, 1)
+LENGTHS = (7, 64, 1)
 
 _built: dict[str, Any] = {}
 
@@ -241,12 +241,12 @@ _compiled: dict[tuple[str, int, str], qc.CausalLM] = {}
 def compiled(name: str, batch: int = 1, device: str = "cpu") -> qc.CausalLM:
     key = (name, batch, device)
     if key not in _compiled:
-        _compiled[key] = qc.compile_causal_lm(build(name), max_seq_len=60, max_batch=batch, chunk=6, device=device)
+        _compiled[key] = qc.compile_causal_lm(build(name), max_seq_len=84, max_batch=batch, chunk=6, device=device)
     return _compiled[key]
 
 
 def prompts_of(batch: int) -> list[list[int]]:
-    """41 tokens, or prompts of 7, 41 and 1 tokens."""
+    """64 tokens, or prompts of 7, 64 and 1 tokens."""
     return [prompt_of(length, length) for length in (LENGTHS[1:2] if batch == 1 else LENGTHS)]
 
 

@@ -38,7 +38,7 @@ OWN: dict[str, Any] = {"Dots3Note": {
     "num_key_value_heads": 2, "rotary_dim": 8, "index_n_heads": 2, "index_block_size": 3, "index_topk_blocks": 3,
 }}  # fmt: skip
 """Dots 3: its other layers have a window, and heads of other sizes. MiniMax M3 chooses blocks of keys for each group of
-heads: three of three."""
+heads: three blocks of three keys."""
 
 
 def build(name: str, chosen: int = CHOSEN) -> Any:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 import qcompiler as qc
 from qcompiler.errors import CorruptFileError, ExportError
 from qcompiler.inspect.checks import copied_bytes
-from qcompiler.lm import probe, recurrences, states
+from qcompiler.lm import probe, recurrences
 from qcompiler.lm.bench import measure
 from qcompiler.lm.compile import inputs_to_trace
 from qcompiler.lm.model import CausalLM
@@ -232,21 +232,23 @@ def test_a_call_that_leaves_a_state_as_it_was_is_refused(monkeypatch: pytest.Mon
         inputs_to_trace(step, 100, 1)
 
 
-def test_a_model_that_adds_a_bias_to_no_state_is_refused() -> None:
+def test_a_text_that_would_begin_with_a_bias_and_not_with_zeros_is_refused() -> None:
     kind, values = models.MODELS["zaya"]
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values, attention_bias=True))
     with pytest.raises(ExportError, match="multiplies zeros by a linear with a bias while there is no state of before"):
         qc.compile_causal_lm(model.eval(), max_seq_len=32)
 
 
-def test_a_width_that_nobody_says_is_the_same_in_every_call() -> None:
-    """ZAYA hands over the same number of columns always. A number that grows with the call is a prompt's length."""
-    shape = states.StateShape("conv", 0, 0, (4, 3), torch.float32)
-    seen = probe.Probe(states={"conv_0_0": shape}, unsaid={(0, 0)})
-    probe._check_widths(seen, seen)
-    longer = probe.Probe(states={"conv_0_0": states.StateShape("conv", 0, 0, (4, 4), torch.float32)})
+def test_a_state_whose_width_grows_with_the_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LFM 2 hands over the call's columns and says how many are kept. Where it does not, they are a prompt's length."""
+    usual = probe._Recorder.update_conv_state
+
+    def unsaid(self: Any, columns: Any, layer: int, index: int = 0, **_: Any) -> Any:
+        return usual(self, columns, layer, index)
+
+    monkeypatch.setattr(probe._Recorder, "update_conv_state", unsaid)
     with pytest.raises(ExportError, match=r"without saying its width .* 3 columns in a call of 3 tokens, but 4"):
-        probe._check_widths(seen, longer)
+        qc.compile_causal_lm(models.build("lfm2"), max_seq_len=32)
 
 
 def rwkv() -> Any:

@@ -156,7 +156,9 @@ def _pairs_of_parts(module: Any) -> dict[nn.Module, Callable[..., Any]]:
     if type(module).__name__ not in _SORTED_MIXTURES:
         return {}
     experts = [module.input_linear, module.output_linear]
-    if any("forward" in vars(part) or not isinstance(part, nn.Module) for part in (module.router, *experts)):
+    names = [type(part).__name__ for part in (module.router, *experts)]
+    is_own = any("forward" in vars(part) for part in (module.router, *experts))
+    if is_own or names != ["JetMoeTopKGating", *2 * ["JetMoeParallelExperts"]]:
         return {}
     return {module.router: _unsorted_routes, **dict.fromkeys(experts, _linear_of_pairs)}
 

@@ -16,30 +16,32 @@ from typing import Any
 
 @contextlib.contextmanager
 def settled_conditions() -> Iterator[None]:
-    """Removes minima and maxima with a known result from each condition before torch evaluates it, while a model is
-    traced."""
+    """While a model is traced, removes minima and maxima with a known result from each condition before torch evaluates
+    it, and keeps what torch only notes of results from adding guards."""
     from torch.fx.experimental import _config
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
     from torch.fx.passes import shape_prop
 
     original = ShapeEnv.evaluate_expr
     config: Any = _config
-    noted = "is_contiguous_for_memory_format_or_false"
-    lies: Any = getattr(shape_prop, noted)
+    asked = "is_contiguous_for_memory_format_or_false"
+    answer: Any = getattr(shape_prop, asked, None)  # a name that torch may change: then the guards stay
 
     def without_guards(*args: Any, **kwargs: Any) -> Any:
         with config.patch(backed_size_oblivious=True):
-            return lies(*args, **kwargs)
+            return answer(*args, **kwargs)
 
     def evaluate(self: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self, without_known_choices(expression, self.var_to_range), *args, **kwargs)
 
     ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign,assignment]
-    setattr(shape_prop, noted, without_guards)
+    if answer is not None:
+        setattr(shape_prop, asked, without_guards)
     try:
         yield
     finally:
-        setattr(shape_prop, noted, lies)
+        if answer is not None:
+            setattr(shape_prop, asked, answer)
         ShapeEnv.evaluate_expr = original  # type: ignore[method-assign]
 
 
