@@ -146,8 +146,8 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def check_reads(step: DecoderStep, inputs: Mapping[str, torch.Tensor]) -> None:
-    """ExportError unless the logits of a call with `inputs` depend on each state of the step, on no mask that the model
-    keeps for itself, and in a step for several sequences on the position of none but their own."""
+    """ExportError unless a call with `inputs` writes each state of the step, and its logits depend on each, on no mask
+    that the model keeps for itself, and in a step for several sequences on the position of none but their own."""
     states = {shape.name: step.get_buffer(shape.name) for shape in step.states}
     masks = {} if step.replaced or not step.shapes else dict(_masks(step))
     several = step.batch > 1 and bool(step.shapes)
@@ -159,6 +159,7 @@ def check_reads(step: DecoderStep, inputs: Mapping[str, torch.Tensor]) -> None:
     finally:
         step.first = None
     name = type(step.whole_model).__name__
+    _refuse_writes(name, sorted(step.unwritten), inputs["ids"].shape[1])
     _refuse_states(name, sorted(set(states) - found))
     _refuse_mask(name, sorted(set(masks) & found))
     if several and _FIRST in found:
@@ -184,6 +185,15 @@ def _can_be_mask(square: torch.Tensor, length: int | None) -> bool:
         return False  # it has no numbers yet
     lower, upper = (bool((square == part).all()) for part in (square.tril(), square.triu()))
     return lower != upper
+
+
+def _refuse_writes(model: str, unwritten: list[str], tokens: int) -> None:
+    """The next call would go on from another token."""
+    if unwritten:
+        raise ExportError(
+            f"{model} does not hand the states {', '.join(unwritten)} to its cache in a call of "
+            f"{'one token: compile it with a larger chunk' if tokens == 1 else 'several tokens'}"
+        )
 
 
 def _refuse_states(model: str, unread: list[str]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import torch
@@ -58,6 +58,8 @@ class DecoderStep(nn.Module):
     whole_model: Any
     drawn: torch.Tensor
     marks: torch.Tensor
+    unwritten: Sequence[str] = ()
+    """The states that the last call left as they were."""
 
     def __init__(
         self, model: nn.Module, batch: int, length: int, tokens: int, chunk: int, cache: CacheKind = None
@@ -175,21 +177,12 @@ class DecoderStep(nn.Module):
                 more["attention_mask"] = torch.ones(ids.shape[0], self.length, dtype=torch.int64)
             more[self.cache_argument] = StepCache(self)
             logits: torch.Tensor = self.whole_model(input_ids=ids, use_cache=True, **more).logits
-            self._check_writes(ids.shape[1])
+            self.unwritten = [name for layer in self.caches for name in getattr(layer, "unwritten", ())]
         finally:
             states.call(None)
             self.positions = self.rows = self.begins = self.wanted = self.ring_rows = self.counts = None
             self.caches, self.asked = [], None
         return logits
-
-    def _check_writes(self, tokens: int) -> None:
-        """ExportError if a call left a state as it was: the next one would go on from another token."""
-        left = [name for layer in self.caches for name in getattr(layer, "unwritten", ())]
-        if left:
-            raise ExportError(
-                f"{type(self.whole_model).__name__} does not hand the states {', '.join(sorted(left))} to its cache in "
-                f"a call of {'one token: compile it with a larger chunk' if tokens == 1 else 'several tokens'}"
-            )
 
     def _cache_layers(self) -> list[Any]:
         """The layers of transformers' cache for this call."""
