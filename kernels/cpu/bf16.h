@@ -26,6 +26,19 @@ QC_INLINE __m512i qb_in_order(qf first, qf second) {
     return both;
 }
 
+// A word of a row in all lanes.
+QC_INLINE qu qb_broadcast(const char* x) {
+    qu words;
+    asm("vpbroadcastd %1, %0" : "=v"(words) : "m"(*(const qb_word*)x));
+    return words;
+}
+QC_INLINE void qb_dot(qf& sum, qu w, qu x) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x)); }
+
+// Words of bf16: numbers that bf16 has unrounded, `even` in the low halves.
+QC_INLINE qu qb_upper_halves(qf even, qf odd) {
+    return ((qu)even >> 16) | ((qu)odd & 0xffff0000u);
+}
+
 // Words of bf16: `even` in the low halves, `odd` in the high ones, both rounded to nearest even.
 QC_INLINE qu qb_pairs(vf even, vf odd) {
     return qb_permute(qb_side_by_side, qb_in_order(even.r[0], odd.r[0]));

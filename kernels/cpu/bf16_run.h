@@ -1,15 +1,24 @@
 // Linears whose factors are bf16: what multiplies, by the processor, the context and the number of rows.
 #pragma once
+#include "bf16_blocks.h"
 #include "bf16_tiles.h"
-#include "gemm_bf16.h"
-
-// The most rows for which a task multiplies straight from codes, some at a time, before panels pay.
-enum { QB_STRAIGHT = 64 };
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 // Whether tiles multiply.
 template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* job) {
     return ctx->bf16_units == QC_BF16_TILES && job->m >= qbt_least<D>(job->k, job->m);
+}
+#endif
+
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
+// In blocks, or MAX rows at a time straight from codes. ROWS: the most rows of the job, if that is known.
+template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb_run_straight(
+    qc_ctx* ctx, qg_job* job) {
+    constexpr int BLOCKS = qb_blocks<D>::LEAST, LEAST = ROWS < BLOCKS ? 0 : BLOCKS;
+    if constexpr (LEAST > 0)
+        if (job->m >= LEAST) return qb_run_blocks<D, T>(ctx, job, ROWS);
+    constexpr int FEW = LEAST == 0 || LEAST > MAX ? MAX : LEAST - 1;
+    qg_share_few(ctx, job, qb_few_task<D, T, FEW>);
 }
 #endif
 
@@ -27,7 +36,7 @@ template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job*
         if (ctx->bf16_units == QC_BF16_TILES && job->m <= qb_coded<D>::FLOATS) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (MAX > 1)
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
-    if (__builtin_cpu_supports("avx512bf16")) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
+    if (__builtin_cpu_supports("avx512bf16")) return qb_run_straight<D, T, MAX, MAX>(ctx, job);
 #endif
     qg_run_few<D, MAX>(ctx, job);
 }
@@ -39,7 +48,7 @@ template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job
     if (__builtin_cpu_supports("avx512bf16")) {
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
         if constexpr (MAX > 0)
-            if (job->m <= QB_STRAIGHT) return qg_share_few(ctx, job, qb_few_task<D, T, MAX>);
+            if (job->m <= qb_blocks<D>::MOST) return qb_run_straight<D, T, MAX>(ctx, job);
         if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qb_load_x<T>, job->loads_words = true;
         job->decode = qb_decode_panel<D>, job->multiply = qg_product<qb_bf16>;
     }

@@ -114,6 +114,7 @@ def headers(spec: KernelSpec) -> tuple[str, ...]:
         "few_rows.h",
         "columns.h",
         "gemm_bf16.h",
+        "bf16_blocks.h",
         "amx.h",
         "bf16_tiles.h",
         "bf16_run.h",
@@ -155,7 +156,8 @@ def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     if multiplies_bf16(spec, isa):
         few = max(few, _few_bf16(body.k, rows or tile.few, tile.panels, rounds=_rounds(spec)))
         if rows != 1:
-            few = max(few, _tiles_bf16(body.k, _most_rows(body, rows)))
+            blocks = _block_bf16(body.k, rows or _MOST_BF16, tile.panels, rounds=_rounds(spec))
+            few = max(few, blocks, _tiles_bf16(body.k, _most_rows(body, rows)))
     if rows:
         return few
     panels = product_scratch(isa, block, whole=block >= body.k)
@@ -185,6 +187,17 @@ def _pass_scratch(k: int, block: int, panels: int) -> int:
 def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     """gemm_bf16.h's qb_few_scratch."""
     return rows * (64 * panels + 64 * _up(k, 32) * (1 + rounds) + (k // 16 + 1) * 4)
+
+
+_MOST_BF16 = 64
+"""Most rows of a task of bf16_blocks.h."""
+
+
+def _block_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
+    """bf16_blocks.h's qb_block_scratch."""
+    apart = _up(k, 32) * 32 + 32
+    rows = min(rows, max(8, min(64, (3 << 18) // (2 * apart) // 8 * 8))) + 8
+    return 512 * 64 + rows * (64 * panels + 2 * apart * (1 + rounds) + (k // 16 + 1) * 4) + (k // 16 + 1) * 256
 
 
 def _tiles_bf16(k: int, m: int) -> int:
@@ -493,7 +506,10 @@ def emit(spec: KernelSpec, isa: str) -> str:
     if dots and rows != 1:
         size = f"{size} <= {scratch} && qbt_scratch({body.k}, {_most_rows(body, rows)})"
     if dots and straight:
-        size = f"{size} <= {scratch} && qb_few_scratch({body.k}, {rows or straight}, {str(_rounds(spec)).lower()})"
+        rounds = str(_rounds(spec)).lower()
+        size = f"{size} <= {scratch} && qb_few_scratch({body.k}, {rows or straight}, {rounds})"
+        if rows != 1:
+            size = f"{size} <= {scratch} && qb_block_scratch({body.k}, {rows or _MOST_BF16}, {rounds})"
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')
     header = shared.header_comment(
         spec,

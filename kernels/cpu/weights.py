@@ -190,14 +190,17 @@ def _struct_text(fmt: Format, across: bool, places: tuple[str, ...], name: str, 
         f"    QG_METHOD void load(const qg_packed& from, {where}) {{",
         *indent([*loads, *computed], 2),
         "    }",
+        *_asks(fmt, across, places),
         f"    QG_METHOD vf element(vf code) const {{ return {element}; }}",
         f"    static constexpr bool SCALED = {str(line is not None).lower()};",
         f"    static constexpr bool OFFSET = {str(line is not None and line[1] is not None).lower()};",
     ]
-    if bits in (2, 3, 4, 5, 6) and line is not None and d.trellis is None:
-        halves = _halves(d.code_values)
-        lines.append(f"    static constexpr uint16_t HALVES[{len(halves)}] = {{{', '.join(halves)}}};  // in bf16")
-        exact = bool((d.code_values.astype(ml_dtypes.bfloat16) == d.code_values).all())
+    if line is not None:
+        if bits in (2, 3, 4, 5, 6) and d.trellis is None:
+            halves = _halves(d.code_values)
+            lines.append(f"    static constexpr uint16_t HALVES[{len(halves)}] = {{{', '.join(halves)}}};  // in bf16")
+        rounded = d.code_values.astype(ml_dtypes.bfloat16)
+        exact = d.trellis is None and np.array_equal(rounded, d.code_values, equal_nan=True)
         lines.append(f"    static constexpr bool EXACT = {str(exact).lower()};  // bf16 has these values unrounded")
     for what, equation in zip(("scale", "offset"), line or (), strict=False):
         if equation is not None:
@@ -251,6 +254,25 @@ def _entry_reads(
             begin, f"if (at{columns} != of{columns}) {{", *indent([f"of{columns} = at{columns};", *read_once]), "}",
         ]  # fmt: skip
     return members, loads
+
+
+def _asks(fmt: Format, across: bool, places: tuple[str, ...]) -> list[str]:
+    """`ask`, which prefetches what `load` reads of a panel for column k."""
+    if across:
+        return []
+    number = fmt.declaration.codes.bits.bit_count()
+    lines = list[str]()
+    for field, place in zip(fmt.declaration.fields, places, strict=True):
+        if place == "codes":
+            continue
+        if place in ("panels", "joined") and isinstance(field.covers, int) and field.covers:
+            joined = 1 if place == "panels" else 4 if field.bits == 6 else 2
+            columns, size = joined * field.covers, 16 * joined * field.bits // 8
+            place_of = f"panel * qg_up(from.k, {columns}) + (uint64_t)k / {columns}"
+            lines.append(f"__builtin_prefetch((const char*)from.part[{number}] + ({place_of}) * {size});")
+        number += 1
+    given = "const qg_packed& from, int64_t panel, int64_t k" if lines else "const qg_packed&, int64_t, int64_t"
+    return [f"    static QG_METHOD void ask({given}) {{", *indent(lines, 2), "    }"]
 
 
 def _halves(values: Float32) -> list[str]:

@@ -1,0 +1,351 @@
+// Products of bf16 rows with codes that share scales (qb_coded<D>::SUMMED), in blocks of 4 to 8 rows by two panels. A
+// word of x is broadcast once for both, and codes become words of two columns in registers:
+//
+//     tile = offsets * sums of x's columns
+//     for each chunk of columns, for each block of rows, for each group of columns
+//         sums of x times the values of codes, in registers        vdpbf16ps
+//         tile += scale * sum                                      one FMA for 16 columns or more
+//
+// 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). Codes
+// that are looked up compete with nothing for the two pipes of products, so each block looks them up anew; others
+// become words once for all blocks of rows.
+#pragma once
+#include "gemm_bf16.h"
+
+enum {
+    QB_LEAST = 4,  // fewer rows are multiplied by one panel at a time (gemm_bf16.h)
+    QB_HIGH = 8,   // most rows of a block
+    QB_MOST = 64,  // most rows of a task
+    QB_TASK_BYTES = 3 << 18,  // of its rows in order, which an L2 of 1 MiB holds beside the codes of two panels
+    QB_CHUNK = 512,  // columns for which blocks take turns: words of two panels take 32 KiB, which the L1 holds
+};
+
+// Numbers from a row in order to the next: an odd number of cache lines where K is a power of two, since rows a power
+// of two apart would all fall into one set of the L1.
+constexpr int64_t qb_apart(int64_t k) { return (k + 31) / 32 * 32 + 32; }
+constexpr int64_t qb_rows_of_task(int64_t k) {
+    const int64_t fit = QB_TASK_BYTES / (2 * qb_apart(k)) / QB_HIGH * QB_HIGH;
+    return fit < QB_HIGH ? (int64_t)QB_HIGH : fit < QB_MOST ? fit : (int64_t)QB_MOST;
+}
+// Bytes of scratch of qb_block_task for up to `most` rows: words, a tile, scales and offsets of groups of 16 columns or
+// more, sums of groups, rows in order, rounded rows. A block may be higher than what is left.
+constexpr int64_t qb_block_scratch(int64_t k, int64_t most, bool rounds) {
+    const int64_t rows = (most < qb_rows_of_task(k) ? most : qb_rows_of_task(k)) + QB_HIGH;
+    return QB_CHUNK * 64 + rows * (64 * QG_NP + 2 * qb_apart(k) * (rounds ? 2 : 1) + (k / 16 + 1) * 4) +
+           (k / 16 + 1) * 256;
+}
+
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
+// From how many rows on D's products are made in blocks, 0 if they are not: straight from codes, or from words that
+// were made of them before. MOST: up to how many rows panels of elements do not pay.
+template <class V> struct qb_counted { static constexpr bool value = false; };
+template <int BITS, bool SIGNED, int OFFSET> struct qb_counted<qg_counts<BITS, SIGNED, OFFSET>> {
+    static constexpr bool value = true;
+};
+template <class D> struct qb_blocks {
+    static constexpr int STRAIGHT = 0, WORDS = 0, LEAST = 0;
+    static constexpr int64_t MOST = QB_MOST;
+};
+template <class W> struct qb_blocks<qg_coded<W>> {
+    typedef qb_coded<qg_coded<W>> P;
+    static constexpr bool COUNTED = W::BITS == 8 && W::GROUP == 4 && qb_counted<typename W::values>::value;
+    static constexpr int STRAIGHT = P::SUMMED && (COUNTED || (P::LOOKED_UP && P::MIDDLE == 0)) ? (int)QB_LEAST : 0;
+    static constexpr int WORDS = !P::SUMMED || STRAIGHT ? 0 : W::BITS == 8 ? (int)QB_HIGH : QB_HIGH + 1;
+    static constexpr int LEAST = STRAIGHT + WORDS;
+    static constexpr int64_t MOST = LEAST == 0 || (STRAIGHT && W::COVERS == 16) ? (int64_t)QB_MOST : INT64_MAX;
+};
+
+// --- codes as words --------------------------------------------------------------------------------------------------
+
+// A walk over a panel: `at` moves to COLUMNS columns, of which word<J>() has two. Rows of x are in the same order.
+template <class D, bool = qb_coded<D>::LOOKED_UP> struct qb_walk {
+    typedef decltype(D::entries) W;
+    typedef qb_coded<D> P;
+    typedef qb_table<W> table;
+    static constexpr int COLUMNS = P::PER;
+    static constexpr int64_t LINE = 64;  // bytes of codes of one step
+    qb_words<W> words;
+    QG_METHOD void start(const qg_job* job, int64_t panel, int64_t k) {
+        words.start(job->packed, panel);
+        words.words += k / COLUMNS * 16;
+    }
+    QG_METHOD void at(int64_t k, int64_t ahead) {
+        __builtin_prefetch((const char*)words.words + ahead);
+        words.read(k);
+    }
+    template <int J> QG_METHOD qu word(const table& values) const { return values.look(words.pair(J)); }
+};
+template <class D> struct qb_walk<D, false> {
+    typedef decltype(D::entries) W;
+    struct table { QG_METHOD void load() {} };
+    static constexpr int COLUMNS = W::GROUP;
+    static constexpr int64_t LINE = 16 * W::GROUP;
+    D decoder;
+    QG_METHOD void start(const qg_job* job, int64_t panel, int64_t) { decoder.start(job, panel); }
+    QG_METHOD void at(int64_t k, int64_t) { decoder.codes_at(k); }
+    template <int J> QG_METHOD qu word(const table&) const {
+        const vf even = decoder.template code<2 * J>(), odd = decoder.template code<2 * J + 1>();
+        if constexpr (W::EXACT) return qb_upper_halves(even.r[0], odd.r[0]);
+        else return qb_pairs(even, odd);
+    }
+};
+
+// What a unit of two panels has for all blocks of rows: its scales, [group][panel][16], and offsets likewise.
+struct qb_unit {
+    const qg_job* job;
+    int64_t panel, next;  // `next` repeats the only panel of a short unit
+    float* scale;
+    float* offset;
+    uint32_t* words;  // of the chunk at hand, where they are made before: [two columns][panel][16]
+};
+
+template <class D> static void qb_prepare(const qb_unit& unit) {
+    typedef decltype(D::entries) W;
+    const int64_t k = unit.job->k, span = qb_coded<D>::span(k);
+    W entries[2];
+    float *scale = unit.scale, *offset = unit.offset;
+    for (int64_t at = 0; span > 0 && at + span <= k; at += span)
+        QG_UNROLL for (int p = 0; p < 2; p++, scale += 16, offset += 16) {
+            entries[p].load(unit.job->packed, p ? unit.next : unit.panel, at);
+            vstore(scale, entries[p].scale());
+            if constexpr (W::OFFSET) vstore(offset, entries[p].offset());
+        }
+}
+
+// --- a block ---------------------------------------------------------------------------------------------------------
+
+// tile[i][p] = the sums of MR rows' columns times the offsets, or zeros.
+template <class D, int MR> static void qb_begin(const qb_unit& unit, const qb_rows& rows, float* tile) {
+    qf sum[MR][2] = {};
+    if constexpr (decltype(D::entries)::OFFSET)
+        for (int64_t g = 0; g < rows.groups; g++) {
+            const qf first = q_load(unit.offset + 32 * g), second = q_load(unit.offset + 32 * g + 16);
+            QG_UNROLL for (int i = 0; i < MR; i++) {
+                const qf total = q_set(rows.total[i * rows.groups + g]);
+                sum[i][0] = q_fma(total, first, sum[i][0]), sum[i][1] = q_fma(total, second, sum[i][1]);
+            }
+        }
+    QG_UNROLL for (int i = 0; i < MR; i++)
+        QG_UNROLL for (int p = 0; p < 2; p++) q_store(tile + (i * QG_NP + p) * 16, sum[i][p]);
+}
+
+// Two columns: MR rows of x times a word of each panel.
+template <int MR, int SUMS> QC_INLINE void qb_block_step(
+    int j, qu first, qu second, const char* const* row, int64_t stride, qf (&part)[MR][2][SUMS]) {
+    QG_UNROLL for (int i = 0; i < MR; i++) {
+        const qu x = qb_broadcast(row[i / 3] + i % 3 * stride + 4 * j);
+        qb_dot(part[i][0][j % SUMS], first, x);
+        qb_dot(part[i][1][j % SUMS], second, x);
+    }
+}
+template <class Walk, int MR, int SUMS> struct qb_walk_step {
+    const Walk (&walk)[2];
+    const typename Walk::table& table;
+    const char* const* row;
+    int64_t stride;
+    qf (&part)[MR][2][SUMS];
+    template <int J> QG_METHOD void step() {
+        qb_block_step<MR, SUMS>(J, walk[0].template word<J>(table), walk[1].template word<J>(table), row, stride, part);
+    }
+};
+
+// Columns [k0, k1), of whole scales but where these cover more than a chunk: MR rows times both panels. Row pointers
+// are kept for every third row. `asks`: for the next unit's scales.
+template <class D, int MR, bool MADE> QC_COLD void qb_block(
+    const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
+    typedef qb_walk<D> walk_of;
+    constexpr int THIRDS = (MR + 2) / 3, SUMS = MR <= 4 ? 2 : 1;
+    const qg_job* const job = unit.job;
+    const int64_t span = qb_coded<D>::span(job->k), piece = qc_min(span, QB_CHUNK), stride = rows.ordered_stride;
+    // Behind a panel's codes lie those of the other one, and then those of this one's successor.
+    const int64_t bytes = qg_up(job->k, walk_of::COLUMNS) * walk_of::LINE;
+    const int64_t ahead = QG_AHEAD + (k0 + QG_AHEAD / walk_of::LINE * walk_of::COLUMNS >= job->k ? bytes : 0);
+    [[maybe_unused]] typename walk_of::table table;
+    [[maybe_unused]] walk_of walk[2];
+    if constexpr (!MADE) table.load(), walk[0].start(job, unit.panel, k0), walk[1].start(job, unit.next, k0);
+    const uint32_t* word = unit.words;
+    const char* row[THIRDS];
+    QG_UNROLL for (int t = 0; t < THIRDS; t++) {
+        row[t] = rows.ordered + 3 * t * stride + 2 * k0;
+        asm("" : "+r"(row[t]));  // a register of its own
+    }
+    for (int64_t k = k0; k < k1; k += piece) {
+        if (asks) {
+            decltype(D::entries)::ask(job->packed, unit.next + 1, k);
+            decltype(D::entries)::ask(job->packed, unit.next + 2, k);
+        }
+        qf part[MR][2][SUMS];
+        QG_UNROLL for (int i = 0; i < MR; i++)
+            QG_UNROLL for (int p = 0; p < 2; p++)
+                QG_UNROLL for (int s = 0; s < SUMS; s++) part[i][p][s] = (qf){};
+        const int64_t end = qc_min(k + piece, k1);
+        const auto advance = [&](int columns) __attribute__((always_inline)) {
+            QG_UNROLL for (int t = 0; t < THIRDS; t++) {
+                row[t] += 2 * columns;
+                asm("" : "+r"(row[t]));
+            }
+        };
+        if constexpr (MADE) {
+            int64_t at = k;
+            for (; at < end; at += 4, word += 64) {
+                const int32_t* const w = (const int32_t*)word;
+                qb_block_step<MR, SUMS>(0, (qu)q_load(w), (qu)q_load(w + 16), row, stride, part);
+                qb_block_step<MR, SUMS>(1, (qu)q_load(w + 32), (qu)q_load(w + 48), row, stride, part);
+                advance(4);
+            }
+        } else {
+            for (int64_t at = k; at < end; at += walk_of::COLUMNS) {
+                QG_UNROLL for (int p = 0; p < 2; p++) walk[p].at(at, ahead);
+                qb_walk_step<walk_of, MR, SUMS> body{walk, table, row, stride, part};
+                qg_steps<0, walk_of::COLUMNS / 2>(body, walk_of::COLUMNS / 2);
+                advance(walk_of::COLUMNS);
+            }
+        }
+        const float* const scale = unit.scale + k / span * 32;
+        QG_UNROLL for (int p = 0; p < 2; p++) {
+            const qf factor = q_load(scale + 16 * p);
+            QG_UNROLL for (int i = 0; i < MR; i++) {
+                float* const to = tile + (i * QG_NP + p) * 16;
+                q_store(to, q_fma(qb_sum<SUMS>(part[i][p]), factor, q_load(to)));
+            }
+        }
+    }
+}
+
+// `count` rows, at most QB_HIGH, by the smallest block that takes them; what lies behind them is multiplied, too.
+template <class D, bool MADE> QC_INLINE void qb_block_of(
+    int64_t count, const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
+    if (count <= 4) return qb_block<D, 4, MADE>(unit, rows, asks, k0, k1, tile);
+    if (count <= 6) return qb_block<D, 6, MADE>(unit, rows, asks, k0, k1, tile);
+    qb_block<D, 8, MADE>(unit, rows, asks, k0, k1, tile);
+}
+
+// The words of columns [k, end) of both panels, which `walk` has come to.
+template <class Walk> struct qb_make_step {
+    const Walk (&walk)[2];
+    const typename Walk::table& table;
+    uint32_t* to;
+    template <int J> QG_METHOD void step() {
+        q_store((int32_t*)to + 32 * J, (qi)walk[0].template word<J>(table));
+        q_store((int32_t*)to + 32 * J + 16, (qi)walk[1].template word<J>(table));
+    }
+};
+template <class Walk> static void qb_make(
+    Walk (&walk)[2], const typename Walk::table& table, int64_t k, int64_t end, uint32_t* to) {
+    for (; k < end; k += Walk::COLUMNS, to += 16 * Walk::COLUMNS) {
+        walk[0].at(k, QG_AHEAD), walk[1].at(k, QG_AHEAD);
+        qb_make_step<Walk> body{walk, table, to};
+        qg_steps<0, Walk::COLUMNS / 2>(body, Walk::COLUMNS / 2);
+    }
+}
+
+// Columns behind the last whole scale; and all columns where a sum of codes is no number, as in qg_few_panels.
+template <class D> static void qb_rest(const qb_unit& unit, int64_t count, const qb_rows& rows, float* tile) {
+    const int64_t whole = qb_coded<D>::span(unit.job->k) * rows.groups;
+    for (int64_t i = 0; i < count; i++) {
+        const qb_rows row = {rows.x + i * rows.stride, rows.stride, nullptr, 0, nullptr, 0};
+        for (int64_t p = unit.panel; p <= unit.next; p++) {
+            float* const to = tile + (i * QG_NP + p - unit.panel) * 16;
+            qf sum[1][1] = {{q_load(to)}};
+            if (whole < unit.job->k) qb_by_elements<D, 1, 1>(unit.job, row, p, whole, sum);
+            if (vsum(vf{{sum[0][0] - sum[0][0]}}) != 0.0f) {
+                sum[0][0] = (qf){};
+                qb_by_elements<D, 1, 1>(unit.job, row, p, 0, sum);
+            }
+            q_store(to, sum[0][0]);
+        }
+    }
+}
+
+// --- the work --------------------------------------------------------------------------------------------------------
+
+// Rows [m0, m0 + count) of the result times one unit. Blocks have nearly equal heights, and QB_HIGH rows of the tile.
+template <class D, bool MADE> static void qb_multiply(
+    const qb_unit& unit, const qb_rows& rows, int64_t m0, int64_t count, float* tile) {
+    const qg_job* const job = unit.job;
+    const int64_t blocks = qg_up(count, QB_HIGH), span = qb_coded<D>::span(job->k), whole = span * rows.groups;
+    const auto each = [&](auto f) __attribute__((always_inline)) {
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t i = qc_share(count, b, blocks);
+            qb_rows own = rows;
+            own.x += i * rows.stride, own.ordered += i * rows.ordered_stride, own.total += i * rows.groups;
+            f(i, qc_share(count, b + 1, blocks) - i, own, tile + b * QB_HIGH * QG_NP * 16);
+        }
+    };
+    qb_prepare<D>(unit);
+    each([&](int64_t, int64_t, const qb_rows& own, float* to) { qb_begin<D, QB_HIGH>(unit, own, to); });
+    [[maybe_unused]] qb_walk<D> walk[2];
+    [[maybe_unused]] typename qb_walk<D>::table table;
+    if constexpr (MADE) table.load(), walk[0].start(job, unit.panel, 0), walk[1].start(job, unit.next, 0);
+    const int64_t chunk = span > 0 && span < QB_CHUNK ? QB_CHUNK / span * span : (int64_t)QB_CHUNK;
+    for (int64_t k = 0; k < whole; k += chunk) {
+        const int64_t end = qc_min(k + chunk, whole);
+        if constexpr (MADE) qb_make(walk, table, k, end, unit.words);
+        each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
+            qb_block_of<D, MADE>(high, unit, own, i == 0, k, end, to);
+        });
+    }
+    each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
+        const int64_t n0 = unit.panel * 16, columns = qc_min(job->n - n0, (unit.next + 1 - unit.panel) * 16);
+        qb_rest<D>(unit, high, own, to);
+        job->finish(job, to, QG_NP * 16, m0 + i, high, n0, columns);
+    });
+}
+
+struct qb_call {
+    const qg_job* job;
+    int64_t chunks, groups;  // of rows, and of units of two panels: task = chunk * groups + group
+};
+
+// Rows [m0, m0 + count) of T in order, with the sums of their columns.
+template <class D, class T> static qb_rows qb_load_rows(
+    const qg_job* job, int64_t m0, int64_t count, uint16_t* ordered, float* total) {
+    typedef decltype(D::entries) W;
+    const int64_t k = job->k, span = qb_coded<D>::span(k), groups = span > 0 ? k / span : 0, stride = qb_apart(k);
+    constexpr bool SAME = qb_same<T>::value, LOOKED_UP = qb_coded<D>::LOOKED_UP;
+    uint16_t* const rounded = LOOKED_UP ? ordered + (count + QB_HIGH) * stride : ordered;
+    qb_rows rows = {(const char*)rounded, 2 * stride, (const char*)ordered, 2 * stride, total, groups};
+    if constexpr (SAME) rows.x = job->x + 2 * m0 * job->x_row, rows.stride = 2 * job->x_row;
+    else qb_round_rows((const T*)job->x + m0 * job->x_row, job->x_row, count, k, (char*)rounded, 2 * stride);
+    for (int64_t i = 0; i < count; i++) {
+        const uint16_t* const x = (const uint16_t*)(rows.x + i * rows.stride);
+        if constexpr (LOOKED_UP)
+            qb_reorder<qb_coded<D>::LOW>(x, ordered + i * stride, k / qb_coded<D>::PER * qb_coded<D>::PER);
+        else if constexpr (SAME) memcpy(ordered + i * stride, x, 2 * k);
+        if constexpr (W::OFFSET) qg_add_groups((const qc_bf16*)x, span, groups, total + i * groups);
+    }
+    return rows;
+}
+
+template <class D, class T> static void qb_block_task(void* arg, int64_t task, char* scratch) {
+    const qb_call* const call = (const qb_call*)arg;
+    const qg_job* const job = call->job;
+    const int64_t chunk = task / call->groups, group = task % call->groups;
+    const int64_t m0 = qc_share(job->m, chunk, call->chunks), count = qc_share(job->m, chunk + 1, call->chunks) - m0;
+    const int64_t room = count + QB_HIGH, of_groups = job->k / 16 + 1;
+    uint32_t* const words = (uint32_t*)scratch;
+    float* const tile = (float*)(words + QB_CHUNK * 16);
+    float* const scale = tile + room * QG_NP * 16;
+    float* const offset = scale + of_groups * 32;
+    float* const total = offset + of_groups * 32;
+    const qb_rows rows = qb_load_rows<D, T>(job, m0, count, (uint16_t*)(total + room * of_groups), total);
+    const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP);
+    for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
+        const int64_t panel = u * QG_NP;
+        const qb_unit unit = {job, panel, qc_min(panel + QG_NP, panels) - 1, scale, offset, words};
+        qb_multiply<D, qb_blocks<D>::WORDS != 0>(unit, rows, m0, count, tile);
+    }
+}
+
+// QB_LEAST rows or more of T. There is scratch for `most` rows at a time.
+template <class D, class T> static void qb_run_blocks(qc_ctx* ctx, qg_job* job, int64_t most) {
+    const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP), threads = ctx->num_threads;
+    const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 4 / QG_TASK;
+    qb_call call = {job, qg_up(job->m, qc_min(most, qb_rows_of_task(job->k))), 1};
+    const int64_t wanted = threads > 1 ? qc_min(worth, 4 * threads) : 1;
+    call.groups = qc_max(1, qc_min(units, qg_up(wanted, call.chunks)));
+    const int64_t tasks = call.chunks * call.groups;
+    if (tasks > 1 && threads > 1) return ctx->parallel(ctx, tasks, qb_block_task<D, T>, &call);
+    for (int64_t task = 0; task < tasks; task++) qb_block_task<D, T>(&call, task, ctx->scratch);
+}
+#endif
