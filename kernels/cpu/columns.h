@@ -82,6 +82,7 @@ template <class D, int MR> static void qg_few_columns(
     if constexpr (D::SUMMED) {
         for (; k + D::SHARED <= job->k; k += D::SHARED, totals += MR) {
             vf part[MR][SUMS] = {};
+            if constexpr (D::ASKS) decoder.entries.ask(job->packed, panel + 1, k);
             decoder.at(k);
             for (int at = 0; at < D::SHARED; at += D::GROUP) {
                 if (at > 0) decoder.codes_at(k + at);

@@ -243,6 +243,7 @@ template <class D, int MR> QC_INLINE int64_t qb_by_codes(
                 qg_steps<0, W::GROUP>(body, W::GROUP);
             }
         }
+        if constexpr (W::SCATTERED) W::ask(job->packed, panel + 1, k);
         if (LOOKED_UP && W::COVERS != 0) decoder.entries.load(job->packed, panel, k);
         const qf scale = decoder.entries.scale().r[0];
         QG_UNROLL for (int i = 0; i < MR; i++) {

@@ -294,6 +294,7 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
     W entries[QG_NP];
     for (int64_t k = 0; k < from.k; k += W::SHARED)
         QG_UNROLL for (int p = 0; p < QG_NP; p++, to += 16 * (1 + W::AFFINE)) {
+            W::ask(from, next + 1 + p, k);
             entries[p].load(from, p ? next : panel, k);
             vstore(to, entries[p].slope());
             if (W::AFFINE) vstore(to + 16, entries[p].intercept());
@@ -301,14 +302,15 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
 }
 
 // What multiplies the sums of group `g`, whose columns begin at k, and the sums of x's codes. `place`: the panel's in
-// its unit.
+// its unit. `ahead`: how many panels further the next one is.
 struct qi_scale { vf slope, intercept; };
 template <class W> QC_INLINE qi_scale qi_scale_of(
-    W& entry, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t g, int64_t k, int place) {
+    W& entry, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t g, int64_t k, int place, int ahead) {
     if (W::NESTED && rows.entries) {
         const float* const at = rows.entries + g * qi_entries_of<W>() + place * 16 * (1 + W::AFFINE);
         return {vload(at), W::AFFINE ? vload(at + 16) : vzero()};
     }
+    if constexpr (W::SCATTERED) W::ask(from, panel + ahead, k);
     entry.load(from, panel, k);
     return {entry.slope(), entry.intercept()};
 }
@@ -386,7 +388,7 @@ template <class W, class E, int MR, int NP, bool UNPACKED = false> static void q
             qi_steps<W>(step);
         }
         QG_UNROLL for (int p = 0; p < NP; p++) {
-            const qi_scale scale = qi_scale_of(entries[p], from, rows, p ? next : panel, g, k, begin + p);
+            const qi_scale scale = qi_scale_of(entries[p], from, rows, p ? next : panel, g, k, begin + p, NP);
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 vf term;
                 QG_UNROLL for (int r = 0; r < QC_REGS; r++) term.r[r] = q_tofloat((qi)sum[i][p * QC_REGS + r]);
