@@ -297,6 +297,28 @@ struct qb_call {
     int64_t chunks, groups;  // of rows, and of units of two panels: task = chunk * groups + group
 };
 
+// totals[g] = the sum of columns [g * span, (g + 1) * span) of x; `span` is a multiple of 16.
+static void qb_add_groups(const uint16_t* x, int64_t span, int64_t groups, float* totals) {
+    const qu ones = (qu)q_seti(0x3f803f80);
+    const auto sum = [&](const uint16_t* from) QC_BODY {
+        qf total = {};
+        int64_t k = 0;
+        for (; k + 32 <= span; k += 32) qb_dot(total, (qu)_mm512_loadu_si512(from + k), ones);
+        if (k < span) qb_dot(total, (qu)_mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)(from + k))), ones);
+        return total;
+    };
+    int64_t g = 0;
+    for (; g + 16 <= groups; g += 16) {
+        alignas(64) float sums[16][16], turned[16][16];
+        for (int i = 0; i < 16; i++) q_store(sums[i], sum(x + (g + i) * span));
+        vtranspose(sums[0], 16, turned[0], 16);
+        qf total[4] = {};
+        QG_UNROLL for (int i = 0; i < 16; i++) total[i % 4] = total[i % 4] + q_load(turned[i]);
+        q_store(totals + g, qb_sum<4>(total));
+    }
+    for (; g < groups; g++) totals[g] = vsum(vf{{sum(x + g * span)}});
+}
+
 // Rows [m0, m0 + count) of T in order, with the sums of their columns.
 template <class D, class T> static qb_rows qb_load_rows(
     const qg_job* job, int64_t m0, int64_t count, uint16_t* ordered, float* total) {
@@ -312,7 +334,8 @@ template <class D, class T> static qb_rows qb_load_rows(
         if constexpr (LOOKED_UP)
             qb_reorder<qb_coded<D>::LOW>(x, ordered + i * stride, k / qb_coded<D>::PER * qb_coded<D>::PER);
         else if constexpr (SAME) memcpy(ordered + i * stride, x, 2 * k);
-        if constexpr (W::OFFSET) qg_add_groups((const qc_bf16*)x, span, groups, total + i * groups);
+        if constexpr (W::OFFSET && W::COVERS != 0) qb_add_groups(x, span, groups, total + i * groups);
+        else if constexpr (W::OFFSET) qg_add_groups((const qc_bf16*)x, span, groups, total + i * groups);
     }
     return rows;
 }
@@ -342,7 +365,7 @@ template <class D, class T> static void qb_run_blocks(qc_ctx* ctx, qg_job* job, 
     const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP), threads = ctx->num_threads;
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 4 / QG_TASK;
     qb_call call = {job, qg_up(job->m, qc_min(most, qb_rows_of_task(job->k))), 1};
-    const int64_t wanted = threads > 1 ? qc_min(worth, 4 * threads) : 1;
+        const int64_t wanted = threads > 1 ? qc_min(worth, 3 * threads) : 1;  // each task puts its rows in order
     call.groups = qc_max(1, qc_min(units, qg_up(wanted, call.chunks)));
     const int64_t tasks = call.chunks * call.groups;
     if (tasks > 1 && threads > 1) return ctx->parallel(ctx, tasks, qb_block_task<D, T>, &call);
