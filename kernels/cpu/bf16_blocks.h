@@ -55,6 +55,30 @@ template <class W> struct qb_blocks<qg_coded<W>> {
     static constexpr int64_t MOST = LEAST == 0 || (STRAIGHT && W::COVERS == 16) ? (int64_t)QB_MOST : INT64_MAX;
 };
 
+// Plain bf16 panels, as codes of 16 bits with a scale of 1.
+struct qb_plain : qg_plain<qc_bf16> {
+    struct unscaled {
+        static constexpr int BITS = 16, GROUP = 8, COVERS = 0;
+        static constexpr bool OFFSET = false;
+        static QG_METHOD void ask(const qg_packed&, int64_t, int64_t) {}
+        QG_METHOD void load(const qg_packed&, int64_t, int64_t) {}
+        QG_METHOD vf scale() const { return vset(1.0f); }
+    } entries;
+};
+template <> struct qb_coded<qb_plain> {
+    static constexpr bool SUMMED = true, LOOKED_UP = false;
+    static QG_METHOD int64_t span(int64_t k) { return k / 8 * 8; }
+};
+template <> struct qb_blocks<qb_plain> {
+    static constexpr int STRAIGHT = QB_LEAST, WORDS = 0, LEAST = QB_LEAST;
+    static constexpr int64_t MOST = INT64_MAX;
+};
+template <> struct qb_blocks<qg_plain<qc_bf16>> : qb_blocks<qb_plain> {};
+
+// The decoder whose products are made in blocks.
+template <class D> struct qb_blocks_of { typedef D type; };
+template <> struct qb_blocks_of<qg_plain<qc_bf16>> { typedef qb_plain type; };
+
 // --- codes as words --------------------------------------------------------------------------------------------------
 
 // A walk over a panel: `at` moves to COLUMNS columns, of which word<J>() has two. Rows of x are in the same order.
@@ -87,6 +111,23 @@ template <class D> struct qb_walk<D, false> {
         const vf even = decoder.template code<2 * J>(), odd = decoder.template code<2 * J + 1>();
         if constexpr (W::EXACT) return qb_upper_halves(even.r[0], odd.r[0]);
         else return qb_pairs(even, odd);
+    }
+};
+
+template <> struct qb_walk<qb_plain, false> {
+    struct table { QG_METHOD void load() {} };
+    static constexpr int COLUMNS = 8;
+    static constexpr int64_t LINE = 256;
+    const char* numbers;
+    QG_METHOD void start(const qg_job* job, int64_t panel, int64_t k) {
+        numbers = job->codes + 32 * (panel * job->k + k) - LINE;
+    }
+    QG_METHOD void at(int64_t, int64_t ahead) {
+        numbers += LINE;
+        QG_UNROLL for (int line = 0; line < LINE; line += 64) __builtin_prefetch(numbers + ahead + line);
+    }
+    template <int J> QG_METHOD qu word(const table&) const {
+        return qb_permute(qb_side_by_side, _mm512_loadu_si512(numbers + 64 * J));
     }
 };
 
@@ -242,6 +283,9 @@ template <class Walk> static void qb_make(
 // Columns behind the last whole scale; and all columns where a sum of codes is no number, as in qg_few_panels.
 template <class D> static void qb_rest(const qb_unit& unit, int64_t count, const qb_rows& rows, float* tile) {
     const int64_t whole = qb_coded<D>::span(unit.job->k) * rows.groups;
+    qf nothing = {};  // zeros, unless a sum is no number
+    for (int64_t i = 0; i < count * QG_NP * 16; i += 16) nothing = nothing + (q_load(tile + i) - q_load(tile + i));
+    if (whole == unit.job->k && vsum(vf{{nothing}}) == 0.0f) return;
     for (int64_t i = 0; i < count; i++) {
         const qb_rows row = {rows.x + i * rows.stride, rows.stride, nullptr, 0, nullptr, 0};
         for (int64_t p = unit.panel; p <= unit.next; p++) {
@@ -363,9 +407,11 @@ template <class D, class T> static void qb_block_task(void* arg, int64_t task, c
 // QB_LEAST rows or more of T. There is scratch for `most` rows at a time.
 template <class D, class T> static void qb_run_blocks(qc_ctx* ctx, qg_job* job, int64_t most) {
     const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP), threads = ctx->num_threads;
-    const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 4 / QG_TASK;
+    const int64_t worth = panels * job->k * (job->m + 3) / 3 / QG_TASK;
     qb_call call = {job, qg_up(job->m, qc_min(most, qb_rows_of_task(job->k))), 1};
-        const int64_t wanted = threads > 1 ? qc_min(worth, 3 * threads) : 1;  // each task puts its rows in order
+        // Each task puts its rows in order, so there are few; but as many for each thread.
+    const int64_t useful = threads > 1 ? qc_min(worth, 3 * threads) : 1;
+    const int64_t wanted = useful > threads ? useful / threads * threads : useful;
     call.groups = qc_max(1, qc_min(units, qg_up(wanted, call.chunks)));
     const int64_t tasks = call.chunks * call.groups;
     if (tasks > 1 && threads > 1) return ctx->parallel(ctx, tasks, qb_block_task<D, T>, &call);

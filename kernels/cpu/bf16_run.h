@@ -16,7 +16,7 @@ template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb
     qc_ctx* ctx, qg_job* job) {
     constexpr int BLOCKS = qb_blocks<D>::LEAST, LEAST = ROWS < BLOCKS ? 0 : BLOCKS;
     if constexpr (LEAST > 0)
-        if (job->m >= LEAST) return qb_run_blocks<D, T>(ctx, job, ROWS);
+        if (job->m >= LEAST) return qb_run_blocks<typename qb_blocks_of<D>::type, T>(ctx, job, ROWS);
     constexpr int FEW = LEAST == 0 || LEAST > MAX ? MAX : LEAST - 1;
     qg_share_few(ctx, job, qb_few_task<D, T, FEW>);
 }

@@ -22,7 +22,7 @@ from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel, Window
 from qcompiler.plan.weights import NUMPY_DTYPES
 
-MS = (1, 2, 3, 5, 8, 9, 14, 64, 65, 131)
+MS = (1, 2, 3, 4, 5, 6, 8, 9, 14, 64, 65, 131)
 
 
 def classes(m: int) -> tuple[str, ...]:
@@ -122,12 +122,12 @@ def test_rows_a_power_of_two_apart_give_the_bits_of_others(
 
 def test_windows_of_another_type_are_refused() -> None:
     """The images of convolutions have the type of their weights."""
-    window = Window(image=(1, 4, 4, 192), size=(4, 4), kernel=(1, 1), strides=(1, 1), padding=(0, 0), dilation=(1, 1))
+    window = Window(image=(1, 4, 4, 704), size=(4, 4), kernel=(1, 1), strides=(1, 1), padding=(0, 0), dilation=(1, 1))
     operands = (
-        Operand(name="x", dtype="f32", access="r", shape=(1, 4, 4, 192), strides=(3072, 768, 192, 1)),
+        Operand(name="x", dtype="f32", access="r", shape=(1, 4, 4, 704), strides=(11264, 2816, 704, 1)),
         weight("nf4:block=64")[0],
         Operand(name="out", dtype="f32", access="w", shape=(16, 83), strides=(83, 1)),
     )
-    body = LinearKernel(m=16, n=83, k=192, m_class="large", has_bias=False, window=window)
+    body = LinearKernel(m=16, n=83, k=704, m_class="large", has_bias=False, window=window)
     with pytest.raises(KernelSelectionError, match="windows of f32"):
         emit_kernel(KernelSpec(name="w", symbols=(), operands=operands, body=body), "x86-64-v4")
