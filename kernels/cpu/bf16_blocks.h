@@ -1,5 +1,5 @@
-// Products of bf16 rows with codes that share scales (qb_coded<D>::SUMMED), in blocks of 4 to 8 rows by two panels. A
-// word of x is broadcast once for both, and codes become words of two columns in registers:
+// Products of bf16 rows with codes that share scales (qb_coded<D>::SUMMED) and with plain bf16, in blocks of 4 to 8
+// rows by two panels. A word of x is broadcast once for both, and codes become words of two columns in registers:
 //
 //     tile = offsets * sums of x's columns
 //     for each chunk of columns, for each block of rows, for each group of columns
@@ -7,8 +7,8 @@
 //         tile += scale * sum                                      one FMA for 16 columns or more
 //
 // 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). Codes
-// that are looked up compete with nothing for the two pipes of products, so each block looks them up anew; others
-// become words once for all blocks of rows.
+// in one plane that are looked up, codes of 8 bits with a scale for a row, and plain bf16 become words anew in each
+// block, since shifts and permutations have other pipes than products; others become words once for all blocks of rows.
 #pragma once
 #include "gemm_bf16.h"
 
@@ -16,13 +16,14 @@ enum {
     QB_LEAST = 4,  // fewer rows are multiplied by one panel at a time (gemm_bf16.h)
     QB_HIGH = 8,   // most rows of a block
     QB_MOST = 64,  // most rows of a task
+    QB_PANELS_FROM = 65,  // rows for which panels of decoded elements pay, where blocks do not serve any number
     QB_TASK_BYTES = 3 << 18,  // of its rows in order, which an L2 of 1 MiB holds beside the codes of two panels
-    QB_CHUNK = 512,  // columns for which blocks take turns: words of two panels take 32 KiB, which the L1 holds
+    QB_CHUNK = 512,  // columns for which blocks take turns: words of two panels take 32 KiB, two thirds of a Zen 5's L1
 };
 
-// Numbers from a row in order to the next: an odd number of cache lines where K is a power of two, since rows a power
-// of two apart would all fall into one set of the L1.
-constexpr int64_t qb_apart(int64_t k) { return (k + 31) / 32 * 32 + 32; }
+// Numbers from a row in order to the next: an odd number of cache lines, since rows a power of two apart would all fall
+// into one set of the L1.
+constexpr int64_t qb_apart(int64_t k) { return ((k + 31) / 32 * 32) | 32; }
 constexpr int64_t qb_rows_of_task(int64_t k) {
     const int64_t fit = QB_TASK_BYTES / (2 * qb_apart(k)) / QB_HIGH * QB_HIGH;
     return fit < QB_HIGH ? (int64_t)QB_HIGH : fit < QB_MOST ? fit : (int64_t)QB_MOST;
@@ -36,23 +37,24 @@ constexpr int64_t qb_block_scratch(int64_t k, int64_t most, bool rounds) {
 }
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
-// From how many rows on D's products are made in blocks, 0 if they are not: straight from codes, or from words that
-// were made of them before. MOST: up to how many rows panels of elements do not pay.
+// LEAST: from so many rows on, D's products are made in blocks (0: never), STRAIGHT from codes or from WORDS that were
+// made of them before. MOST: up to so many rows; for more, panels of decoded elements are faster.
 template <class V> struct qb_counted { static constexpr bool value = false; };
 template <int BITS, bool SIGNED, int OFFSET> struct qb_counted<qg_counts<BITS, SIGNED, OFFSET>> {
     static constexpr bool value = true;
 };
-template <class D> struct qb_blocks {
+template <class D> struct qb_block_policy {
     static constexpr int STRAIGHT = 0, WORDS = 0, LEAST = 0;
-    static constexpr int64_t MOST = QB_MOST;
+    static constexpr int64_t MOST = QB_PANELS_FROM - 1;
 };
-template <class W> struct qb_blocks<qg_coded<W>> {
+template <class W> struct qb_block_policy<qg_coded<W>> {
     typedef qb_coded<qg_coded<W>> P;
     static constexpr bool COUNTED = W::BITS == 8 && W::GROUP == 4 && qb_counted<typename W::values>::value;
     static constexpr int STRAIGHT = P::SUMMED && (COUNTED || (P::LOOKED_UP && P::MIDDLE == 0)) ? (int)QB_LEAST : 0;
     static constexpr int WORDS = !P::SUMMED || STRAIGHT ? 0 : W::BITS == 8 ? (int)QB_HIGH : QB_HIGH + 1;
     static constexpr int LEAST = STRAIGHT + WORDS;
-    static constexpr int64_t MOST = LEAST == 0 || (STRAIGHT && W::COVERS == 16) ? (int64_t)QB_MOST : INT64_MAX;
+    static constexpr bool PANELS = LEAST == 0 || (STRAIGHT && W::COVERS == 16);
+    static constexpr int64_t MOST = PANELS ? (int64_t)QB_PANELS_FROM - 1 : INT64_MAX;
 };
 
 // Plain bf16 panels, as codes of 16 bits with a scale of 1.
@@ -69,15 +71,15 @@ template <> struct qb_coded<qb_plain> {
     static constexpr bool SUMMED = true, LOOKED_UP = false;
     static QG_METHOD int64_t span(int64_t k) { return k / 8 * 8; }
 };
-template <> struct qb_blocks<qb_plain> {
+template <> struct qb_block_policy<qb_plain> {
     static constexpr int STRAIGHT = QB_LEAST, WORDS = 0, LEAST = QB_LEAST;
     static constexpr int64_t MOST = INT64_MAX;
 };
-template <> struct qb_blocks<qg_plain<qc_bf16>> : qb_blocks<qb_plain> {};
+template <> struct qb_block_policy<qg_plain<qc_bf16>> : qb_block_policy<qb_plain> {};
 
 // The decoder whose products are made in blocks.
-template <class D> struct qb_blocks_of { typedef D type; };
-template <> struct qb_blocks_of<qg_plain<qc_bf16>> { typedef qb_plain type; };
+template <class D> struct qb_block_decoder { typedef D type; };
+template <> struct qb_block_decoder<qg_plain<qc_bf16>> { typedef qb_plain type; };
 
 // --- codes as words --------------------------------------------------------------------------------------------------
 
@@ -198,9 +200,9 @@ template <class D, int MR, bool MADE> QC_COLD void qb_block(
     constexpr int THIRDS = (MR + 2) / 3, SUMS = MR <= 4 ? 2 : 1;
     const qg_job* const job = unit.job;
     const int64_t span = qb_coded<D>::span(job->k), piece = qc_min(span, QB_CHUNK), stride = rows.ordered_stride;
-    // Behind a panel's codes lie those of the other one, and then those of this one's successor.
+    // Behind a panel's codes lie those of the other one, and then those of this one's successor, which are next.
     const int64_t bytes = qg_up(job->k, walk_of::COLUMNS) * walk_of::LINE;
-    const int64_t ahead = QG_AHEAD + (k0 + QG_AHEAD / walk_of::LINE * walk_of::COLUMNS >= job->k ? bytes : 0);
+    const int64_t last = job->k - QG_AHEAD / walk_of::LINE * walk_of::COLUMNS;
     [[maybe_unused]] typename walk_of::table table;
     [[maybe_unused]] walk_of walk[2];
     if constexpr (!MADE) table.load(), walk[0].start(job, unit.panel, k0), walk[1].start(job, unit.next, k0);
@@ -236,6 +238,7 @@ template <class D, int MR, bool MADE> QC_COLD void qb_block(
             }
         } else {
             for (int64_t at = k; at < end; at += walk_of::COLUMNS) {
+                const int64_t ahead = QG_AHEAD + (at >= last ? bytes : 0);
                 QG_UNROLL for (int p = 0; p < 2; p++) walk[p].at(at, ahead);
                 qb_walk_step<walk_of, MR, SUMS> body{walk, table, row, stride, part};
                 qg_steps<0, walk_of::COLUMNS / 2>(body, walk_of::COLUMNS / 2);
@@ -253,15 +256,15 @@ template <class D, int MR, bool MADE> QC_COLD void qb_block(
     }
 }
 
-// `count` rows, at most QB_HIGH, by the smallest block that takes them; what lies behind them is multiplied, too.
-template <class D, bool MADE> QC_INLINE void qb_block_of(
+// `count` rows, at most QB_HIGH, by the smallest block that takes them; rows behind them hold anything, and their sums
+// are not read.
+template <class D, bool MADE> QC_INLINE void qb_block_rows(
     int64_t count, const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
     if (count <= 4) return qb_block<D, 4, MADE>(unit, rows, asks, k0, k1, tile);
     if (count <= 6) return qb_block<D, 6, MADE>(unit, rows, asks, k0, k1, tile);
     qb_block<D, 8, MADE>(unit, rows, asks, k0, k1, tile);
 }
 
-// The words of columns [k, end) of both panels, which `walk` has come to.
 template <class Walk> struct qb_make_step {
     const Walk (&walk)[2];
     const typename Walk::table& table;
@@ -271,6 +274,7 @@ template <class Walk> struct qb_make_step {
         q_store((int32_t*)to + 32 * J + 16, (qi)walk[1].template word<J>(table));
     }
 };
+// The words of columns [k, end) of both panels, which `walk` has come to.
 template <class Walk> static void qb_make(
     Walk (&walk)[2], const typename Walk::table& table, int64_t k, int64_t end, uint32_t* to) {
     for (; k < end; k += Walk::COLUMNS, to += 16 * Walk::COLUMNS) {
@@ -306,6 +310,9 @@ template <class D> static void qb_rest(const qb_unit& unit, int64_t count, const
 // Rows [m0, m0 + count) of the result times one unit. Blocks have nearly equal heights, and QB_HIGH rows of the tile.
 template <class D, bool MADE> static void qb_multiply(
     const qb_unit& unit, const qb_rows& rows, int64_t m0, int64_t count, float* tile) {
+    typedef decltype(D::entries) W;
+    static_assert(W::COVERS % 16 == 0, "whole steps");
+    static_assert(W::COVERS <= QB_CHUNK || W::COVERS % QB_CHUNK == 0, "a piece has one scale");
     const qg_job* const job = unit.job;
     const int64_t blocks = qg_up(count, QB_HIGH), span = qb_coded<D>::span(job->k), whole = span * rows.groups;
     const auto each = [&](auto f) __attribute__((always_inline)) {
@@ -326,7 +333,7 @@ template <class D, bool MADE> static void qb_multiply(
         const int64_t end = qc_min(k + chunk, whole);
         if constexpr (MADE) qb_make(walk, table, k, end, unit.words);
         each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
-            qb_block_of<D, MADE>(high, unit, own, i == 0, k, end, to);
+            qb_block_rows<D, MADE>(high, unit, own, i == 0, k, end, to);
         });
     }
     each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
@@ -400,7 +407,7 @@ template <class D, class T> static void qb_block_task(void* arg, int64_t task, c
     for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
         const int64_t panel = u * QG_NP;
         const qb_unit unit = {job, panel, qc_min(panel + QG_NP, panels) - 1, scale, offset, words};
-        qb_multiply<D, qb_blocks<D>::WORDS != 0>(unit, rows, m0, count, tile);
+        qb_multiply<D, qb_block_policy<D>::WORDS != 0>(unit, rows, m0, count, tile);
     }
 }
 
@@ -409,7 +416,8 @@ template <class D, class T> static void qb_run_blocks(qc_ctx* ctx, qg_job* job, 
     const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP), threads = ctx->num_threads;
     const int64_t worth = panels * job->k * (job->m + 3) / 3 / QG_TASK;
     qb_call call = {job, qg_up(job->m, qc_min(most, qb_rows_of_task(job->k))), 1};
-        // Each task puts its rows in order, so there are few; but as many for each thread.
+    // Each task puts its rows of x in order itself, so there are about three for a thread, and as many for each of them
+    // where one chunk of rows allows it.
     const int64_t useful = threads > 1 ? qc_min(worth, 3 * threads) : 1;
     const int64_t wanted = useful > threads ? useful / threads * threads : useful;
     call.groups = qc_max(1, qc_min(units, qg_up(wanted, call.chunks)));

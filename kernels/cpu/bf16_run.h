@@ -8,15 +8,13 @@
 template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* job) {
     return ctx->bf16_units == QC_BF16_TILES && job->m >= qbt_least<D>(job->k, job->m);
 }
-#endif
 
-#if defined(QC_AVX512) && !defined(QB_NO_BF16)
-// In blocks, or MAX rows at a time straight from codes. ROWS: the most rows of the job, if that is known.
+// In blocks, or MAX rows at a time straight from codes. ROWS: for how many rows at a time there is scratch.
 template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb_run_straight(
     qc_ctx* ctx, qg_job* job) {
-    constexpr int BLOCKS = qb_blocks<D>::LEAST, LEAST = ROWS < BLOCKS ? 0 : BLOCKS;
+    constexpr int BLOCKS = qb_block_policy<D>::LEAST, LEAST = ROWS < BLOCKS ? 0 : BLOCKS;
     if constexpr (LEAST > 0)
-        if (job->m >= LEAST) return qb_run_blocks<typename qb_blocks_of<D>::type, T>(ctx, job, ROWS);
+        if (job->m >= LEAST) return qb_run_blocks<typename qb_block_decoder<D>::type, T>(ctx, job, ROWS);
     constexpr int FEW = LEAST == 0 || LEAST > MAX ? MAX : LEAST - 1;
     qg_share_few(ctx, job, qb_few_task<D, T, FEW>);
 }
@@ -47,10 +45,15 @@ template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
     if (__builtin_cpu_supports("avx512bf16")) {
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
-        if constexpr (MAX > 0)
-            if (job->m <= qb_blocks<D>::MOST) return qb_run_straight<D, T, MAX>(ctx, job);
-        if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qb_load_x<T>, job->loads_words = true;
-        job->decode = qb_decode_panel<D>, job->multiply = qg_product<qb_bf16>;
+        constexpr int64_t MOST = MAX > 0 ? qb_block_policy<D>::MOST : 0;
+        if constexpr (MOST == INT64_MAX) {
+            return qb_run_straight<D, T, MAX>(ctx, job);
+        } else {
+            if constexpr (MAX > 0)
+                if (job->m <= MOST) return qb_run_straight<D, T, MAX>(ctx, job);
+            if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qb_load_x<T>, job->loads_words = true;
+            job->decode = qb_decode_panel<D>, job->multiply = qg_product<qb_bf16>;
+        }
     }
 #endif
     qg_run(ctx, job);

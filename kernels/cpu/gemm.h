@@ -129,7 +129,7 @@ template <class W> struct qg_coded {
     static constexpr int SHARED = W::COVERS;
     static constexpr bool OFFSET = W::OFFSET;
     static constexpr bool SUMMED = W::SCALED && SHARED >= 32 && SHARED % 16 == 0 && W::BITS <= 5;
-    // Whether few rows ask for the next panel's entries: not where codes in planes leave no room for it.
+    // Whether few rows ask for the next panel's entries: not for codes in planes, which arithmetic binds.
     static constexpr bool ASKS = W::SCATTERED && (W::BITS & (W::BITS - 1)) == 0;
     const qg_packed* from;
     int64_t panel, until;  // first column of the next entries

@@ -302,15 +302,15 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
 }
 
 // What multiplies the sums of group `g`, whose columns begin at k, and the sums of x's codes. `place`: the panel's in
-// its unit. `ahead`: how many panels further the next one is.
+// its unit. `step`: how many panels further the next one is.
 struct qi_scale { vf slope, intercept; };
 template <class W> QC_INLINE qi_scale qi_scale_of(
-    W& entry, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t g, int64_t k, int place, int ahead) {
+    W& entry, const qg_packed& from, const qi_block& rows, int64_t panel, int64_t g, int64_t k, int place, int step) {
     if (W::NESTED && rows.entries) {
         const float* const at = rows.entries + g * qi_entries_of<W>() + place * 16 * (1 + W::AFFINE);
         return {vload(at), W::AFFINE ? vload(at + 16) : vzero()};
     }
-    if constexpr (W::SCATTERED) W::ask(from, panel + ahead, k);
+    if constexpr (W::SCATTERED) W::ask(from, panel + step, k);
     entry.load(from, panel, k);
     return {entry.slope(), entry.intercept()};
 }

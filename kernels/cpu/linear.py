@@ -195,8 +195,8 @@ _MOST_BF16 = 64
 
 def _block_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     """bf16_blocks.h's qb_block_scratch."""
-    apart = _up(k, 32) * 32 + 32
-    rows = min(rows, max(8, min(64, (3 << 18) // (2 * apart) // 8 * 8))) + 8
+    apart = _up(k, 32) * 32 | 32
+    rows = min(rows, max(8, min(_MOST_BF16, (3 << 18) // (2 * apart) // 8 * 8))) + 8
     return 512 * 64 + rows * (64 * panels + 2 * apart * (1 + rounds) + (k // 16 + 1) * 4) + (k // 16 + 1) * 256
 
 

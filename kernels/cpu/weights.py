@@ -257,10 +257,9 @@ def _entry_reads(
 
 
 def _asks(fmt: Format, across: bool, places: tuple[str, ...]) -> list[str]:
-    """`ask`, which prefetches what `load` reads of a panel for column k; and whether there is so much to follow that a
-    walk over one panel after the other asks for the next one's: codes, two levels of scales, and perhaps of minima.
-    Measured with one row on a Zen 5: it takes 0.8 to 0.87 of the time for q4_K, q5_K, q3_K and iq4_xs, and up to 1.1
-    for formats with one level (docs/performance.md)."""
+    """`ask`, which prefetches what `load` reads of a panel for column k; and SCATTERED, whether a walk over one panel
+    after the other asks for the next one's: where fields of 6 bits share bytes (q4_K, q5_K, q3_K, iq4_xs), which takes
+    0.8 to 0.87 of the time for one row on a Zen 5, and up to 1.1 for other formats (docs/performance.md)."""
     number = fmt.declaration.codes.bits.bit_count()
     lines = list[str]()
     scattered = False
@@ -269,7 +268,8 @@ def _asks(fmt: Format, across: bool, places: tuple[str, ...]) -> list[str]:
             continue
         if not across and place in ("panels", "joined") and isinstance(field.covers, int) and field.covers:
             joined = 1 if place == "panels" else 4 if field.bits == 6 else 2
-            columns, size = joined * field.covers, 16 * joined * field.bits // 8
+            columns = joined * field.covers
+            size = 16 * (joined * field.bits // 8 if joined > 1 else field.dtype.itemsize)
             scattered |= joined == 4
             place_of = f"panel * qg_up(from.k, {columns}) + (uint64_t)k / {columns}"
             lines.append(f"__builtin_prefetch((const char*)from.part[{number}] + ({place_of}) * {size});")

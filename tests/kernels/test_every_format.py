@@ -175,7 +175,7 @@ def check_values(kernels: Any, case: Case, m_class: str) -> None:
     if case.operand.dtype != "bf16":
         np.testing.assert_array_equal(out, wanted, str(case.operand.format))
         return
-    # code * scale + offset, where the element is a small difference of large numbers
+    # code * scale + offset: the element may be a small difference of two numbers, each at most about twice the largest
     apart = np.abs(wanted).max(0) * 2.0**-22
     bound = np.abs(wanted) * factor_error(case) + apart + DENORMAL
     assert (np.abs(out - wanted) <= bound).all(), str(case.operand.format)

@@ -94,6 +94,30 @@ def test_numbers_that_are_none_stay_in_their_rows(build: Callable[..., Any], isa
     assert np.isnan(out[2][1][~there]).all()
 
 
+@pytest.mark.parametrize("m", [5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "text",
+    ["q4_K", *(pytest.param(text, marks=pytest.mark.slow) for text in ("nf4:block=64", "int8", "q6_K", "plain"))],
+)
+def test_numbers_that_are_none_stay_in_their_rows_of_a_block(
+    build: Callable[..., Any], isa: str, text: str, m: int
+) -> None:
+    """The first row has an infinity, the last one a NaN, and those between are as they were."""
+    n, (_, data, w) = WEIGHTS[text][0], weight(text)
+    spec = spec_of(text, "bf16", "large")
+    kernels, rows = build([spec], isa), rows_of(text, "bf16", m)
+
+    def run() -> Any:
+        return kernels.run_both(spec.name, lambda: [rows, data, np.zeros((m, n), np.float32)], (m,))[2]
+
+    plain = run()
+    rows[0, 5], rows[m - 1, 7] = np.inf, np.nan
+    out, there = run(), w[:, 5] != 0
+    assert out[1 : m - 1].tobytes() == plain[1 : m - 1].tobytes()
+    assert (out[0][there] == np.sign(w[there, 5]) * np.inf).all() and np.isnan(out[0][~there]).all()
+    assert np.isnan(out[m - 1]).all()
+
+
 @pytest.mark.parametrize(("x", "k"), [("f32", 1024), ("bf16", 2048)])
 def test_rows_a_power_of_two_apart_give_the_bits_of_others(
     build: Callable[..., Any], isa: str, x: DType, k: int

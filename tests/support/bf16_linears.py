@@ -27,7 +27,7 @@ WEIGHTS = {  # a format, or None for plain values: (N, K)
     "int8": (37, 1101), "nf4:block=128": (37, 100), "fp8_e4m3": (19, 77), "plain": (51, 1077),
 }  # fmt: skip
 """Some have more columns than blocks take at a time (bf16_blocks.h: 512)."""
-FEW = ("nf4:block=64", "q4_K", "int8", "int8:symmetric=False", "plain")
+FEW = ("nf4:block=64", "q4_K", "q6_K", "int8", "int8:symmetric=False", "plain")
 """Those of the short run: one of each way through the codes."""
 
 
