@@ -7,8 +7,9 @@
 //         tile += scale * sum                                      one FMA for 16 columns or more
 //
 // 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). Codes
-// in one plane that are looked up, codes of 8 bits with a scale for a row, and plain bf16 become words anew in each
-// block, since shifts and permutations have other pipes than products; others become words once for all blocks of rows.
+// in one plane that are looked up, plain bf16 and, up to 32 rows, codes of 8 bits with a scale for a row become words
+// anew in each block, since shifts and permutations have other pipes than products; others become words once for all
+// blocks of rows.
 #pragma once
 #include "gemm_bf16.h"
 
@@ -38,7 +39,8 @@ constexpr int64_t qb_block_scratch(int64_t k, int64_t most, bool rounds) {
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 // LEAST: from so many rows on, D's products are made in blocks (0: never), STRAIGHT from codes or from WORDS that were
-// made of them before. MOST: up to so many rows; for more, panels of decoded elements are faster.
+// made of them before. ANEW: up to so many rows of a task, words are made anew in each block. MOST: up to so many rows;
+// for more, panels of decoded elements are faster.
 template <class V> struct qb_counted { static constexpr bool value = false; };
 template <int BITS, bool SIGNED, int OFFSET> struct qb_counted<qg_counts<BITS, SIGNED, OFFSET>> {
     static constexpr bool value = true;
@@ -53,6 +55,7 @@ template <class W> struct qb_block_policy<qg_coded<W>> {
     static constexpr int STRAIGHT = P::SUMMED && (COUNTED || (P::LOOKED_UP && P::MIDDLE == 0)) ? (int)QB_LEAST : 0;
     static constexpr int WORDS = !P::SUMMED || STRAIGHT ? 0 : W::BITS == 8 ? (int)QB_HIGH : QB_HIGH + 1;
     static constexpr int LEAST = STRAIGHT + WORDS;
+    static constexpr int64_t ANEW = COUNTED && STRAIGHT ? 4 * QB_HIGH : STRAIGHT ? INT64_MAX : 0;
     static constexpr bool PANELS = LEAST == 0 || (STRAIGHT && W::COVERS == 16);
     static constexpr int64_t MOST = PANELS ? (int64_t)QB_PANELS_FROM - 1 : INT64_MAX;
 };
@@ -73,7 +76,7 @@ template <> struct qb_coded<qb_plain> {
 };
 template <> struct qb_block_policy<qb_plain> {
     static constexpr int STRAIGHT = QB_LEAST, WORDS = 0, LEAST = QB_LEAST;
-    static constexpr int64_t MOST = INT64_MAX;
+    static constexpr int64_t ANEW = INT64_MAX, MOST = INT64_MAX;
 };
 template <> struct qb_block_policy<qg_plain<qc_bf16>> : qb_block_policy<qb_plain> {};
 
@@ -407,7 +410,11 @@ template <class D, class T> static void qb_block_task(void* arg, int64_t task, c
     for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
         const int64_t panel = u * QG_NP;
         const qb_unit unit = {job, panel, qc_min(panel + QG_NP, panels) - 1, scale, offset, words};
-        qb_multiply<D, qb_block_policy<D>::WORDS != 0>(unit, rows, m0, count, tile);
+        constexpr int64_t ANEW = qb_block_policy<D>::ANEW;
+        if constexpr (ANEW == 0) qb_multiply<D, true>(unit, rows, m0, count, tile);
+        else if constexpr (ANEW == INT64_MAX) qb_multiply<D, false>(unit, rows, m0, count, tile);
+        else if (count > ANEW) qb_multiply<D, true>(unit, rows, m0, count, tile);
+        else qb_multiply<D, false>(unit, rows, m0, count, tile);
     }
 }
 
