@@ -175,22 +175,24 @@ def check_values(kernels: Any, case: Case, m_class: str) -> None:
     if case.operand.dtype != "bf16":
         np.testing.assert_array_equal(out, wanted, str(case.operand.format))
         return
-    # code * scale + offset: the element may be a small difference of two numbers, each at most about twice the largest
-    apart = np.abs(wanted).max(0) * 2.0**-22
-    bound = np.abs(wanted) * factor_error(case) + apart + DENORMAL
+    bound = np.abs(wanted) * factor_error(case) + DENORMAL
+    scaled = scales_sums(case.operand)
+    if scaled:  # code * scale + offset: a small difference of two numbers, each at most about twice the largest element
+        bound = bound + np.abs(wanted).max(0) * 2.0**-22
     assert (np.abs(out - wanted) <= bound).all(), str(case.operand.format)
-    if m_class == "large" and k > 64 and not scales_sums(case.operand):
+    if m_class == "large" and k > 64 and not scaled:
         rounded = wanted.astype(DTYPES["bf16"]).astype(np.float32)
         assert ((out == wanted) | (np.abs(out - rounded) <= DENORMAL)).all(), str(case.operand.format)
 
 
 def scales_sums(operand: Operand) -> bool:
-    """Whether a scale may multiply sums of codes, for any number of rows: gemm_bf16.h's `qb_coded`."""
+    """Whether a scale may multiply sums of codes for more than 64 rows, too: bf16_blocks.h's `qb_block_policy`."""
     if operand.format is None or operand.layout is None:
         return False
     n, k = (int(d) for d in operand.shape)
-    made = panel_weight(packed_format(operand.format), operand.dtype, n, k, operand.layout)
-    return "SCALED = true" in made.definitions
+    made = panel_weight(packed_format(operand.format), operand.dtype, n, k, operand.layout).definitions
+    panels = "COVERS = 16;" in made and ("BITS = 2," in made or "BITS = 4," in made)
+    return "SCALED = true" in made and not panels
 
 
 def factor_error(case: Case) -> float:
