@@ -6,19 +6,21 @@
 //         sums of x times the values of codes, in registers        vdpbf16ps
 //         tile += scale * sum                                      one FMA for 16 columns or more
 //
-// 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). Codes
-// in one plane that are looked up, plain bf16 and, up to 32 rows, codes of 8 bits with a scale for a row become words
-// anew in each block, since shifts and permutations have other pipes than products; others become words once for all
-// blocks of rows.
+// 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). The
+// first block of a task makes words of codes while it multiplies, since shifts and permutations have other pipes than
+// products, and leaves them for the blocks behind it: making them before takes as long as 30 rows of products, most of
+// which is waiting for codes. From QB_MANY rows on, scales that serve few columns are worth multiplying codes by,
+// once for all rows: then words are elements rounded to bf16, and sums need no scale.
 #pragma once
 #include "gemm_bf16.h"
 
 enum {
     QB_LEAST = 4,  // fewer rows are multiplied by one panel at a time (gemm_bf16.h)
     QB_HIGH = 8,   // most rows of a block
-    QB_MOST = 64,  // most rows of a task
+    QB_MOST = 128,      // most rows of a task
+    QB_MANY = 64,   // rows of a product from which elements are multiplied, where a scale serves few columns
     QB_PANELS_FROM = 65,  // rows for which panels of decoded elements pay, where blocks do not serve any number
-    QB_TASK_BYTES = 3 << 18,  // of its rows in order, which an L2 of 1 MiB holds beside the codes of two panels
+    QB_TASK_BYTES = 3 << 19,  // of its rows in order
     QB_CHUNK = 512,  // columns for which blocks take turns: words of two panels take 32 KiB, two thirds of a Zen 5's L1
 };
 
@@ -38,26 +40,32 @@ constexpr int64_t qb_block_scratch(int64_t k, int64_t most, bool rounds) {
 }
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
-// LEAST: from so many rows on, D's products are made in blocks (0: never), STRAIGHT from codes or from WORDS that were
-// made of them before. ANEW: up to so many rows of a task, words are made anew in each block. MOST: up to so many rows;
-// for more, panels of decoded elements are faster.
+// LEAST: from so many rows on, D's products are made in blocks (0: never), and up to MOST; for more, panels of decoded
+// elements are faster. WORDS: how blocks come by their words. ELEMENTS: many rows are multiplied by elements.
+enum qb_source {
+    QB_ANEW,    // each block makes them
+    QB_FIRST,   // the first block of rows makes them, others find them in memory
+    QB_BEFORE,  // they are made before, of codes whose decoding takes too many registers beside products
+};
 template <class V> struct qb_counted { static constexpr bool value = false; };
 template <int BITS, bool SIGNED, int OFFSET> struct qb_counted<qg_counts<BITS, SIGNED, OFFSET>> {
     static constexpr bool value = true;
 };
 template <class D> struct qb_block_policy {
-    static constexpr int STRAIGHT = 0, WORDS = 0, LEAST = 0;
+    static constexpr qb_source WORDS = QB_ANEW;
+    static constexpr int LEAST = 0;
+    static constexpr bool ELEMENTS = false;
     static constexpr int64_t MOST = QB_PANELS_FROM - 1;
 };
 template <class W> struct qb_block_policy<qg_coded<W>> {
     typedef qb_coded<qg_coded<W>> P;
-    static constexpr bool COUNTED = W::BITS == 8 && W::GROUP == 4 && qb_counted<typename W::values>::value;
-    static constexpr int STRAIGHT = P::SUMMED && (COUNTED || (P::LOOKED_UP && P::MIDDLE == 0)) ? (int)QB_LEAST : 0;
-    static constexpr int WORDS = !P::SUMMED || STRAIGHT ? 0 : W::BITS == 8 ? (int)QB_HIGH : QB_HIGH + 1;
-    static constexpr int LEAST = STRAIGHT + WORDS;
-    static constexpr int64_t ANEW = COUNTED && STRAIGHT ? 4 * QB_HIGH : STRAIGHT ? INT64_MAX : 0;
-    static constexpr bool PANELS = LEAST == 0 || (STRAIGHT && W::COVERS == 16);
-    static constexpr int64_t MOST = PANELS ? (int64_t)QB_PANELS_FROM - 1 : INT64_MAX;
+    static constexpr bool COUNTED = qb_counted<typename W::values>::value;
+    static constexpr bool EASY = W::BITS == 8 ? COUNTED && W::GROUP == 4 : P::LOOKED_UP && P::MIDDLE == 0;
+    static constexpr qb_source WORDS = qg_codes_of<W>::PLANES ? QB_FIRST : QB_BEFORE;
+    static constexpr int LEAST = !P::SUMMED ? 0 : EASY ? (int)QB_LEAST : W::BITS == 8 ? (int)QB_HIGH : QB_HIGH + 1;
+    static constexpr bool ELEMENTS =
+        WORDS == QB_FIRST && W::COVERS != 0 && W::COVERS <= 32 && (W::BITS <= 6 || COUNTED);
+    static constexpr int64_t MOST = LEAST == 0 ? (int64_t)QB_PANELS_FROM - 1 : INT64_MAX;
 };
 
 // Plain bf16 panels, as codes of 16 bits with a scale of 1.
@@ -75,8 +83,10 @@ template <> struct qb_coded<qb_plain> {
     static QG_METHOD int64_t span(int64_t k) { return k / 8 * 8; }
 };
 template <> struct qb_block_policy<qb_plain> {
-    static constexpr int STRAIGHT = QB_LEAST, WORDS = 0, LEAST = QB_LEAST;
-    static constexpr int64_t ANEW = INT64_MAX, MOST = INT64_MAX;
+    static constexpr qb_source WORDS = QB_ANEW;
+    static constexpr int LEAST = QB_LEAST;
+    static constexpr bool ELEMENTS = false;
+    static constexpr int64_t MOST = INT64_MAX;
 };
 template <> struct qb_block_policy<qg_plain<qc_bf16>> : qb_block_policy<qb_plain> {};
 
@@ -136,6 +146,26 @@ template <> struct qb_walk<qb_plain, false> {
     }
 };
 
+// The same over elements, which are rounded to bf16.
+template <class D> struct qb_element_walk {
+    struct table { QG_METHOD void load() {} };
+    static constexpr int COLUMNS = D::GROUP;
+    static constexpr int64_t LINE = 64;
+    D decoder;
+    QG_METHOD void start(const qg_job* job, int64_t panel, int64_t) { decoder.start(job, panel); }
+    QG_METHOD void at(int64_t k, int64_t) {
+        decoder.ask(decoder.panel + QG_NP, k);
+        decoder.look_ahead(k, QG_NP);
+        decoder.at(k);
+    }
+    template <int J> QG_METHOD qu word(const table&) const {
+        // From a column to the other one of its word.
+        constexpr int HALF = qb_coded<D>::LOOKED_UP ? qb_coded<D>::HALF : 1;
+        constexpr int FIRST = J / HALF * 2 * HALF + J % HALF;
+        return qb_pairs(decoder.template value<FIRST>(), decoder.template value<FIRST + HALF>());
+    }
+};
+
 // What a unit of two panels has for all blocks of rows: its scales, [group][panel][16], and offsets likewise.
 struct qb_unit {
     const qg_job* job;
@@ -184,39 +214,46 @@ template <int MR, int SUMS> QC_INLINE void qb_block_step(
         qb_dot(part[i][1][j % SUMS], second, x);
     }
 }
-template <class Walk, int MR, int SUMS> struct qb_walk_step {
+template <class Walk, int MR, int SUMS, bool STORES> struct qb_walk_step {
     const Walk (&walk)[2];
     const typename Walk::table& table;
     const char* const* row;
     int64_t stride;
     qf (&part)[MR][2][SUMS];
+    uint32_t* to;
     template <int J> QG_METHOD void step() {
-        qb_block_step<MR, SUMS>(J, walk[0].template word<J>(table), walk[1].template word<J>(table), row, stride, part);
+        const qu first = walk[0].template word<J>(table), second = walk[1].template word<J>(table);
+        if (STORES) q_store((int32_t*)to + 32 * J, (qi)first), q_store((int32_t*)to + 32 * J + 16, (qi)second);
+        qb_block_step<MR, SUMS>(J, first, second, row, stride, part);
     }
 };
 
+// Where a block's words come from.
+enum qb_form { QB_MAKES, QB_STORES, QB_FINDS };
+
 // Columns [k0, k1), of whole scales but where these cover more than a chunk: MR rows times both panels. Row pointers
 // are kept for every third row. `asks`: for the next unit's scales.
-template <class D, int MR, bool MADE> QC_COLD void qb_block(
+template <class D, int MR, qb_form FORM, bool ELEMENTS> QC_COLD void qb_block(
     const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
-    typedef qb_walk<D> walk_of;
+    typedef std::conditional_t<ELEMENTS, qb_element_walk<D>, qb_walk<D>> walk_of;
     constexpr int THIRDS = (MR + 2) / 3, SUMS = MR <= 4 ? 2 : 1;
     const qg_job* const job = unit.job;
-    const int64_t span = qb_coded<D>::span(job->k), piece = qc_min(span, QB_CHUNK), stride = rows.ordered_stride;
+    const int64_t span = qb_coded<D>::span(job->k), stride = rows.ordered_stride;
+    const int64_t piece = ELEMENTS ? (int64_t)QB_CHUNK : qc_min(span, QB_CHUNK);
     // Behind a panel's codes lie those of the other one, and then those of this one's successor, which are next.
     const int64_t bytes = qg_up(job->k, walk_of::COLUMNS) * walk_of::LINE;
     const int64_t last = job->k - QG_AHEAD / walk_of::LINE * walk_of::COLUMNS;
     [[maybe_unused]] typename walk_of::table table;
     [[maybe_unused]] walk_of walk[2];
-    if constexpr (!MADE) table.load(), walk[0].start(job, unit.panel, k0), walk[1].start(job, unit.next, k0);
-    const uint32_t* word = unit.words;
+    if constexpr (FORM != QB_FINDS) table.load(), walk[0].start(job, unit.panel, k0), walk[1].start(job, unit.next, k0);
+    uint32_t* word = unit.words;
     const char* row[THIRDS];
     QG_UNROLL for (int t = 0; t < THIRDS; t++) {
         row[t] = rows.ordered + 3 * t * stride + 2 * k0;
         asm("" : "+r"(row[t]));  // a register of its own
     }
     for (int64_t k = k0; k < k1; k += piece) {
-        if (asks) {
+        if (asks && !ELEMENTS) {
             decltype(D::entries)::ask(job->packed, unit.next + 1, k);
             decltype(D::entries)::ask(job->packed, unit.next + 2, k);
         }
@@ -231,7 +268,7 @@ template <class D, int MR, bool MADE> QC_COLD void qb_block(
                 asm("" : "+r"(row[t]));
             }
         };
-        if constexpr (MADE) {
+        if constexpr (FORM == QB_FINDS) {
             int64_t at = k;
             for (; at < end; at += 4, word += 64) {
                 const int32_t* const w = (const int32_t*)word;
@@ -240,20 +277,23 @@ template <class D, int MR, bool MADE> QC_COLD void qb_block(
                 advance(4);
             }
         } else {
-            for (int64_t at = k; at < end; at += walk_of::COLUMNS) {
+            for (int64_t at = k; at < end; at += walk_of::COLUMNS, word += 16 * walk_of::COLUMNS) {
                 const int64_t ahead = QG_AHEAD + (at >= last ? bytes : 0);
                 QG_UNROLL for (int p = 0; p < 2; p++) walk[p].at(at, ahead);
-                qb_walk_step<walk_of, MR, SUMS> body{walk, table, row, stride, part};
+                qb_walk_step<walk_of, MR, SUMS, FORM == QB_STORES> body{walk, table, row, stride, part, word};
                 qg_steps<0, walk_of::COLUMNS / 2>(body, walk_of::COLUMNS / 2);
                 advance(walk_of::COLUMNS);
             }
         }
         const float* const scale = unit.scale + k / span * 32;
         QG_UNROLL for (int p = 0; p < 2; p++) {
-            const qf factor = q_load(scale + 16 * p);
+            [[maybe_unused]] qf factor;
+            if constexpr (!ELEMENTS) factor = q_load(scale + 16 * p);
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 float* const to = tile + (i * QG_NP + p) * 16;
-                q_store(to, q_fma(qb_sum<SUMS>(part[i][p]), factor, q_load(to)));
+                const qf sum = qb_sum<SUMS>(part[i][p]);
+                if constexpr (ELEMENTS) q_store(to, q_load(to) + sum);
+                else q_store(to, q_fma(sum, factor, q_load(to)));
             }
         }
     }
@@ -261,11 +301,13 @@ template <class D, int MR, bool MADE> QC_COLD void qb_block(
 
 // `count` rows, at most QB_HIGH, by the smallest block that takes them; rows behind them hold anything, and their sums
 // are not read.
-template <class D, bool MADE> QC_INLINE void qb_block_rows(
+template <class D, qb_form FORM, bool ELEMENTS = false> QC_INLINE void qb_block_rows(
     int64_t count, const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
-    if (count <= 4) return qb_block<D, 4, MADE>(unit, rows, asks, k0, k1, tile);
-    if (count <= 6) return qb_block<D, 6, MADE>(unit, rows, asks, k0, k1, tile);
-    qb_block<D, 8, MADE>(unit, rows, asks, k0, k1, tile);
+    if constexpr (FORM == QB_MAKES)
+        if (count <= 4) return qb_block<D, 4, FORM, ELEMENTS>(unit, rows, asks, k0, k1, tile);
+    if constexpr (!ELEMENTS)
+        if (count <= 6) return qb_block<D, 6, FORM, ELEMENTS>(unit, rows, asks, k0, k1, tile);
+    qb_block<D, 8, FORM, ELEMENTS>(unit, rows, asks, k0, k1, tile);
 }
 
 template <class Walk> struct qb_make_step {
@@ -311,7 +353,7 @@ template <class D> static void qb_rest(const qb_unit& unit, int64_t count, const
 // --- the work --------------------------------------------------------------------------------------------------------
 
 // Rows [m0, m0 + count) of the result times one unit. Blocks have nearly equal heights, and QB_HIGH rows of the tile.
-template <class D, bool MADE> static void qb_multiply(
+template <class D, qb_source WORDS, bool ELEMENTS> static void qb_multiply(
     const qb_unit& unit, const qb_rows& rows, int64_t m0, int64_t count, float* tile) {
     typedef decltype(D::entries) W;
     static_assert(W::COVERS % 16 == 0, "whole steps");
@@ -326,17 +368,23 @@ template <class D, bool MADE> static void qb_multiply(
             f(i, qc_share(count, b + 1, blocks) - i, own, tile + b * QB_HIGH * QG_NP * 16);
         }
     };
-    qb_prepare<D>(unit);
-    each([&](int64_t, int64_t, const qb_rows& own, float* to) { qb_begin<D, QB_HIGH>(unit, own, to); });
+    if constexpr (ELEMENTS) {
+        memset(tile, 0, sizeof(float) * (size_t)(blocks * QB_HIGH * QG_NP * 16));
+    } else {
+        qb_prepare<D>(unit);
+        each([&](int64_t, int64_t, const qb_rows& own, float* to) { qb_begin<D, QB_HIGH>(unit, own, to); });
+    }
     [[maybe_unused]] qb_walk<D> walk[2];
     [[maybe_unused]] typename qb_walk<D>::table table;
-    if constexpr (MADE) table.load(), walk[0].start(job, unit.panel, 0), walk[1].start(job, unit.next, 0);
+    if constexpr (WORDS == QB_BEFORE) table.load(), walk[0].start(job, unit.panel, 0), walk[1].start(job, unit.next, 0);
     const int64_t chunk = span > 0 && span < QB_CHUNK ? QB_CHUNK / span * span : (int64_t)QB_CHUNK;
     for (int64_t k = 0; k < whole; k += chunk) {
         const int64_t end = qc_min(k + chunk, whole);
-        if constexpr (MADE) qb_make(walk, table, k, end, unit.words);
+        if constexpr (WORDS == QB_BEFORE) qb_make(walk, table, k, end, unit.words);
         each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
-            qb_block_rows<D, MADE>(high, unit, own, i == 0, k, end, to);
+            constexpr qb_form FIRST = WORDS == QB_ANEW ? QB_MAKES : WORDS == QB_FIRST ? QB_STORES : QB_FINDS;
+            if (WORDS != QB_FIRST || i == 0) qb_block_rows<D, FIRST, ELEMENTS>(high, unit, own, i == 0, k, end, to);
+            else qb_block_rows<D, QB_FINDS, ELEMENTS>(high, unit, own, false, k, end, to);
         });
     }
     each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
@@ -395,6 +443,7 @@ template <class D, class T> static qb_rows qb_load_rows(
 }
 
 template <class D, class T> static void qb_block_task(void* arg, int64_t task, char* scratch) {
+    typedef qb_block_policy<D> policy;
     const qb_call* const call = (const qb_call*)arg;
     const qg_job* const job = call->job;
     const int64_t chunk = task / call->groups, group = task % call->groups;
@@ -410,11 +459,17 @@ template <class D, class T> static void qb_block_task(void* arg, int64_t task, c
     for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
         const int64_t panel = u * QG_NP;
         const qb_unit unit = {job, panel, qc_min(panel + QG_NP, panels) - 1, scale, offset, words};
-        constexpr int64_t ANEW = qb_block_policy<D>::ANEW;
-        if constexpr (ANEW == 0) qb_multiply<D, true>(unit, rows, m0, count, tile);
-        else if constexpr (ANEW == INT64_MAX) qb_multiply<D, false>(unit, rows, m0, count, tile);
-        else if (count > ANEW) qb_multiply<D, true>(unit, rows, m0, count, tile);
-        else qb_multiply<D, false>(unit, rows, m0, count, tile);
+        if constexpr (policy::ELEMENTS)
+            if (job->m >= QB_MANY) {
+                qb_multiply<D, policy::WORDS, true>(unit, rows, m0, count, tile);
+                continue;
+            }
+        if constexpr (policy::WORDS == QB_FIRST && policy::LEAST < QB_HIGH)
+            if (count <= QB_HIGH) {  // one block
+                qb_multiply<D, QB_ANEW, false>(unit, rows, m0, count, tile);
+                continue;
+            }
+        qb_multiply<D, policy::WORDS, false>(unit, rows, m0, count, tile);
     }
 }
 
@@ -423,9 +478,9 @@ template <class D, class T> static void qb_run_blocks(qc_ctx* ctx, qg_job* job, 
     const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP), threads = ctx->num_threads;
     const int64_t worth = panels * job->k * (job->m + 3) / 3 / QG_TASK;
     qb_call call = {job, qg_up(job->m, qc_min(most, qb_rows_of_task(job->k))), 1};
-    // Each task puts its rows of x in order itself, so there are about three for a thread, and as many for each of them
-    // where one chunk of rows allows it.
-    const int64_t useful = threads > 1 ? qc_min(worth, 3 * threads) : 1;
+    // Each task puts its rows of x in order itself, so there are about two for a thread, or three that are shorter
+    // where there are several chunks of rows; and as many for each of them where one chunk allows it.
+    const int64_t useful = threads > 1 ? qc_min(worth, (call.chunks > 1 ? 3 : 2) * threads) : 1;
     const int64_t wanted = useful > threads ? useful / threads * threads : useful;
     call.groups = qc_max(1, qc_min(units, qg_up(wanted, call.chunks)));
     const int64_t tasks = call.chunks * call.groups;

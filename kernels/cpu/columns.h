@@ -1,26 +1,39 @@
-// Products of 3 rows and more in fp32 on AVX-512: rows of x are put in order by columns, [k][row], and an FMA takes its
-// factor of x from memory (`vfmadd231ps zmm, zmm, m32{1to16}`). So one panel of w is enough for a broadcast x to cost
-// nothing, walking x is one stream whatever its row stride, and decoding runs in the pipes that FMA leaves idle:
-// shifts, permutations and stores are free behind eight rows or more (docs/performance.md).
+// Products of 3 rows and more in fp32 on AVX-512: rows of x are put in order by columns, [k][row], so that walking x is
+// one stream whatever its row stride, and multiplied in blocks of a few rows by two panels. A number of x is broadcast
+// once for both: a block of eight rows takes ten loads for 16 multiplications. By one panel, each multiplication would
+// load its number, and a Zen 5, as cores of Intel's, begins as many loads in a cycle as multiplications. Decoding runs
+// in the pipes that FMA leaves idle: shifts, permutations and stores.
 //
 //     3 … 8 rows   straight from codes. Those of up to 5 bits are summed as they are over the columns of a scale, as
 //                  few_rows.h does for one and two rows.
-//     more         blocks of 8, 12 or 16 rows, up to eight of them in a pass. The first block multiplies what it
-//                  decodes, and stores it for the others. An element's additions have gemm.h's order, in blocks of k.
+//     9 … 16       two such blocks, where codes are summed
+//     more         passes over up to 128 rows. The first block multiplies what it decodes, and stores it for the
+//                  others. An element's additions have gemm.h's order, in blocks of k.
 #pragma once
 #include "few_rows.h"
+#if defined(QC_AVX512)
+#include <cpuid.h>
+#endif
 
 enum {
-    QG_FIRST_PASS = 9,  // from so many rows on, passes are faster than decoding panels and then multiplying them
-    QG_HIGH = 16,       // most rows of a block
-    QG_BLOCKS_OF_PASS = 8,
-    QG_SERVED = 16,  // panels that pay for putting rows in order: a task has as many, unless threads would be idle
+    QG_FIRST_PASS = 9,    // from so many rows on, passes are faster than decoding panels and then multiplying them
+    // Columns of a product that pay for putting its rows in order, which panels do not need: for up to QG_SOME rows,
+    // and for more.
+    QG_SOME = 64, QG_NARROW = 33, QG_ENOUGH = 512,
+    QG_ONE = 8,           // rows of a pass's first block, beside whose sums registers are left for decoding
+    QG_LOW = 6,           // rows of each of two blocks for up to twice as many
+    QG_OTHER = 12,        // most rows of the others
+    QG_PASS = 128,        // most rows of a pass
+    QG_BLOCKS_OF_PASS = 1 + (QG_PASS - QG_ONE + QG_OTHER - 1) / QG_OTHER,
+    QG_PASS_FLOATS = 1 << 19,  // of its rows by columns, which stay in a thread's scratch
+    QG_WIDE = QG_NP * 16,  // numbers of a row of a tile
+    QG_ORDERING = 24,     // columns of a product that take as long as putting its rows in order
 };
 
-// Rows of a pass: up to 8 blocks, for which a thread keeps up to 2 MiB, but one block at least.
+// Rows of a pass: fewer where a row is long, but two blocks at least.
 constexpr int64_t qg_pass(int64_t k) {
-    const int64_t blocks = (1 << 19) / QG_HIGH / (k > 0 ? k : 1);
-    return (blocks < 1 ? 1 : blocks < QG_BLOCKS_OF_PASS ? blocks : QG_BLOCKS_OF_PASS) * QG_HIGH;
+    const int64_t rows = QG_PASS_FLOATS / (k > 0 ? k : 1) / QG_ONE * QG_ONE;
+    return rows < 2 * QG_ONE ? 2 * (int64_t)QG_ONE : rows < QG_PASS ? rows : (int64_t)QG_PASS;
 }
 
 // Floats of `rows` rows by columns: whole vectors are written.
@@ -31,7 +44,8 @@ constexpr int64_t qg_few_columns_scratch(int64_t k, int64_t rows, bool converts)
     return qg_few_scratch(k, rows, converts) + 4 * (qg_columns(k, rows) + qg_columns(k / 32, rows));
 }
 constexpr int64_t qg_pass_scratch(int64_t k) {
-    return 4 * (qg_pass(k) * QG_NP * 16 + QG_HIGH * ((qg_block(k) + 15) / 16 * 16) + qg_columns(k, qg_pass(k)));
+    return 4 * (qg_pass(k) * QG_WIDE + QG_WIDE * ((qg_block(k) + 15) / 16 * 16) + qg_columns(k, qg_pass(k)) +
+                2 * qg_columns(k / 32, QG_ONE));
 }
 
 #if defined(QC_AVX512)
@@ -45,8 +59,182 @@ static void qg_by_columns(const float* x, int64_t stride, int count, int64_t col
     vtranspose(last[0], 16, to + j * width, width);
 }
 
-// Columns k + J of one group: MR rows of x times the elements of a panel, or with CODES times the values of its codes.
-template <class D, int MR, int SUMS, bool CODES> struct qg_column_step {
+// Whether blocks by two panels are for few rows, too. Not on a Zen 4: there a broadcast takes a pipe of shuffles, and
+// memory gives a number for each multiplication. Asked once, since in virtual machines it takes microseconds. Tests
+// define QG_BROADCASTS.
+QC_COLD bool qg_broadcasts() {
+#if defined(QG_BROADCASTS)
+    return QG_BROADCASTS;
+#else
+    static int known;  // 0: not asked yet
+    int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (found == 0) {
+        unsigned a = 0, amd = 0, c = 0, d = 0, family = 0, b = 0;
+        __get_cpuid(0, &a, &amd, &c, &d);
+        __get_cpuid(1, &family, &b, &c, &d);
+        // "Auth" of AuthenticAMD, and the family 0x19: 0xf and 0xa more. A Zen 3, its other member, has no AVX-512.
+        found = amd == 0x68747541 && (family >> 8 & 0xf) == 0xf && (family >> 20 & 0xff) == 0xa ? -1 : 1;
+        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+    }
+    return found > 0;
+#endif
+}
+
+// --- blocks of rows --------------------------------------------------------------------------------------------------
+
+// sum += MR numbers of x times a column of two panels.
+template <int MR> QC_INLINE void qg_add_column(vf first, vf second, const float* x, vf (&sum)[MR][QG_NP]) {
+    QG_UNROLL for (int i = 0; i < MR; i++) {
+        const vf a = vset(x[i]);
+        sum[i][0] = vfma(a, first, sum[i][0]);
+        sum[i][1] = vfma(a, second, sum[i][1]);
+    }
+}
+
+// Columns k + J of one group: MR rows of x times the elements of two panels, or with CODES times the values of their
+// codes. With STORES, these are stored as well, [column][panel][16].
+template <class D, int MR, bool CODES, bool STORES> struct qg_column_step {
+    const D (&decoder)[QG_NP];
+    const float* x;
+    vf (&sum)[MR][QG_NP];
+    float* to;
+    template <int J> QG_METHOD void step() {
+        vf w[QG_NP];
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+            if constexpr (CODES) w[p] = decoder[p].template code<J>();
+            else w[p] = decoder[p].template value<J>();
+            if (STORES) vstore(to + (J * QG_NP + p) * 16, w[p]);
+        }
+        qg_add_column<MR>(w[0], w[1], x + J * MR, sum);
+    }
+};
+
+// Columns [k, k + count) of two panels, fewer than a group, decoded to memory to keep the code small:
+// [column][panel][16].
+template <class D> QC_COLD void qg_decode_last(
+    const qg_job* job, int64_t panel, int64_t next, int64_t k, int64_t count, float* to) {
+    float one[D::GROUP * 16];
+    for (int p = 0; p < QG_NP; p++) {
+        qg_decode_panel<D>(job, p ? next : panel, k, count, one);
+        for (int64_t j = 0; j < count; j++) vstore(to + (j * QG_NP + p) * 16, vload(one + j * 16));
+    }
+}
+
+// totals[g * MR + i] = the sum of columns [g * span, (g + 1) * span) of row i.
+template <int MR> static void qg_add_columns(const float* x, int64_t span, int64_t groups, float* totals) {
+    for (int64_t g = 0; g < groups; g++, totals += MR) {
+        vf total[4] = {};
+        for (int64_t k = 0; k < span; k++, x += MR) total[k % 4] = total[k % 4] + vload(x);
+        vstore(totals, qg_sum<4>(total));  // lanes from MR on are written again
+    }
+}
+
+// MR rows by columns times two panels: tile[i][p] = sums by codes, with their totals. `next` repeats the only panel of
+// a short unit. A sum may be no number where that of elements is one: 0 * infinity.
+template <class D, int MR> static void qg_block_by_codes(
+    const qg_job* job, const float* x, const float* totals, int64_t panel, int64_t next, float* tile) {
+    D decoder[QG_NP];
+    decoder[0].start(job, panel), decoder[1].start(job, next);
+    QG_UNROLL for (int i = 0; i < MR; i++)
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) vstore(tile + i * QG_WIDE + p * 16, vzero());
+    int64_t k = 0;
+    for (; k + D::SHARED <= job->k; k += D::SHARED, totals += MR) {
+        vf part[MR][QG_NP] = {};
+        decoder[0].ask(next + 1, k), decoder[1].ask(next + 2, k);
+        decoder[0].entries_at(k), decoder[1].entries_at(k);
+        for (int at = 0; at < D::SHARED; at += D::GROUP) {
+            QG_UNROLL for (int p = 0; p < QG_NP; p++) decoder[p].look_ahead(k + at, QG_NP), decoder[p].codes_at(k + at);
+            qg_column_step<D, MR, true, false> body{decoder, x + (k + at) * MR, part, nullptr};
+            qg_steps<0, D::GROUP>(body, D::GROUP);
+        }
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+            const vf scale = decoder[p].scale();
+            QG_UNROLL for (int i = 0; i < MR; i++) {
+                float* const to = tile + i * QG_WIDE + p * 16;
+                vf sum = vfma(part[i][p], scale, vload(to));
+                if constexpr (D::OFFSET) sum = vfma(vset(totals[i]), decoder[p].offset(), sum);
+                vstore(to, sum);
+            }
+        }
+    }
+    if (k == job->k) return;
+    float last[D::GROUP * QG_NP * 16];
+    for (; k < job->k; k += D::GROUP) {
+        const int64_t left = qc_min(job->k - k, D::GROUP);
+        qg_decode_last<D>(job, panel, next, k, left, last);
+        vf sum[MR][QG_NP];
+        QG_UNROLL for (int i = 0; i < MR; i++)
+            QG_UNROLL for (int p = 0; p < QG_NP; p++) sum[i][p] = vload(tile + i * QG_WIDE + p * 16);
+        for (int64_t j = 0; j < left; j++)
+            qg_add_column<MR>(vload(last + j * 32), vload(last + j * 32 + 16), x + (k + j) * MR, sum);
+        QG_UNROLL for (int i = 0; i < MR; i++)
+            QG_UNROLL for (int p = 0; p < QG_NP; p++) vstore(tile + i * QG_WIDE + p * 16, sum[i][p]);
+    }
+}
+
+// The sums of MR rows over a block of k: added to the tile where the block is not the first one.
+template <int MR> QC_INLINE void qg_store_block(const vf (&sum)[MR][QG_NP], float* tile, bool add) {
+    QG_UNROLL for (int i = 0; i < MR; i++)
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+            float* const to = tile + i * QG_WIDE + p * 16;
+            vstore(to, add ? vload(to) + sum[i][p] : sum[i][p]);
+        }
+}
+
+// MR rows by columns times the elements of columns [k0, k0 + kc) of two panels, which STORES leaves in `decoded`.
+template <class D, int MR, bool STORES> static void qg_block_by_elements(
+    const qg_job* job, const float* x, int64_t k0, int64_t kc, int64_t panel, int64_t next, float* decoded,
+    float* tile) {
+    D decoder[QG_NP];
+    decoder[0].start(job, panel), decoder[1].start(job, next);
+    vf sum[MR][QG_NP] = {};
+    int64_t k = 0;
+    for (; k + D::GROUP <= kc; k += D::GROUP) {
+        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+            decoder[p].ask((p ? next : panel) + QG_NP, k0 + k);
+            decoder[p].look_ahead(k0 + k, QG_NP), decoder[p].at(k0 + k);
+        }
+        qg_column_step<D, MR, false, STORES> body{decoder, x + k * MR, sum, decoded + k * QG_NP * 16};
+        qg_steps<0, D::GROUP>(body, D::GROUP);
+    }
+    if (k < kc) {
+        float last[D::GROUP * QG_NP * 16];
+        qg_decode_last<D>(job, panel, next, k0 + k, kc - k, last);
+        for (const float* w = last; k < kc; k++, w += QG_NP * 16) {
+            qg_add_column<MR>(vload(w), vload(w + 16), x + k * MR, sum);
+            if (STORES) memcpy(decoded + k * QG_NP * 16, w, QG_NP * 64);
+        }
+    }
+    qg_store_block<MR>(sum, tile, k0 > 0);
+}
+
+// The same with elements in memory: `step` floats from one column of a panel to the next.
+template <int MR> static void qg_block_of_panels(
+    const float* first, const float* second, int64_t step, const float* x, int64_t columns, float* tile,
+    bool add) {
+    vf sum[MR][QG_NP] = {};
+    _Pragma("GCC unroll 2") for (int64_t k = 0; k < columns; k++, first += step, second += step)
+        qg_add_column<MR>(vload(first), vload(second), x + k * MR, sum);
+    qg_store_block<MR>(sum, tile, add);
+}
+
+QC_COLD void qg_block_of_panels_any(
+    int rows, const float* first, const float* second, int64_t step, const float* x, int64_t columns, float* tile,
+    bool add) {
+    if (rows == 12) return qg_block_of_panels<12>(first, second, step, x, columns, tile, add);
+    if (rows == 8) return qg_block_of_panels<8>(first, second, step, x, columns, tile, add);
+    qg_block_of_panels<4>(first, second, step, x, columns, tile, add);
+}
+
+// --- 3 to 8 rows -----------------------------------------------------------------------------------------------------
+
+// From so many rows on, two panels are faster than one: with fewer, one has enough sums under way if each row has two.
+template <class D> constexpr int qg_both_from() {
+    if constexpr (D::SUMMED) return D::IN_PLANES ? 5 : 8;
+    return 9;
+}
+
+template <class D, int MR, int SUMS, bool CODES> struct qg_few_column_step {
     const D& decoder;
     const float* x;
     vf (&sum)[MR][SUMS];
@@ -61,17 +249,6 @@ template <class D, int MR, int SUMS, bool CODES> struct qg_column_step {
     }
 };
 
-// --- 3 to 8 rows -----------------------------------------------------------------------------------------------------
-
-// totals[g * MR + i] = the sum of columns [g * span, (g + 1) * span) of row i.
-template <int MR> static void qg_add_columns(const float* x, int64_t span, int64_t groups, float* totals) {
-    for (int64_t g = 0; g < groups; g++, totals += MR) {
-        vf total[4] = {};
-        for (int64_t k = 0; k < span; k++, x += MR) total[k % 4] = total[k % 4] + vload(x);
-        vstore(totals, qg_sum<4>(total));  // lanes from MR on are written again
-    }
-}
-
 template <class D, int MR> static void qg_few_columns(
     const qg_job* job, const float* x, const float* totals, int64_t panel, float* tile) {
     constexpr int SUMS = MR < 8 ? 2 : 1;  // at least six chains of additions hide the latency of FMA
@@ -82,11 +259,11 @@ template <class D, int MR> static void qg_few_columns(
     if constexpr (D::SUMMED) {
         for (; k + D::SHARED <= job->k; k += D::SHARED, totals += MR) {
             vf part[MR][SUMS] = {};
-            if constexpr (D::ASKS) decoder.entries.ask(job->packed, panel + 1, k);
+            if constexpr (D::ASKS) decoder.ask(panel + 1, k);
             decoder.at(k);
             for (int at = 0; at < D::SHARED; at += D::GROUP) {
                 if (at > 0) decoder.codes_at(k + at);
-                qg_column_step<D, MR, SUMS, true> body{decoder, x + (k + at) * MR, part};
+                qg_few_column_step<D, MR, SUMS, true> body{decoder, x + (k + at) * MR, part};
                 qg_steps<0, D::GROUP>(body, D::GROUP);
             }
             QG_UNROLL for (int i = 0; i < MR; i++) {
@@ -98,7 +275,7 @@ template <class D, int MR> static void qg_few_columns(
     } else {
         for (; k + D::GROUP <= job->k; k += D::GROUP) {
             decoder.at(k);
-            qg_column_step<D, MR, SUMS, false> body{decoder, x + k * MR, sum};
+            qg_few_column_step<D, MR, SUMS, false> body{decoder, x + k * MR, sum};
             qg_steps<0, D::GROUP>(body, D::GROUP);
         }
     }
@@ -116,9 +293,12 @@ template <class D, int MR> static void qg_few_columns(
 // Panels [panel, end) of one unit times MR rows by columns. `x`: the rows as they were.
 template <class D, int MR> static void qg_few_columns_unit(
     const qg_job* job, const qg_few_x& x, const float* columns, int64_t panel, int64_t end, float* tile) {
+    const bool both = MR >= qg_both_from<D>() && qg_broadcasts();
+    if constexpr (MR >= qg_both_from<D>())
+        if (both) qg_block_by_codes<D, MR>(job, columns, x.totals, panel, end - 1, tile);
     for (int64_t p = panel; p < end; p++) {
         float* const to = tile + (p - panel) * 16;
-        qg_few_columns<D, MR>(job, columns, x.totals, p, to);
+        if (!both) qg_few_columns<D, MR>(job, columns, x.totals, p, to);
         if constexpr (D::SUMMED)
             for (int i = 0; i < MR; i++) {  // as in qg_few_panels
                 float* const own = to + i * QG_NP * 16;
@@ -161,81 +341,16 @@ template <class D, int MAX> static void qg_few_columns_task(void* arg, int64_t t
     }
 }
 
-// --- passes over 9 rows and more -------------------------------------------------------------------------------------
+// --- 9 rows and more -------------------------------------------------------------------------------------------------
 
-// A pass: blocks of rows by columns, each of 12 or 16 rows, or the last of two of 8.
+// A pass: its rows by columns, in blocks; and memory for what is made of them.
 struct qg_pass_x {
     int blocks;
-    const float* columns[QG_BLOCKS_OF_PASS];
     int rows[QG_BLOCKS_OF_PASS];
+    const float* columns[QG_BLOCKS_OF_PASS];  // [k][rows]
+    const float* totals[2];  // where blocks are multiplied by codes
+    float *tile, *decoded;
 };
-
-// The sums of MR rows over a block of k: added to the tile where the block is not the first one.
-template <int MR> QC_INLINE void qg_store_block(const vf (&sum)[MR][1], float* tile, bool add) {
-    QG_UNROLL for (int i = 0; i < MR; i++) {
-        float* const to = tile + i * QG_NP * 16;
-        vstore(to, add ? vload(to) + sum[i][0] : sum[i][0]);
-    }
-}
-
-template <int MR> QC_INLINE void qg_add_column(const float* panel, const float* x, vf (&sum)[MR][1]) {
-    const vf w = vload(panel);
-    QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0] = vfma(vset(x[i]), w, sum[i][0]);
-}
-
-// MR rows times `columns` columns of a decoded panel.
-template <int MR> static void qg_times_panel(
-    const float* panel, const float* x, int64_t columns, float* tile, bool add) {
-    vf sum[MR][1] = {};
-    _Pragma("GCC unroll 2") for (int64_t k = 0; k < columns; k++) qg_add_column<MR>(panel + 16 * k, x + k * MR, sum);
-    qg_store_block<MR>(sum, tile, add);
-}
-
-// Columns k + J of one group: MR rows of x times the elements of a panel, which are stored as well for other blocks.
-template <class D, int MR, bool STORES> struct qg_pass_step {
-    const D& decoder;
-    const float* x;
-    vf (&sum)[MR][1];
-    float* to;
-    template <int J> QG_METHOD void step() {
-        const vf w = decoder.template value<J>();
-        if (STORES) vstore(to + 16 * J, w);
-        QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0] = vfma(vset(x[J * MR + i]), w, sum[i][0]);
-    }
-};
-
-// One panel times the rows of a pass: MR of them, and with MORE those of the other blocks.
-template <class D, int MR, bool MORE> static void qg_pass_panel(
-    const qg_job* job, const qg_pass_x& x, int64_t panel, float* decoded, float* tile) {
-    const int64_t block = qg_block(job->k);
-    D decoder;
-    decoder.start(job, panel);
-    int64_t k0 = 0;
-    do {  // once even for k = 0
-        const int64_t kc = qc_min(job->k - k0, block);
-        const float* const columns = x.columns[0] + k0 * MR;
-        vf sum[MR][1] = {};
-        int64_t k = 0;
-        for (; k + D::GROUP <= kc; k += D::GROUP) {
-            decoder.at(k0 + k);
-            qg_pass_step<D, MR, MORE> body{decoder, columns + k * MR, sum, decoded + 16 * k};
-            qg_steps<0, D::GROUP>(body, D::GROUP);
-        }
-        if (k < kc) {
-            qg_decode_panel<D>(job, panel, k0 + k, kc - k, decoded + 16 * k);
-            for (; k < kc; k++) qg_add_column<MR>(decoded + 16 * k, columns + k * MR, sum);
-        }
-        qg_store_block<MR>(sum, tile, k0 > 0);
-        float* to = tile + MR * QG_NP * 16;
-        for (int b = 1; MORE && b < x.blocks; to += x.rows[b++] * QG_NP * 16) {
-            const float* const others = x.columns[b] + k0 * x.rows[b];
-            if (x.rows[b] == 16) qg_times_panel<16>(decoded, others, kc, to, k0 > 0);
-            else if (x.rows[b] == 12) qg_times_panel<12>(decoded, others, kc, to, k0 > 0);
-            else qg_times_panel<8>(decoded, others, kc, to, k0 > 0);
-        }
-        k0 += kc;
-    } while (k0 < job->k);
-}
 
 // Rows [m0, m0 + count) by columns, as fp32. `converted` has room for 16 rows of a block of k.
 static void qg_load_columns(
@@ -250,64 +365,147 @@ static void qg_load_columns(
     }
 }
 
-// Rows [m0, m0 + count) in blocks of nearly equal heights, the highest first.
-static qg_pass_x qg_load_pass(const qg_job* job, int64_t m0, int count, float* columns, float* converted) {
-    qg_pass_x x = {(count + QG_HIGH - 1) / QG_HIGH, {}, {}};
-    const int spare = (x.blocks * QG_HIGH - count) / 4;
-    for (int b = 0, row = 0; b < x.blocks; b++) {
-        const int less = spare * (b + 1) / x.blocks - spare * b / x.blocks;
-        x.columns[b] = columns, x.rows[b] = QG_HIGH - 4 * (x.blocks > 1 || less < 1 ? less : 1);
-        const int own = count - row < x.rows[b] ? count - row : x.rows[b];
-        qg_load_columns(job, m0 + row, own, columns, x.rows[b], converted);
-        columns += x.rows[b] * ((job->k + 15) / 16 * 16), row += own;
+// Rows of the first block, which decodes: plain weights leave registers for more.
+template <class D> struct qg_first { static constexpr int ROWS = QG_ONE; };
+template <class T> struct qg_first<qg_plain<T>> { static constexpr int ROWS = QG_OTHER; };
+
+// Rows [m0, m0 + count) in a block of `first` rows and others of 12, the last of which have 8 or 4.
+QC_COLD void qg_load_pass(const qg_job* job, int64_t m0, int count, int first, float* columns, qg_pass_x* x) {
+    x->blocks = 0;
+    for (int row = 0; row < count; x->blocks++) {
+        const int left = (count - row + 3) / 4 * 4;
+        const int high = x->blocks == 0 ? first : left == 8 || left == 16 ? QG_ONE : qc_min(left, QG_OTHER);
+        x->rows[x->blocks] = high, x->columns[x->blocks] = columns;
+        qg_load_columns(job, m0 + row, qc_min(count - row, high), columns, high, x->decoded);
+        columns += high * ((job->k + 15) / 16 * 16), row += high;
     }
-    return x;
 }
 
-template <class D> static void qg_pass_any(
-    const qg_job* job, const qg_pass_x& x, int64_t panel, float* decoded, float* tile) {
-    const int high = x.rows[0];
-    if (x.blocks > 1 && high == 16) return qg_pass_panel<D, 16, true>(job, x, panel, decoded, tile);
-    if (x.blocks > 1) return qg_pass_panel<D, 12, true>(job, x, panel, decoded, tile);
-    if (high == 16) return qg_pass_panel<D, 16, false>(job, x, panel, decoded, tile);
-    qg_pass_panel<D, 12, false>(job, x, panel, decoded, tile);
+// A unit of two panels times a pass.
+template <class D> static void qg_pass_unit(const qg_job* job, const qg_pass_x& x, int64_t panel, int64_t next) {
+    constexpr int FIRST = qg_first<D>::ROWS;
+    constexpr bool IN_PLACE = std::is_same_v<D, qg_plain<float>>;
+    const int64_t block = qg_block(job->k);
+    const float *first = x.decoded, *second = first + 16;
+    int64_t k0 = 0;
+    do {  // once even for k = 0, whose sums are zero
+        const int64_t kc = qc_min(job->k - k0, block);
+        auto* const multiply = x.blocks > 1 && !IN_PLACE ? qg_block_by_elements<D, FIRST, !IN_PLACE>
+                                                         : qg_block_by_elements<D, FIRST, false>;
+        multiply(job, x.columns[0] + k0 * FIRST, k0, kc, panel, next, x.decoded, x.tile);
+        if (IN_PLACE) first = (const float*)job->codes + (panel * job->k + k0) * 16;
+        if (IN_PLACE) second = first + (next - panel) * job->k * 16;
+        float* tile = x.tile + FIRST * QG_WIDE;
+        for (int b = 1; b < x.blocks; tile += x.rows[b++] * QG_WIDE)
+            qg_block_of_panels_any(
+                x.rows[b], first, second, IN_PLACE ? 16 : QG_WIDE, x.columns[b] + k0 * x.rows[b], kc, tile, k0 > 0);
+        k0 += kc;
+    } while (k0 < job->k);
 }
 
-// The units of a task for all rows, pass by pass.
+// Two blocks of MR rows, straight from codes.
+template <class D, int MR> static void qg_two_blocks(
+    const qg_job* job, const qg_pass_x& x, int64_t panel, int64_t next) {
+    for (int b = 0; b < 2; b++) {
+        float* const tile = x.tile + b * MR * QG_WIDE;
+        qg_block_by_codes<D, MR>(job, x.columns[b], x.totals[b], panel, next, tile);
+        vf bad = vzero();
+        for (int i = 0; i < MR * QG_NP; i++) bad = bad + (vload(tile + i * 16) - vload(tile + i * 16));
+        if (vsum(bad) == 0.0f) continue;
+        const int64_t block = qg_block(job->k);  // a sum of codes may be no number where that of elements is one
+        for (int64_t k0 = 0; k0 < job->k; k0 += block)
+            qg_block_by_elements<D, MR, false>(
+                job, x.columns[b] + k0 * MR, k0, qc_min(job->k - k0, block), panel, next, nullptr, tile);
+    }
+}
+
+template <class D, int MR> static void qg_load_two(const qg_job* job, float* columns, float* totals, qg_pass_x* x) {
+    for (int b = 0; b < 2; b++) {
+        x->columns[b] = columns, x->totals[b] = totals;
+        qg_load_columns(job, b * MR, (int)qc_min(job->m - b * MR, MR), columns, MR, x->decoded);
+        if constexpr (qg_needs_totals<D>()) qg_add_columns<MR>(columns, D::SHARED, job->k / D::SHARED, totals);
+        columns += MR * ((job->k + 15) / 16 * 16), totals += qg_columns(job->k / 32, QG_ONE);
+    }
+}
+
+// `two`: blocks of rows straight from codes, of up to 16 rows in all.
+struct qg_pass_call { qg_job* job; int64_t chunks, groups; bool two; };
+
+// Task t takes a pass of rows, and a share of the panels.
 template <class D> static void qg_pass_task(void* arg, int64_t task, char* scratch) {
-    const qg_job* job = (const qg_job*)arg;
-    float* const tile = (float*)scratch;
-    float* const decoded = tile + qg_pass(job->k) * QG_NP * 16;
-    float* const columns = decoded + QG_HIGH * ((qg_block(job->k) + 15) / 16 * 16);
-    const int64_t passes = qg_up(job->m, qg_pass(job->k));
-    for (int64_t pass = 0; pass < passes; pass++) {
-        const int64_t m0 = qc_share(job->m, pass, passes), count = qc_share(job->m, pass + 1, passes) - m0;
-        const qg_pass_x x = qg_load_pass(job, m0, (int)count, columns, decoded);
-        qg_each_unit(job, task, m0, count, tile, [&](int64_t panel, int64_t end) {
-            for (int64_t p = panel; p < end; p++) qg_pass_any<D>(job, x, p, decoded, tile + (p - panel) * 16);
-        });
+    const qg_pass_call& call = *(const qg_pass_call*)arg;
+    const qg_job* const job = call.job;
+    const int64_t chunk = task / call.groups, group = task % call.groups;
+    const int64_t m0 = qc_share(job->m, chunk, call.chunks), count = qc_share(job->m, chunk + 1, call.chunks) - m0;
+    const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP);
+    const int64_t begin = qc_share(units, group, call.groups) * QG_NP;
+    const int64_t end = qc_min(qc_share(units, group + 1, call.groups) * QG_NP, panels);
+    qg_pass_x x;
+    x.tile = (float*)scratch;
+    x.decoded = x.tile + qg_pass(job->k) * QG_WIDE;
+    float* const columns = x.decoded + QG_WIDE * ((qg_block(job->k) + 15) / 16 * 16);
+    float* const totals = columns + qg_columns(job->k, qg_pass(job->k));
+    auto* multiply = qg_pass_unit<D>;
+    if constexpr (D::SUMMED) {
+        if (!call.two) qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
+        else if (count > 2 * QG_LOW) qg_load_two<D, QG_ONE>(job, columns, totals, &x);
+        else qg_load_two<D, QG_LOW>(job, columns, totals, &x);
+        if (call.two) multiply = count > 2 * QG_LOW ? qg_two_blocks<D, QG_ONE> : qg_two_blocks<D, QG_LOW>;
+    } else {
+        qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
+    }
+    for (int64_t p = begin; p < end; p += QG_NP) {
+        const int64_t next = qc_min(p + QG_NP, end) - 1;
+        multiply(job, x, p, next);
+        job->finish(job, x.tile, QG_WIDE, m0, count, p * 16, qc_min((next + 1) * 16, job->n) - p * 16);
     }
 }
 
-QC_INLINE void qg_share_columns(qc_ctx* ctx, qg_job* job, void (*run)(void* job, int64_t task, char* scratch)) {
-    qg_share_few(ctx, job, run, qc_max((job->n + 15) / 16 / QG_SERVED, ctx->num_threads));
+// How a product is cut into passes and shares of its panels: by the time until the last thread is done, in units of a
+// row times a column. A cut never changes a result.
+QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool two, int64_t threads) {
+    const int64_t units = qg_up(qg_up(job->n, 16), QG_NP), worth = units * job->k * (job->m + 3) / QG_TASK;
+    qg_pass_call best = {job, two ? 1 : qg_up(job->m, qg_pass(job->k)), 1, two};
+    if (threads == 1 || worth < 2) return best;
+    double least = INFINITY;
+    for (int64_t chunks = best.chunks;; chunks *= 2) {
+        const int64_t most = qc_min(qc_min(units, 4 * threads), qc_max(worth / chunks, 1));
+        const int64_t wanted = (chunks > 1 ? 3 : 2) * threads;  // so that no thread waits for the last one
+        for (int64_t groups = qc_min(most, qg_up(wanted, chunks)); groups <= most; groups++) {
+            const double task = (double)(qg_up(job->m, chunks) + 3) * (32 * qg_up(units, groups) + QG_ORDERING);
+            const double cost = task * qg_up(chunks * groups, threads);
+            if (cost < least) least = cost, best.chunks = chunks, best.groups = groups;
+        }
+        if (two || chunks * units >= 2 * threads || job->m / (2 * chunks) < QG_ONE) return best;
+    }
+}
+
+// Any number of rows.
+template <class D> static void qg_run_by_columns(qc_ctx* ctx, qg_job* job) {
+    const bool two = D::SUMMED && job->m <= 2 * QG_ONE && qg_broadcasts();
+    qg_pass_call call = qg_cut_passes(job, two, ctx->num_threads);
+    const int64_t tasks = call.chunks * call.groups;
+    if (tasks > 1 && ctx->num_threads > 1) return ctx->parallel(ctx, tasks, qg_pass_task<D>, &call);
+    for (int64_t task = 0; task < tasks; task++) qg_pass_task<D>(&call, task, ctx->scratch);
 }
 #endif
 
 // Up to MAX rows at a time, straight from codes.
 template <class D, int MAX> static void qg_run_rows(qc_ctx* ctx, qg_job* job) {
 #if defined(QC_AVX512)
-    if constexpr (MAX > 2) return qg_share_columns(ctx, job, qg_few_columns_task<D, MAX>);
+    if constexpr (MAX > 2) {  // each task puts its rows in order
+        const int64_t threads = ctx->num_threads, most = qc_max(qc_min(job->n / 256, 2 * threads), threads);
+        return qg_share_few(ctx, job, qg_few_columns_task<D, MAX>, most);
+    }
 #endif
     qg_run_few<D, MAX>(ctx, job);
 }
 
-// Any number of rows. Many rows of few panels, and windows of an image, are cut by rows as well (gemm.h).
+// Any number of rows.
 template <class D> static void qg_run_passes(qc_ctx* ctx, qg_job* job) {
 #if defined(QC_AVX512)
-    const int64_t threads = ctx->num_threads, least = job->m <= 4 * QG_HIGH ? 16 * threads : 16 * QG_SERVED * threads;
-    if (job->n > least && job->m >= QG_FIRST_PASS && !job->window)
-        return qg_share_columns(ctx, job, qg_pass_task<D>);
+    const int64_t columns = job->m <= QG_SOME ? (int64_t)QG_NARROW : (int64_t)QG_ENOUGH;
+    if (job->m >= QG_FIRST_PASS && job->n >= columns) return qg_run_by_columns<D>(ctx, job);
 #endif
     qg_run(ctx, job);
 }

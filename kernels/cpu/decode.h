@@ -269,8 +269,10 @@ template <int BITS, int GROUP> struct qg_codes {
     qg_plane<LOW, 0, GROUP> low;
     qg_plane<MIDDLE, LOW, GROUP> middle;
     qg_plane<HIGH, LOW + MIDDLE, GROUP> high;
+    int64_t ahead;  // bytes
 
     QG_METHOD void start(const qg_packed& from, int64_t panel) {
+        ahead = QG_AHEAD;
         low.start(from, 0, panel);
         if constexpr (MIDDLE != 0) middle.start(from, 1, panel);
         if constexpr (HIGH != 0) high.start(from, 2, panel);
@@ -278,7 +280,7 @@ template <int BITS, int GROUP> struct qg_codes {
     QG_METHOD void at(int64_t k) {
         // Codes in several planes are bound by arithmetic: one more instruction costs more than it saves.
         if constexpr (MIDDLE == 0 && 32 / LOW <= GROUP)
-            __builtin_prefetch((const char*)(low.words + k / (32 / LOW) * 16) + QG_AHEAD);
+            __builtin_prefetch((const char*)(low.words + k / (32 / LOW) * 16) + ahead);
         low.at(k);
         if constexpr (MIDDLE != 0) middle.at(k);
         if constexpr (HIGH != 0) high.at(k);

@@ -103,7 +103,7 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_
         constexpr int PARTS = SUMS < 4 ? SUMS : 4;
         for (int64_t group = 0; k + D::SHARED <= job->k; k += D::SHARED, group++) {
             vf part[MR][PARTS] = {};
-            if constexpr (D::ASKS) decoder[0].entries.ask(job->packed, panel + 1, k);
+            if constexpr (D::ASKS) decoder[0].ask(panel + 1, k);
             decoder[0].entries_at(k);
             _Pragma("GCC unroll 4") for (int at = 0; at < D::SHARED; at += D::GROUP) {
                 decoder[0].codes_at(k + at);

@@ -129,8 +129,9 @@ template <class W> struct qg_coded {
     static constexpr int SHARED = W::COVERS;
     static constexpr bool OFFSET = W::OFFSET;
     static constexpr bool SUMMED = W::SCALED && SHARED >= 32 && SHARED % 16 == 0 && W::BITS <= 5;
+    static constexpr bool IN_PLANES = (W::BITS & (W::BITS - 1)) != 0;  // in more than one
     // Whether few rows ask for the next panel's entries: not for codes in planes, which arithmetic binds.
-    static constexpr bool ASKS = W::SCATTERED && (W::BITS & (W::BITS - 1)) == 0;
+    static constexpr bool ASKS = W::SCATTERED && !IN_PLANES;
     const qg_packed* from;
     int64_t panel, until;  // first column of the next entries
     typename qg_codes_of<W>::type codes;
@@ -147,6 +148,18 @@ template <class W> struct qg_coded {
     QG_METHOD void at(int64_t k) {
         entries_at(k);
         codes_at(k);
+    }
+    // Panels are walked in turns, and `apart` panels on is the one that comes after this: codes behind this one's last
+    // ones, which lie in the next panel, are at hand, and those of the later panel are asked for.
+    QG_METHOD void look_ahead(int64_t k, int64_t apart) {
+        if constexpr (qg_codes_of<W>::PLANES) {
+            constexpr int64_t PER = 32 / decltype(codes)::LOW, LAST = QG_AHEAD / 64 * PER;
+            codes.ahead = QG_AHEAD + (k + LAST >= from->k ? (apart - 1) * qg_up(from->k, PER) * 64 : 0);
+        }
+    }
+    QG_METHOD void ask(int64_t p, int64_t k) const {
+        constexpr uint64_t step = W::COVERS ? W::COVERS : 1;
+        if (W::COVERS != 0 && (uint64_t)k % step == 0) W::ask(*from, p, k);
     }
     QG_METHOD void entries_at(int64_t k) {
         if (W::COVERS == 0 || k < until) return;
@@ -197,6 +210,8 @@ template <class W> struct qg_straddling {
         }
         here.load(*from, now), next.load(*from, then);
     }
+    QG_METHOD void look_ahead(int64_t, int64_t) {}
+    QG_METHOD void ask(int64_t, int64_t) const {}
     QG_METHOD void at(int64_t k) {
         if (k + GROUP > until || until == 0) move(k);
         uint32_t columns[16];
@@ -218,6 +233,8 @@ template <class T> struct qg_plain {
     const T* first;
     const T* now;
     QG_METHOD void start(const qg_job* j, int64_t panel) { first = now = (const T*)j->codes + panel * j->k * 16; }
+    QG_METHOD void look_ahead(int64_t, int64_t) {}
+    QG_METHOD void ask(int64_t, int64_t) const {}
     QG_METHOD void at(int64_t k) {
         now = first + k * 16;
         QG_UNROLL for (int line = 0; line < GROUP * 16 * (int)sizeof(T); line += 64)

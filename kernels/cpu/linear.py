@@ -180,8 +180,9 @@ def _columns(k: int, rows: int) -> int:
 
 def _pass_scratch(k: int, block: int, panels: int) -> int:
     """columns.h's qg_pass_scratch."""
-    rows = 16 * max(min((1 << 15) // max(k, 1), 8), 1)
-    return 4 * (rows * panels * 16 + 16 * 16 * _up(block, 16) + _columns(k, rows))
+    rows = max(16, min(128, (1 << 19) // max(k, 1) // 8 * 8))
+    wide = 16 * panels
+    return 4 * (rows * wide + wide * 16 * _up(block, 16) + _columns(k, rows) + 2 * _columns(k // 32, 8))
 
 
 def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
@@ -189,14 +190,14 @@ def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     return rows * (64 * panels + 64 * _up(k, 32) * (1 + rounds) + (k // 16 + 1) * 4)
 
 
-_MOST_BF16 = 64
+_MOST_BF16 = 128
 """Most rows of a task of bf16_blocks.h."""
 
 
 def _block_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     """bf16_blocks.h's qb_block_scratch."""
     apart = _up(k, 32) * 32 | 32
-    rows = min(rows, max(8, min(_MOST_BF16, (3 << 18) // (2 * apart) // 8 * 8))) + 8
+    rows = min(rows, max(8, min(_MOST_BF16, (3 << 19) // (2 * apart) // 8 * 8))) + 8
     return 512 * 64 + rows * (64 * panels + 2 * apart * (1 + rounds) + (k // 16 + 1) * 4) + (k // 16 + 1) * 256
 
 

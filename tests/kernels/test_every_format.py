@@ -6,6 +6,7 @@ random entries of every field, not by encoders: kernels must read whatever a fil
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -191,8 +192,11 @@ def scales_sums(operand: Operand) -> bool:
         return False
     n, k = (int(d) for d in operand.shape)
     made = panel_weight(packed_format(operand.format), operand.dtype, n, k, operand.layout).definitions
-    panels = "COVERS = 16;" in made and ("BITS = 2," in made or "BITS = 4," in made)
-    return "SCALED = true" in made and not panels
+    if "SCALED = true" not in made:
+        return False
+    bits, covers = (int(number) for number in re.findall(r" (?:BITS|COVERS) = (\d+)", made))
+    in_planes = re.search(r"typedef \S+ codes;", made) is None
+    return not (0 < covers <= 32 and in_planes and (bits <= 6 or "qg_counting<" in made))
 
 
 def factor_error(case: Case) -> float:

@@ -8,6 +8,7 @@ import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = npt.NDArray[Any]
 V3 = "x86-64-v3"
+V4 = "x86-64-v4"
 BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
 """Relative L2 error: fp32 sums, and half an ulp of the result's type."""
 
@@ -149,6 +151,37 @@ def test_linear_equals_float64_for_every_format_and_m(
             check(kernels, case, m)
 
 
+WIDE = {"int4_zeros": (530, 704), "nf4_flat": (516, 131), "panels": (533, 1219), "int8": (513, 101)}
+"""(N, K) of weights wide enough for passes over rows by columns (columns.h), behind which some columns are left."""
+
+
+@pytest.mark.parametrize("kind", ["int4_zeros", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*WIDE][1:])])
+def test_passes_over_many_rows_equal_float64(
+    build: Callable[..., Any], isa: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The last blocks of a pass have 4, 8 or 12 rows, and some of them are idle; 128 rows are one pass."""
+    monkeypatch.setitem(SHAPES, kind, WIDE[kind])
+    case = make_case(f"wide_{kind}", kind, "large", "f32", "none", has_bias=True)
+    kernels = build([case.spec], isa)
+    for m in (65, 68, 70, 76, 77, 128, 129, 150, 261):
+        check(kernels, case, m)
+
+
+@pytest.mark.parametrize("broadcasts", ["0", "1"])
+def test_few_rows_by_one_panel_and_by_two(
+    build: Callable[..., Any], harness: Any, build_folder: Path, isa: str, broadcasts: str
+) -> None:
+    """Which of them depends on the processor (columns.h): a Zen 4 takes one. Narrower vectors have no choice."""
+    made = [make_case(f"few_{kind}", kind, m_class, "f32", "none", has_bias=False)
+            for kind, m_class in (("int4_zeros", "2-8"), ("nf4", "large"))]  # fmt: skip
+    kernels = build([case.spec for case in made], isa)
+    source = f"#define QG_BROADCASTS {broadcasts}\n" + kernels.source + harness.PARALLEL
+    kernels.library = harness.compile_source(source, isa, build_folder)
+    for case, ms in zip(made, ((3, 5, 8, 11), (9, 12, 13, 16, 17)), strict=True):
+        for m in ms:
+            check(kernels, case, m)
+
+
 def test_linear_of_narrow_types_rounds_once(build: Callable[..., Any], isa: str) -> None:
     made = [*cases(["bf16"], ["int4_zeros", "rows"]), *cases(["f16"], ["panels"])]
     kernels = build([case.spec for case in made], isa)
@@ -181,7 +214,7 @@ def test_k_in_several_blocks_keeps_partial_sums_with_epilogue(build: Callable[..
 
 def test_a_row_has_the_same_bits_in_passes_and_in_panels(build: Callable[..., Any], isa: str) -> None:
     """On AVX-512, up to 64 rows of these few panels are multiplied while panels are decoded, more of them afterwards:
-    in the same order of k."""
+    in the same order of k. 9 to 16 rows of codes are summed before their scale, where it serves 32 columns or more."""
     made = small_set()
     kernels = build([case.spec for case in made], isa)
     for case in (made[0], made[-1]):  # K in three blocks, and codes
@@ -191,7 +224,7 @@ def test_a_row_has_the_same_bits_in_passes_and_in_panels(build: Callable[..., An
         r, scale = rng.standard_normal((65, n)).astype(np.float32), rng.standard_normal(3 * n).astype(np.float32)
         extras = [*([bias] if case.has_bias else []), *([r, scale] if case.epilogue == "residual" else [])]
         found = {}
-        for m in (65, 64, 47, 33, 28, 22, 17, 16, 12, 9, 6):
+        for m in (65, 64, 47, 33, 28, 22, 17, *((16, 12, 9) if case is made[0] or isa != V4 else ()), 6):
             operands = [x[:m].copy(), aligned(case.weight), *extras, np.zeros((m, n + 1), np.float32)]
             kernels.run(case.spec.name, operands, symbols=(m, 1))
             found[m] = operands[-1]
@@ -270,12 +303,13 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
 def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Callable[..., Any], isa: str) -> None:
     """Codes with an offset are summed before it: an infinity times a code of 0 would be no number."""
     found = {}
-    for number, (fmt, m) in enumerate((("q4_K", 1), ("q4_K", 2), ("q4_1", 1), ("q5_K", 2), ("q4_K", 5))):
+    rows = (("q4_K", 1), ("q4_K", 2), ("q4_1", 1), ("q5_K", 2), ("q4_K", 5), ("q4_K", 9), ("q4_1", 14))
+    for number, (fmt, m) in enumerate(rows):
         w = np.random.default_rng(number).standard_normal((37, 256)).astype(np.float32)
         stored, data, values = stored_weight(w, FormatRef(fmt, {}), "f32", "cpu_p16_v2")
         x = Operand(name="x", dtype="f32", access="r", shape=(m, 256), strides=(256, 1))
         out = Operand(name="out", dtype="f32", access="w", shape=(m, 37), strides=(37, 1))
-        body = LinearKernel(m=m, n=37, k=256, m_class="1" if m == 1 else "2-8", has_bias=False)
+        body = LinearKernel(m=m, n=37, k=256, m_class="1" if m == 1 else "2-8" if m <= 8 else "large", has_bias=False)
         spec = KernelSpec(name=f"infinite_{fmt}_{m}", symbols=(), operands=(x, stored, out), body=body)
         found[spec.name] = (spec, aligned(data), values.astype(np.float64), m)
     kernels = build([spec for spec, *_ in found.values()], isa)
@@ -283,12 +317,12 @@ def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Ca
         for infinite in (True, False):
             x = np.random.default_rng(1).standard_normal((m, 256)).astype(np.float32)
             if infinite:
-                x[0, 77] = np.inf
+                x[m // 9 * 8, 77] = np.inf  # of 9 rows and more, one of the second block's
             given = lambda x=x, data=data, m=m: [x, data, np.zeros((m, 37), np.float32)]  # noqa: E731
             out = kernels.run_both(name, given)[-1].astype(np.float64)
             with np.errstate(invalid="ignore"):
                 wanted = x.astype(np.float64) @ values.T
-            assert np.isinf(wanted[0]).all() == infinite
+            assert np.isinf(wanted[m // 9 * 8]).all() == infinite
             np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
 
 
