@@ -13,6 +13,7 @@ Headers whose kernels are emitted in another way, or take more scratch, do not c
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import re
 import statistics
@@ -20,6 +21,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from cpubench import ours
@@ -28,6 +30,7 @@ from cpubench.probes import Bench
 
 from qcompiler.config import parse_format
 from qcompiler.kernels.cpu import emit
+from qcompiler.runtime.isa import host_isa
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST = 0.02
@@ -70,7 +73,19 @@ def product_of(text: str) -> Product:
     return Product(name, ref.name, dict(ref.params), arithmetic)
 
 
+def about(given: argparse.Namespace) -> dict[str, Any]:
+    """What the figures of this run hang on."""
+    model = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model" in line]
+    tree = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return {
+        "before": given.before, "after": tree.stdout.strip(), "date": datetime.date.today().isoformat(),
+        "machine": model[:2], "isa": host_isa(), "threads": given.threads, "rounds": given.rounds,
+        "cached": given.cached,
+    }  # fmt: skip
+
+
 def measure(benches: Sequence[Bench], product: Product, m: int, n: int, k: int, rounds: int, total: int) -> Cell:
+    """Times both in turns. `total`: bytes of all copies of the weight."""
     runners = [ours.runner(bench, product, m, n, k, total) for bench in benches]
     times: list[list[float]] = [[], []]
     rates = []
@@ -117,7 +132,7 @@ def main() -> None:
                     flush=True,
                 )
     if given.json:
-        given.json.write_text(json.dumps({"before": given.before, "cells": [asdict(cell) for cell in cells]}, indent=1))
+        given.json.write_text(json.dumps(about(given) | {"cells": [asdict(cell) for cell in cells]}, indent=1))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@
 //
 // 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). The
 // first block of a task makes words of codes while it multiplies, since shifts and permutations have other pipes than
-// products, and leaves them for the blocks behind it: making them before takes as long as 30 rows of products, most of
-// which is waiting for codes. From QB_MANY rows on, scales that serve few columns are worth multiplying codes by,
-// once for all rows: then words are elements rounded to bf16, and sums need no scale.
+// products, and leaves them for the blocks behind it: to make them before takes as long as ten rows of products, most of
+// it waiting for codes. From QB_MANY rows on, where a scale serves few columns, each code is multiplied by it once for
+// all rows: then words are elements rounded to bf16, and sums need no scale.
 #pragma once
 #include "gemm_bf16.h"
 
@@ -20,7 +20,7 @@ enum {
     QB_MOST = 128,      // most rows of a task
     QB_MANY = 64,   // rows of a product from which elements are multiplied, where a scale serves few columns
     QB_PANELS_FROM = 65,  // rows for which panels of decoded elements pay, where blocks do not serve any number
-    QB_TASK_BYTES = 3 << 19,  // of its rows in order
+    QB_TASK_BYTES = 3 << 19,  // of its rows in order, 128 of 5632 columns; half of that took 1.04 of the time there
     QB_CHUNK = 512,  // columns for which blocks take turns: words of two panels take 32 KiB, two thirds of a Zen 5's L1
 };
 
@@ -172,7 +172,7 @@ struct qb_unit {
     int64_t panel, next;  // `next` repeats the only panel of a short unit
     float* scale;
     float* offset;
-    uint32_t* words;  // of the chunk at hand, where they are made before: [two columns][panel][16]
+    uint32_t* words;  // of the chunk at hand, that one block leaves for the others: [two columns][panel][16]
 };
 
 template <class D> static void qb_prepare(const qb_unit& unit) {
@@ -301,7 +301,7 @@ template <class D, int MR, qb_form FORM, bool ELEMENTS> QC_COLD void qb_block(
 
 // `count` rows, at most QB_HIGH, by the smallest block that takes them; rows behind them hold anything, and their sums
 // are not read.
-template <class D, qb_form FORM, bool ELEMENTS = false> QC_INLINE void qb_block_rows(
+template <class D, qb_form FORM, bool ELEMENTS> QC_INLINE void qb_block_rows(
     int64_t count, const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
     if constexpr (FORM == QB_MAKES)
         if (count <= 4) return qb_block<D, 4, FORM, ELEMENTS>(unit, rows, asks, k0, k1, tile);
@@ -427,6 +427,7 @@ template <class D, class T> static qb_rows qb_load_rows(
     typedef decltype(D::entries) W;
     const int64_t k = job->k, span = qb_coded<D>::span(k), groups = span > 0 ? k / span : 0, stride = qb_apart(k);
     constexpr bool SAME = qb_same<T>::value, LOOKED_UP = qb_coded<D>::LOOKED_UP;
+    const bool summed = !qb_block_policy<D>::ELEMENTS || job->m < QB_MANY;  // else elements have their offsets in them
     uint16_t* const rounded = LOOKED_UP ? ordered + (count + QB_HIGH) * stride : ordered;
     qb_rows rows = {(const char*)rounded, 2 * stride, (const char*)ordered, 2 * stride, total, groups};
     if constexpr (SAME) rows.x = job->x + 2 * m0 * job->x_row, rows.stride = 2 * job->x_row;
@@ -436,8 +437,11 @@ template <class D, class T> static qb_rows qb_load_rows(
         if constexpr (LOOKED_UP)
             qb_reorder<qb_coded<D>::LOW>(x, ordered + i * stride, k / qb_coded<D>::PER * qb_coded<D>::PER);
         else if constexpr (SAME) memcpy(ordered + i * stride, x, 2 * k);
-        if constexpr (W::OFFSET && W::COVERS != 0) qb_add_groups(x, span, groups, total + i * groups);
-        else if constexpr (W::OFFSET) qg_add_groups((const qc_bf16*)x, span, groups, total + i * groups);
+        if constexpr (W::OFFSET && W::COVERS != 0) {
+            if (summed) qb_add_groups(x, span, groups, total + i * groups);
+        } else if constexpr (W::OFFSET) {
+            qg_add_groups((const qc_bf16*)x, span, groups, total + i * groups);
+        }
     }
     return rows;
 }

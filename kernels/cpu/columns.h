@@ -6,7 +6,7 @@
 //
 //     3 … 8 rows   straight from codes. Those of up to 5 bits are summed as they are over the columns of a scale, as
 //                  few_rows.h does for one and two rows.
-//     9 … 16       two such blocks, where codes are summed
+//     9 … 16       two blocks of six or eight rows, where codes are summed
 //     more         passes over up to 128 rows. The first block multiplies what it decodes, and stores it for the
 //                  others. An element's additions have gemm.h's order, in blocks of k.
 #pragma once
@@ -17,23 +17,23 @@
 
 enum {
     QG_FIRST_PASS = 9,    // from so many rows on, passes are faster than decoding panels and then multiplying them
-    // Columns of a product that pay for putting its rows in order, which panels do not need: for up to QG_SOME rows,
+    // Columns of a product that pay for putting its rows in order, which panels do not need: for up to QG_SOME_ROWS rows,
     // and for more.
-    QG_SOME = 64, QG_NARROW = 33, QG_ENOUGH = 512,
-    QG_ONE = 8,           // rows of a pass's first block, beside whose sums registers are left for decoding
-    QG_LOW = 6,           // rows of each of two blocks for up to twice as many
-    QG_OTHER = 12,        // most rows of the others
-    QG_PASS = 128,        // most rows of a pass
-    QG_BLOCKS_OF_PASS = 1 + (QG_PASS - QG_ONE + QG_OTHER - 1) / QG_OTHER,
+    QG_SOME_ROWS = 64, QG_LEAST_COLUMNS = 33, QG_MANY_COLUMNS = 512,
+    QG_DECODING_ROWS = 8,           // rows of a pass's first block, beside whose sums registers are left for decoding
+    QG_LOW_ROWS = 6,           // rows of each of two blocks for up to twice as many
+    QG_OTHER_ROWS = 12,        // most rows of the others
+    QG_PASS_ROWS = 128,        // most rows of a pass
+    QG_BLOCKS_OF_PASS = 1 + (QG_PASS_ROWS - QG_DECODING_ROWS + QG_OTHER_ROWS - 1) / QG_OTHER_ROWS,
     QG_PASS_FLOATS = 1 << 19,  // of its rows by columns, which stay in a thread's scratch
     QG_WIDE = QG_NP * 16,  // numbers of a row of a tile
-    QG_ORDERING = 24,     // columns of a product that take as long as putting its rows in order
+    QG_ORDERING_COLUMNS = 24,     // columns of a product that take as long as putting its rows in order
 };
 
 // Rows of a pass: fewer where a row is long, but two blocks at least.
 constexpr int64_t qg_pass(int64_t k) {
-    const int64_t rows = QG_PASS_FLOATS / (k > 0 ? k : 1) / QG_ONE * QG_ONE;
-    return rows < 2 * QG_ONE ? 2 * (int64_t)QG_ONE : rows < QG_PASS ? rows : (int64_t)QG_PASS;
+    const int64_t rows = QG_PASS_FLOATS / (k > 0 ? k : 1) / QG_DECODING_ROWS * QG_DECODING_ROWS;
+    return rows < 2 * QG_DECODING_ROWS ? 2 * (int64_t)QG_DECODING_ROWS : rows < QG_PASS_ROWS ? rows : (int64_t)QG_PASS_ROWS;
 }
 
 // Floats of `rows` rows by columns: whole vectors are written.
@@ -45,7 +45,7 @@ constexpr int64_t qg_few_columns_scratch(int64_t k, int64_t rows, bool converts)
 }
 constexpr int64_t qg_pass_scratch(int64_t k) {
     return 4 * (qg_pass(k) * QG_WIDE + QG_WIDE * ((qg_block(k) + 15) / 16 * 16) + qg_columns(k, qg_pass(k)) +
-                2 * qg_columns(k / 32, QG_ONE));
+                2 * qg_columns(k / 32, QG_DECODING_ROWS));
 }
 
 #if defined(QC_AVX512)
@@ -59,9 +59,9 @@ static void qg_by_columns(const float* x, int64_t stride, int count, int64_t col
     vtranspose(last[0], 16, to + j * width, width);
 }
 
-// Whether blocks by two panels are for few rows, too. Not on a Zen 4: there a broadcast takes a pipe of shuffles, and
-// memory gives a number for each multiplication. Asked once, since in virtual machines it takes microseconds. Tests
-// define QG_BROADCASTS.
+// Whether eight rows straight from codes are multiplied by two panels, which gives the bits of one. Not on a Zen 4: there
+// a broadcast takes a pipe of shuffles, and memory gives a number for each multiplication. Asked once, since in virtual
+// machines it takes microseconds. Tests define QG_BROADCASTS.
 QC_COLD bool qg_broadcasts() {
 #if defined(QG_BROADCASTS)
     return QG_BROADCASTS;
@@ -293,7 +293,7 @@ template <class D, int MR> static void qg_few_columns(
 // Panels [panel, end) of one unit times MR rows by columns. `x`: the rows as they were.
 template <class D, int MR> static void qg_few_columns_unit(
     const qg_job* job, const qg_few_x& x, const float* columns, int64_t panel, int64_t end, float* tile) {
-    const bool both = MR >= qg_both_from<D>() && qg_broadcasts();
+    const bool both = MR >= qg_both_from<D>() && (MR < 8 || qg_broadcasts());
     if constexpr (MR >= qg_both_from<D>())
         if (both) qg_block_by_codes<D, MR>(job, columns, x.totals, panel, end - 1, tile);
     for (int64_t p = panel; p < end; p++) {
@@ -352,7 +352,7 @@ struct qg_pass_x {
     float *tile, *decoded;
 };
 
-// Rows [m0, m0 + count) by columns, as fp32. `converted` has room for 16 rows of a block of k.
+// Rows [m0, m0 + count) by columns, as fp32. `converted` has room for 12 rows of a block of k.
 static void qg_load_columns(
     const qg_job* job, int64_t m0, int count, float* columns, int64_t width, float* converted) {
     const int64_t block = qg_block(job->k), stride = (block + 15) / 16 * 16;
@@ -366,15 +366,15 @@ static void qg_load_columns(
 }
 
 // Rows of the first block, which decodes: plain weights leave registers for more.
-template <class D> struct qg_first { static constexpr int ROWS = QG_ONE; };
-template <class T> struct qg_first<qg_plain<T>> { static constexpr int ROWS = QG_OTHER; };
+template <class D> struct qg_first { static constexpr int ROWS = QG_DECODING_ROWS; };
+template <class T> struct qg_first<qg_plain<T>> { static constexpr int ROWS = QG_OTHER_ROWS; };
 
 // Rows [m0, m0 + count) in a block of `first` rows and others of 12, the last of which have 8 or 4.
 QC_COLD void qg_load_pass(const qg_job* job, int64_t m0, int count, int first, float* columns, qg_pass_x* x) {
     x->blocks = 0;
     for (int row = 0; row < count; x->blocks++) {
         const int left = (count - row + 3) / 4 * 4;
-        const int high = x->blocks == 0 ? first : left == 8 || left == 16 ? QG_ONE : qc_min(left, QG_OTHER);
+        const int high = x->blocks == 0 ? first : left == 8 || left == 16 ? QG_DECODING_ROWS : qc_min(left, QG_OTHER_ROWS);
         x->rows[x->blocks] = high, x->columns[x->blocks] = columns;
         qg_load_columns(job, m0 + row, qc_min(count - row, high), columns, high, x->decoded);
         columns += high * ((job->k + 15) / 16 * 16), row += high;
@@ -390,9 +390,8 @@ template <class D> static void qg_pass_unit(const qg_job* job, const qg_pass_x& 
     int64_t k0 = 0;
     do {  // once even for k = 0, whose sums are zero
         const int64_t kc = qc_min(job->k - k0, block);
-        auto* const multiply = x.blocks > 1 && !IN_PLACE ? qg_block_by_elements<D, FIRST, !IN_PLACE>
-                                                         : qg_block_by_elements<D, FIRST, false>;
-        multiply(job, x.columns[0] + k0 * FIRST, k0, kc, panel, next, x.decoded, x.tile);
+        qg_block_by_elements<D, FIRST, !IN_PLACE>(
+            job, x.columns[0] + k0 * FIRST, k0, kc, panel, next, x.decoded, x.tile);
         if (IN_PLACE) first = (const float*)job->codes + (panel * job->k + k0) * 16;
         if (IN_PLACE) second = first + (next - panel) * job->k * 16;
         float* tile = x.tile + FIRST * QG_WIDE;
@@ -409,13 +408,19 @@ template <class D, int MR> static void qg_two_blocks(
     for (int b = 0; b < 2; b++) {
         float* const tile = x.tile + b * MR * QG_WIDE;
         qg_block_by_codes<D, MR>(job, x.columns[b], x.totals[b], panel, next, tile);
-        vf bad = vzero();
-        for (int i = 0; i < MR * QG_NP; i++) bad = bad + (vload(tile + i * 16) - vload(tile + i * 16));
-        if (vsum(bad) == 0.0f) continue;
-        const int64_t block = qg_block(job->k);  // a sum of codes may be no number where that of elements is one
+        bool bad[MR], any = false;  // a sum of codes may be no number where that of elements is one
+        for (int i = 0; i < MR; i++) {
+            const vf first = vload(tile + i * QG_WIDE), second = vload(tile + i * QG_WIDE + 16);
+            any |= bad[i] = vsum((first - first) + (second - second)) != 0.0f;
+        }
+        if (!any) continue;
+        float elements[MR * QG_WIDE];
+        const int64_t block = qg_block(job->k);
         for (int64_t k0 = 0; k0 < job->k; k0 += block)
-            qg_block_by_elements<D, MR, false>(
-                job, x.columns[b] + k0 * MR, k0, qc_min(job->k - k0, block), panel, next, nullptr, tile);
+            qg_block_by_elements<D, MR, true>(
+                job, x.columns[b] + k0 * MR, k0, qc_min(job->k - k0, block), panel, next, x.decoded, elements);
+        for (int i = 0; i < MR; i++)
+            if (bad[i]) memcpy(tile + i * QG_WIDE, elements + i * QG_WIDE, 4 * QG_WIDE);
     }
 }
 
@@ -424,12 +429,12 @@ template <class D, int MR> static void qg_load_two(const qg_job* job, float* col
         x->columns[b] = columns, x->totals[b] = totals;
         qg_load_columns(job, b * MR, (int)qc_min(job->m - b * MR, MR), columns, MR, x->decoded);
         if constexpr (qg_needs_totals<D>()) qg_add_columns<MR>(columns, D::SHARED, job->k / D::SHARED, totals);
-        columns += MR * ((job->k + 15) / 16 * 16), totals += qg_columns(job->k / 32, QG_ONE);
+        columns += MR * ((job->k + 15) / 16 * 16), totals += qg_columns(job->k / 32, QG_DECODING_ROWS);
     }
 }
 
-// `two`: blocks of rows straight from codes, of up to 16 rows in all.
-struct qg_pass_call { qg_job* job; int64_t chunks, groups; bool two; };
+// `by_codes`: two blocks of rows straight from codes, of up to 16 rows in all.
+struct qg_pass_call { qg_job* job; int64_t chunks, groups; bool by_codes; };
 
 // Task t takes a pass of rows, and a share of the panels.
 template <class D> static void qg_pass_task(void* arg, int64_t task, char* scratch) {
@@ -447,10 +452,10 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
     float* const totals = columns + qg_columns(job->k, qg_pass(job->k));
     auto* multiply = qg_pass_unit<D>;
     if constexpr (D::SUMMED) {
-        if (!call.two) qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
-        else if (count > 2 * QG_LOW) qg_load_two<D, QG_ONE>(job, columns, totals, &x);
-        else qg_load_two<D, QG_LOW>(job, columns, totals, &x);
-        if (call.two) multiply = count > 2 * QG_LOW ? qg_two_blocks<D, QG_ONE> : qg_two_blocks<D, QG_LOW>;
+        if (!call.by_codes) qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
+        else if (count > 2 * QG_LOW_ROWS) qg_load_two<D, QG_DECODING_ROWS>(job, columns, totals, &x);
+        else qg_load_two<D, QG_LOW_ROWS>(job, columns, totals, &x);
+        if (call.by_codes) multiply = count > 2 * QG_LOW_ROWS ? qg_two_blocks<D, QG_DECODING_ROWS> : qg_two_blocks<D, QG_LOW_ROWS>;
     } else {
         qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
     }
@@ -463,27 +468,27 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
 
 // How a product is cut into passes and shares of its panels: by the time until the last thread is done, in units of a
 // row times a column. A cut never changes a result.
-QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool two, int64_t threads) {
+QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool by_codes, int64_t threads) {
     const int64_t units = qg_up(qg_up(job->n, 16), QG_NP), worth = units * job->k * (job->m + 3) / QG_TASK;
-    qg_pass_call best = {job, two ? 1 : qg_up(job->m, qg_pass(job->k)), 1, two};
+    qg_pass_call best = {job, by_codes ? 1 : qg_up(job->m, qg_pass(job->k)), 1, by_codes};
     if (threads == 1 || worth < 2) return best;
     double least = INFINITY;
     for (int64_t chunks = best.chunks;; chunks *= 2) {
         const int64_t most = qc_min(qc_min(units, 4 * threads), qc_max(worth / chunks, 1));
         const int64_t wanted = (chunks > 1 ? 3 : 2) * threads;  // so that no thread waits for the last one
         for (int64_t groups = qc_min(most, qg_up(wanted, chunks)); groups <= most; groups++) {
-            const double task = (double)(qg_up(job->m, chunks) + 3) * (32 * qg_up(units, groups) + QG_ORDERING);
+            const double task = (double)(qg_up(job->m, chunks) + 3) * (32 * qg_up(units, groups) + QG_ORDERING_COLUMNS);
             const double cost = task * qg_up(chunks * groups, threads);
             if (cost < least) least = cost, best.chunks = chunks, best.groups = groups;
         }
-        if (two || chunks * units >= 2 * threads || job->m / (2 * chunks) < QG_ONE) return best;
+        if (by_codes || chunks * units >= 2 * threads || job->m / (2 * chunks) < QG_DECODING_ROWS) return best;
     }
 }
 
 // Any number of rows.
 template <class D> static void qg_run_by_columns(qc_ctx* ctx, qg_job* job) {
-    const bool two = D::SUMMED && job->m <= 2 * QG_ONE && qg_broadcasts();
-    qg_pass_call call = qg_cut_passes(job, two, ctx->num_threads);
+    const bool by_codes = D::SUMMED && job->m <= 2 * QG_DECODING_ROWS;
+    qg_pass_call call = qg_cut_passes(job, by_codes, ctx->num_threads);
     const int64_t tasks = call.chunks * call.groups;
     if (tasks > 1 && ctx->num_threads > 1) return ctx->parallel(ctx, tasks, qg_pass_task<D>, &call);
     for (int64_t task = 0; task < tasks; task++) qg_pass_task<D>(&call, task, ctx->scratch);
@@ -504,8 +509,8 @@ template <class D, int MAX> static void qg_run_rows(qc_ctx* ctx, qg_job* job) {
 // Any number of rows.
 template <class D> static void qg_run_passes(qc_ctx* ctx, qg_job* job) {
 #if defined(QC_AVX512)
-    const int64_t columns = job->m <= QG_SOME ? (int64_t)QG_NARROW : (int64_t)QG_ENOUGH;
-    if (job->m >= QG_FIRST_PASS && job->n >= columns) return qg_run_by_columns<D>(ctx, job);
+    const int64_t columns = job->m <= QG_SOME_ROWS ? (int64_t)QG_LEAST_COLUMNS : (int64_t)QG_MANY_COLUMNS;
+    if (job->m >= QG_FIRST_PASS && job->n >= columns && !job->window) return qg_run_by_columns<D>(ctx, job);
 #endif
     qg_run(ctx, job);
 }

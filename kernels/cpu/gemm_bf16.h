@@ -3,7 +3,7 @@
 //
 //     sum[lane] += x[k] * w[lane][k] + x[k + 1] * w[lane][k + 1]     products exact; numbers below 2^-126 count as zero
 //
-// Four rows and more, where a scale multiplies sums, are bf16_blocks.h's. Here is the rest.
+// Four rows and more of codes whose scales serve 16 columns or more are bf16_blocks.h's. Here is the rest.
 //
 // Many rows: a panel holds words of two columns, [pair of columns][16 lanes], and rows of bf16 are read where they lie.
 // The work is cut as gemm.h cuts it, and so is K. Few rows: codes become words of two columns in registers. The number

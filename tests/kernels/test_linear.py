@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -159,27 +160,59 @@ WIDE = {"int4_zeros": (530, 704), "nf4_flat": (516, 131), "panels": (533, 1219),
 def test_passes_over_many_rows_equal_float64(
     build: Callable[..., Any], isa: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The last blocks of a pass have 4, 8 or 12 rows, and some of them are idle; 128 rows are one pass."""
+    """9 to 16 rows of codes are two blocks. The last blocks of a pass have 8 or 12 rows, some of which are beyond m."""
     monkeypatch.setitem(SHAPES, kind, WIDE[kind])
     case = make_case(f"wide_{kind}", kind, "large", "f32", "none", has_bias=True)
     kernels = build([case.spec], isa)
-    for m in (65, 68, 70, 76, 77, 128, 129, 150, 261):
+    for m in (9, 12, 14, 16, 24, 65, 70, 76, 77, 128, 129, 150, 261):
         check(kernels, case, m)
 
 
-@pytest.mark.parametrize("broadcasts", ["0", "1"])
-def test_few_rows_by_one_panel_and_by_two(
-    build: Callable[..., Any], harness: Any, build_folder: Path, isa: str, broadcasts: str
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "k"), [("int4_zeros", 8256), ("panels", 8250), ("nf4", 33024), ("panels", 33001)])
+def test_passes_of_fewer_rows_where_rows_are_long(
+    build: Callable[..., Any], isa: str, monkeypatch: pytest.MonkeyPatch, kind: str, k: int
 ) -> None:
-    """Which of them depends on the processor (columns.h): a Zen 4 takes one. Narrower vectors have no choice."""
-    made = [make_case(f"few_{kind}", kind, m_class, "f32", "none", has_bias=False)
-            for kind, m_class in (("int4_zeros", "2-8"), ("nf4", "large"))]  # fmt: skip
-    kernels = build([case.spec for case in made], isa)
-    source = f"#define QG_BROADCASTS {broadcasts}\n" + kernels.source + harness.PARALLEL
-    kernels.library = harness.compile_source(source, isa, build_folder)
-    for case, ms in zip(made, ((3, 5, 8, 11), (9, 12, 13, 16, 17)), strict=True):
-        for m in ms:
-            check(kernels, case, m)
+    """A pass has 56 rows of 8256 columns, and 16 of 33024."""
+    monkeypatch.setitem(SHAPES, kind, (40, k))
+    case = make_case(f"long_{kind}_{k}", kind, "large", "f32", "none", has_bias=False)
+    kernels = build([case.spec], isa)
+    for m in (9, 16, 17, 57, 64):
+        check(kernels, case, m)
+
+
+STRAIGHT = {"q4_K": {}, "q5_K": {}, "q3_K": {}, "int2": {"group": 64}, "tq": {"bits": 4}}
+
+
+@pytest.mark.parametrize("fmt", ["q5_K", *(pytest.param(f, marks=pytest.mark.slow) for f in STRAIGHT if f != "q5_K")])
+def test_rows_straight_from_codes_equal_float64(
+    build: Callable[..., Any], build_folder: Path, isa: str, fmt: str
+) -> None:
+    """Whether eight rows are multiplied by one panel, as on a Zen 4, or by two changes no bit."""
+    w = np.random.default_rng(3).standard_normal((83, 512)).astype(np.float32)
+    stored, data, values = stored_weight(w, FormatRef(fmt, STRAIGHT[fmt]), "f32", "cpu_p16_v2")
+    specs = []
+    for m_class in ("2-8", "large"):
+        x = Operand(name="x", dtype="f32", access="r", shape=("m", 512), strides=(515, 1))
+        out = Operand(name="out", dtype="f32", access="w", shape=("m", 83), strides=(83, 1))
+        body = LinearKernel(m="m", n=83, k=512, m_class=m_class, has_bias=False)
+        name = f"straight_{m_class[0]}"
+        specs.append(KernelSpec(name=name, symbols=("m",), operands=(x, stored, out), body=body))
+    kernels, found = build(specs, isa), []
+    assert "QG_BROADCASTS" in kernels.source
+    harness = sys.modules[type(kernels).__module__]
+    for broadcasts in (0, 1):
+        source = f"#define QG_BROADCASTS {broadcasts}\n" + kernels.source + harness.PARALLEL
+        kernels.library = harness.compile_source(source, isa, build_folder)
+        for spec, ms in zip(specs, ((3, 4, 5, 6, 7, 8, 11), (9, 11, 12, 13, 16, 17)), strict=True):
+            for m in ms:
+                x = np.random.default_rng(m).standard_normal((m, 515)).astype(np.float32)
+                given = lambda x=x, m=m: [x, aligned(data), np.full((m, 83), np.nan, np.float32)]  # noqa: E731
+                got = kernels.run_both(spec.name, given, (m,))[-1]
+                wanted = x[:, :512].astype(np.float64) @ values.astype(np.float64).T
+                assert np.linalg.norm(got - wanted) <= BOUNDS["f32"] * np.linalg.norm(wanted), (spec.name, m)
+                found.append(got.tobytes())
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
 
 
 def test_linear_of_narrow_types_rounds_once(build: Callable[..., Any], isa: str) -> None:
@@ -316,13 +349,15 @@ def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Ca
     for name, (_, data, values, m) in found.items():
         for infinite in (True, False):
             x = np.random.default_rng(1).standard_normal((m, 256)).astype(np.float32)
-            if infinite:
-                x[m // 9 * 8, 77] = np.inf  # of 9 rows and more, one of the second block's
             given = lambda x=x, data=data, m=m: [x, data, np.zeros((m, 37), np.float32)]  # noqa: E731
-            out = kernels.run_both(name, given)[-1].astype(np.float64)
+            finite, bad = kernels.run_both(name, given)[-1], m // 9 * 8  # of 9 rows and more, one of the second block
+            if infinite:
+                x[bad, 77] = np.inf
+            out = kernels.run_both(name, given)[-1]
+            assert np.delete(out, bad, 0).tobytes() == np.delete(finite, bad, 0).tobytes(), "neighbours changed"
             with np.errstate(invalid="ignore"):
                 wanted = x.astype(np.float64) @ values.T
-            assert np.isinf(wanted[m // 9 * 8]).all() == infinite
+            assert np.isinf(wanted[bad]).all() == infinite
             np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -94,7 +94,24 @@ def test_numbers_that_are_none_stay_in_their_rows(build: Callable[..., Any], isa
     assert np.isnan(out[2][1][~there]).all()
 
 
-@pytest.mark.parametrize("m", [5, pytest.param(40, marks=pytest.mark.slow)])
+def test_elements_are_multiplied_from_64_rows_on(build: Callable[..., Any], isa: str) -> None:
+    """A scale of 32 columns multiplies sums of fewer rows: codes that are exact in bf16 give elements as they are."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    if "amx_bf16" in flags:
+        pytest.skip("tiles have another rule, which test_bf16_tiles.py has")
+    blocks = isa == "x86-64-v4" and "avx512_bf16" in flags  # others round no element
+    n, k = WEIGHTS["q4_K"]
+    _, data, w = weight("q4_K")
+    spec = spec_of("q4_K", "bf16", "large", k)
+    kernels = build([spec], isa)
+    for m in (63, 64):
+        rows = np.eye(k)[:m].astype(NUMPY_DTYPES["bf16"])
+        out = kernels.run_both(spec.name, lambda r=rows, m=m: [r, data, np.zeros((m, n), np.float32)], (m,))[2]
+        rounded = w.T[:m].astype(NUMPY_DTYPES["bf16"]).astype(np.float32)
+        assert (out == rounded).all() == (m == 64 and blocks), m
+
+
+@pytest.mark.parametrize("m", [5, *(pytest.param(m, marks=pytest.mark.slow) for m in (40, 70))])
 @pytest.mark.parametrize(
     "text",
     ["q4_K", *(pytest.param(text, marks=pytest.mark.slow) for text in ("nf4:block=64", "int8", "q6_K", "plain"))],
