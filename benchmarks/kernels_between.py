@@ -76,7 +76,8 @@ def product_of(text: str) -> Product:
 def about(given: argparse.Namespace) -> dict[str, Any]:
     """What the figures of this run hang on."""
     model = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model" in line]
-    tree = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    tree = subprocess.run(command, check=True, capture_output=True, text=True)
     return {
         "before": given.before, "after": tree.stdout.strip(), "date": datetime.date.today().isoformat(),
         "machine": model[:2], "isa": host_isa(), "threads": given.threads, "rounds": given.rounds,
