@@ -16,24 +16,27 @@
 #endif
 
 enum {
-    QG_FIRST_PASS = 9,    // from so many rows on, passes are faster than decoding panels and then multiplying them
-    // Columns of a product that pay for putting its rows in order, which panels do not need: for up to QG_SOME_ROWS rows,
-    // and for more.
-    QG_SOME_ROWS = 64, QG_LEAST_COLUMNS = 33, QG_MANY_COLUMNS = 512,
-    QG_DECODING_ROWS = 8,           // rows of a pass's first block, beside whose sums registers are left for decoding
-    QG_LOW_ROWS = 6,           // rows of each of two blocks for up to twice as many
-    QG_OTHER_ROWS = 12,        // most rows of the others
-    QG_PASS_ROWS = 128,        // most rows of a pass
+    QG_FIRST_PASS = 9,  // from so many rows on, passes are faster than decoding panels and then multiplying them
+    // Columns of a product that pay for putting its rows in order, which panels do not need: for up to QG_SOME_ROWS
+    // rows, and for more.
+    QG_SOME_ROWS = 64,
+    QG_LEAST_COLUMNS = 33,
+    QG_MANY_COLUMNS = 512,
+    QG_DECODING_ROWS = 8,  // rows of a pass's first block, beside whose sums registers are left for decoding
+    QG_LOW_ROWS = 6,       // rows of each of two blocks for up to twice as many
+    QG_OTHER_ROWS = 12,    // most rows of the others
+    QG_PASS_ROWS = 128,    // most rows of a pass
     QG_BLOCKS_OF_PASS = 1 + (QG_PASS_ROWS - QG_DECODING_ROWS + QG_OTHER_ROWS - 1) / QG_OTHER_ROWS,
-    QG_PASS_FLOATS = 1 << 19,  // of its rows by columns, which stay in a thread's scratch
-    QG_WIDE = QG_NP * 16,  // numbers of a row of a tile
-    QG_ORDERING_COLUMNS = 24,     // columns of a product that take as long as putting its rows in order
+    QG_PASS_FLOATS = 1 << 19,  // most numbers of a pass: two MiB of a thread's scratch
+    QG_WIDE = QG_NP * 16,      // numbers of a row of a tile
+    QG_ORDERING_COLUMNS = 24,  // columns of a product that take as long as putting its rows in order
 };
 
 // Rows of a pass: fewer where a row is long, but two blocks at least.
 constexpr int64_t qg_pass(int64_t k) {
+    const int64_t most = QG_PASS_ROWS, least = 2 * QG_DECODING_ROWS;
     const int64_t rows = QG_PASS_FLOATS / (k > 0 ? k : 1) / QG_DECODING_ROWS * QG_DECODING_ROWS;
-    return rows < 2 * QG_DECODING_ROWS ? 2 * (int64_t)QG_DECODING_ROWS : rows < QG_PASS_ROWS ? rows : (int64_t)QG_PASS_ROWS;
+    return rows < least ? least : rows < most ? rows : most;
 }
 
 // Floats of `rows` rows by columns: whole vectors are written.
@@ -59,9 +62,9 @@ static void qg_by_columns(const float* x, int64_t stride, int count, int64_t col
     vtranspose(last[0], 16, to + j * width, width);
 }
 
-// Whether eight rows straight from codes are multiplied by two panels, which gives the bits of one. Not on a Zen 4: there
-// a broadcast takes a pipe of shuffles, and memory gives a number for each multiplication. Asked once, since in virtual
-// machines it takes microseconds. Tests define QG_BROADCASTS.
+// Whether eight rows straight from codes are multiplied by two panels, which gives the bits of one. Not on a Zen 4:
+// there a broadcast takes a pipe of shuffles, and memory gives a number for each multiplication. Asked once, since in
+// virtual machines it takes microseconds. Tests define QG_BROADCASTS.
 QC_COLD bool qg_broadcasts() {
 #if defined(QG_BROADCASTS)
     return QG_BROADCASTS;
@@ -374,7 +377,8 @@ QC_COLD void qg_load_pass(const qg_job* job, int64_t m0, int count, int first, f
     x->blocks = 0;
     for (int row = 0; row < count; x->blocks++) {
         const int left = (count - row + 3) / 4 * 4;
-        const int high = x->blocks == 0 ? first : left == 8 || left == 16 ? QG_DECODING_ROWS : qc_min(left, QG_OTHER_ROWS);
+        const int other = left == 8 || left == 16 ? QG_DECODING_ROWS : qc_min(left, QG_OTHER_ROWS);
+        const int high = x->blocks == 0 ? first : other;
         x->rows[x->blocks] = high, x->columns[x->blocks] = columns;
         qg_load_columns(job, m0 + row, qc_min(count - row, high), columns, high, x->decoded);
         columns += high * ((job->k + 15) / 16 * 16), row += high;
@@ -455,7 +459,8 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
         if (!call.by_codes) qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
         else if (count > 2 * QG_LOW_ROWS) qg_load_two<D, QG_DECODING_ROWS>(job, columns, totals, &x);
         else qg_load_two<D, QG_LOW_ROWS>(job, columns, totals, &x);
-        if (call.by_codes) multiply = count > 2 * QG_LOW_ROWS ? qg_two_blocks<D, QG_DECODING_ROWS> : qg_two_blocks<D, QG_LOW_ROWS>;
+        if (call.by_codes)
+            multiply = count > 2 * QG_LOW_ROWS ? qg_two_blocks<D, QG_DECODING_ROWS> : qg_two_blocks<D, QG_LOW_ROWS>;
     } else {
         qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
     }
@@ -477,7 +482,8 @@ QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool by_codes, int64_t threads) 
         const int64_t most = qc_min(qc_min(units, 4 * threads), qc_max(worth / chunks, 1));
         const int64_t wanted = (chunks > 1 ? 3 : 2) * threads;  // so that no thread waits for the last one
         for (int64_t groups = qc_min(most, qg_up(wanted, chunks)); groups <= most; groups++) {
-            const double task = (double)(qg_up(job->m, chunks) + 3) * (32 * qg_up(units, groups) + QG_ORDERING_COLUMNS);
+            const int64_t columns = QG_WIDE * qg_up(units, groups) + QG_ORDERING_COLUMNS;
+            const double task = (double)(qg_up(job->m, chunks) + 3) * columns;
             const double cost = task * qg_up(chunks * groups, threads);
             if (cost < least) least = cost, best.chunks = chunks, best.groups = groups;
         }

@@ -63,7 +63,8 @@ template <class W, class E, class Rows> static void qi_run_with(qc_ctx* ctx, qg_
     const int64_t chunks = qg_up(job->m, most);  // of equal numbers of rows, nearly
     qi_call call = {job, qc_min(most, qg_up(qg_up(job->m, chunks), full) * full), 1, room};
     const int64_t worth = panels * job->k * QC_REGS * (job->m + 3) / 8 / QG_TASK;
-    // Each task prepares its rows: two for each thread; three where there are several chunks, so that the last is short.
+    // Each task prepares its rows: two for each thread, or three where there are several chunks, so that the last is
+    // short.
     const int64_t wanted = threads > 1 ? qc_min(worth, (chunks > 1 ? 3 : 2) * threads) : 1;
     call.groups = qg_up(wanted, chunks);
     // As many tasks for each thread: nine of them take two threads as long as ten.
