@@ -9,8 +9,8 @@
 // 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). The
 // first block of a task makes words of codes while it multiplies, since shifts and permutations have other pipes than
 // products, and leaves them for the blocks behind it: to make them before takes as long as ten rows of products, most
-// of it waiting for codes. From QB_MANY rows on, where a scale serves few columns, each code is multiplied by it once for
-// all rows: then words are elements rounded to bf16, and sums need no scale.
+// of it waiting for codes. From QB_MANY rows on, where a scale serves few columns, each code is multiplied by it once
+// for all rows: then words are elements rounded to bf16, and sums need no scale.
 #pragma once
 #include "gemm_bf16.h"
 
