@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import re
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
@@ -25,8 +24,9 @@ from typing import Any
 from unittest import mock
 
 from cpubench import ours
-from cpubench.linears import Product
+from cpubench.linears import KIND, Product
 from cpubench.probes import Bench
+from cpubench.processor import processor
 
 from qcompiler.config import parse_format
 from qcompiler.kernels.cpu import emit
@@ -56,17 +56,16 @@ def headers_of(revision: str) -> Callable[[str], str]:
 
     def read(name: str) -> str:
         command = ["git", "-C", str(ROOT), "show", f"{revision}:kernels/cpu/{name}"]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
+        return emit.alone(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     return read
 
 
 def product_of(text: str) -> Product:
-    """Of "nf4:block=64:bf16": a format, or float, and its arithmetic."""
-    name, arithmetic = text.rsplit(":", 1)
-    if arithmetic not in ("exact", "bf16", "int8"):
-        raise SystemExit(f"'{text}': the arithmetic is one of exact, bf16, int8, as in nf4:exact")
+    """From a text like "nf4:block=64:bf16": a format, or float, and the arithmetic behind the last colon."""
+    name, _, arithmetic = text.rpartition(":")
+    if arithmetic not in KIND:
+        raise SystemExit(f"'{text}': the arithmetic is one of {', '.join(KIND)}, as in nf4:exact")
     if name == "float":
         return Product("float", arithmetic=arithmetic)
     ref = parse_format(name)
@@ -75,12 +74,11 @@ def product_of(text: str) -> Product:
 
 def about(given: argparse.Namespace) -> dict[str, Any]:
     """What the figures of this run hang on."""
-    model = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model" in line]
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     tree = subprocess.run(command, check=True, capture_output=True, text=True)
     return {
         "before": given.before, "after": tree.stdout.strip(), "date": datetime.date.today().isoformat(),
-        "machine": model[:2], "isa": host_isa(), "threads": given.threads, "rounds": given.rounds,
+        "machine": processor(), "isa": host_isa(), "threads": given.threads, "rounds": given.rounds,
         "cached": given.cached,
     }  # fmt: skip
 
@@ -94,9 +92,7 @@ def measure(benches: Sequence[Bench], product: Product, m: int, n: int, k: int, 
         for i in (0, 1) if number % 2 == 0 else (1, 0):
             times[i].append(runners[i].turn(LEAST))
         limits = benches[0].limits(1)
-        rates.append(
-            {"exact": limits.fp32, "bf16": limits.bf16, "int8": limits.int8}[product.arithmetic] or limits.fp32
-        )
+        rates.append(getattr(limits, runners[0].kind) or limits.fp32)
     before, after = (statistics.median(found) for found in times)
     ratio = statistics.median(new / old for old, new in zip(*times, strict=True))
     return Cell(product.name, m, n, k, before, after, ratio, 2 * m * n * k / statistics.median(rates) / after)

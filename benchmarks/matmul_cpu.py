@@ -35,7 +35,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import platform
 import statistics
 import sys
 import time
@@ -49,6 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cpubench import growth, ours, peers, quiet, tables
 from cpubench.linears import Arithmetic, Product, specs_of
 from cpubench.probes import Bench
+from cpubench.processor import processor
 
 from qcompiler import formats
 from qcompiler.config import parse_format
@@ -199,18 +199,6 @@ class Run:
     def close(self) -> None:
         for peer in self.peers:
             peer.close()
-
-
-def processor() -> str:
-    """Its name, family and model."""
-    file = Path("/proc/cpuinfo")
-    text = file.read_text() if file.exists() else ""
-    named = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
-    family = [
-        line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(("cpu family", "model\t"))
-    ]
-    name = next(named, platform.processor() or platform.machine())
-    return f"{name} (family {', model '.join(family[:2])})" if len(family) >= 2 else name
 
 
 # --- growth ----------------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@
 #include "gemm_bf16.h"
 
 enum {
-    QB_LEAST = 4,  // fewer rows are multiplied by one panel at a time (gemm_bf16.h)
-    QB_HIGH = 8,   // most rows of a block
-    QB_MOST = 128,      // most rows of a task
+    QB_LEAST = 4,   // fewer rows are multiplied by one panel at a time (gemm_bf16.h)
+    QB_HIGH = 8,    // most rows of a block
+    QB_MOST = 128,  // most rows of a task
     QB_MANY = 64,   // rows of a product from which elements are multiplied, where a scale serves few columns
     QB_PANELS_FROM = 65,  // rows for which panels of decoded elements pay, where blocks do not serve any number
     QB_TASK_BYTES = 3 << 19,  // of its rows in order, 128 of 5632 columns; half of that took 1.04 of the time there

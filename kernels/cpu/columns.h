@@ -428,13 +428,18 @@ template <class D, int MR> static void qg_two_blocks(
     }
 }
 
-template <class D, int MR> static void qg_load_two(const qg_job* job, float* columns, float* totals, qg_pass_x* x) {
+// A unit of two panels times the rows in `x`.
+typedef void (*qg_unit)(const qg_job* job, const qg_pass_x& x, int64_t panel, int64_t next);
+
+// All rows by columns in two blocks of MR, and what multiplies them.
+template <class D, int MR> static qg_unit qg_load_two(const qg_job* job, float* columns, float* totals, qg_pass_x* x) {
     for (int b = 0; b < 2; b++) {
         x->columns[b] = columns, x->totals[b] = totals;
         qg_load_columns(job, b * MR, (int)qc_min(job->m - b * MR, MR), columns, MR, x->decoded);
         if constexpr (qg_needs_totals<D>()) qg_add_columns<MR>(columns, D::SHARED, job->k / D::SHARED, totals);
         columns += MR * ((job->k + 15) / 16 * 16), totals += qg_columns(job->k / 32, QG_DECODING_ROWS);
     }
+    return qg_two_blocks<D, MR>;
 }
 
 // `by_codes`: two blocks of rows straight from codes, of up to 16 rows in all.
@@ -454,15 +459,14 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
     x.decoded = x.tile + qg_pass(job->k) * QG_WIDE;
     float* const columns = x.decoded + QG_WIDE * ((qg_block(job->k) + 15) / 16 * 16);
     float* const totals = columns + qg_columns(job->k, qg_pass(job->k));
-    auto* multiply = qg_pass_unit<D>;
-    if constexpr (D::SUMMED) {
-        if (!call.by_codes) qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
-        else if (count > 2 * QG_LOW_ROWS) qg_load_two<D, QG_DECODING_ROWS>(job, columns, totals, &x);
-        else qg_load_two<D, QG_LOW_ROWS>(job, columns, totals, &x);
+    qg_unit multiply = nullptr;
+    if constexpr (D::SUMMED)
         if (call.by_codes)
-            multiply = count > 2 * QG_LOW_ROWS ? qg_two_blocks<D, QG_DECODING_ROWS> : qg_two_blocks<D, QG_LOW_ROWS>;
-    } else {
+            multiply = count > 2 * QG_LOW_ROWS ? qg_load_two<D, QG_DECODING_ROWS>(job, columns, totals, &x)
+                                               : qg_load_two<D, QG_LOW_ROWS>(job, columns, totals, &x);
+    if (!multiply) {
         qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
+        multiply = qg_pass_unit<D>;
     }
     for (int64_t p = begin; p < end; p += QG_NP) {
         const int64_t next = qc_min(p + QG_NP, end) - 1;
@@ -481,7 +485,8 @@ QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool by_codes, int64_t threads) 
     for (int64_t chunks = best.chunks;; chunks *= 2) {
         const int64_t most = qc_min(qc_min(units, 4 * threads), qc_max(worth / chunks, 1));
         const int64_t wanted = (chunks > 1 ? 3 : 2) * threads;  // so that no thread waits for the last one
-        for (int64_t groups = qc_min(most, qg_up(wanted, chunks)); groups <= most; groups++) {
+        const int64_t step = qc_max(threads / 4, 1);  // a few tries, however many threads there are
+        for (int64_t groups = qc_min(most, qg_up(wanted, chunks)); groups <= most; groups += step) {
             const int64_t columns = QG_WIDE * qg_up(units, groups) + QG_ORDERING_COLUMNS;
             const double task = (double)(qg_up(job->m, chunks) + 3) * columns;
             const double cost = task * qg_up(chunks * groups, threads);

@@ -110,8 +110,12 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
 
 @functools.cache
 def header(name: str) -> str:
-    """The text of one header of this folder, without `#pragma once` and without includes of other such headers."""
-    text = resources.files("qcompiler.kernels.cpu").joinpath(name).read_text(encoding="utf-8")
+    """`alone` of one header of this folder."""
+    return alone(resources.files("qcompiler.kernels.cpu").joinpath(name).read_text(encoding="utf-8"))
+
+
+def alone(text: str) -> str:
+    """The text of a header without `#pragma once` and without includes of others in its folder."""
     return re.sub(r'^#(pragma once|include ".*")[^\n]*\n', "", text, flags=re.M)
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from bf16_linears import in_blocks
 
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu import linear
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel, Window
 from qcompiler.plan.weights import NUMPY_DTYPES
-from qcompiler.runtime.isa import cpuinfo_flags
 
 Array = npt.NDArray[Any]
 PANELS = "cpu_p16_v2"
@@ -48,12 +47,6 @@ def weight(w: DType, stored: DType, k: int) -> Array:
     values = np.random.default_rng(0).standard_normal((N, k)).astype(NUMPY_DTYPES[w]).astype(NUMPY_DTYPES[stored])
     packed: Array = layouts.get(PANELS).pack(None, stored, N, k, values.view(np.uint8).reshape(-1)).copy()
     return packed
-
-
-def in_blocks() -> bool:
-    """Whether this processor multiplies plain bf16 weights in blocks of rows (bf16_blocks.h): by dots, not by tiles."""
-    flags = cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()
-    return "avx512_bf16" in flags and "amx_bf16" not in flags
 
 
 def compare(kernels: Any, isa: str, w: DType, kept: tuple[Array, tuple[int, ...]], rows: Array) -> None:

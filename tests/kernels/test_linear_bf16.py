@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bf16_linears import FEW, PANELS, WEIGHTS, check, rows_of, spec_of, weight
+from bf16_linears import FEW, PANELS, WEIGHTS, check, in_blocks, rows_of, spec_of, weight
 from kernel_cases import aligned
 
 from qcompiler.errors import KernelSelectionError
@@ -21,6 +21,7 @@ from qcompiler.kernels.cpu.emit import emit_kernel
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel, Window
 from qcompiler.plan.weights import NUMPY_DTYPES
+from qcompiler.runtime.isa import cpuinfo_flags
 
 MS = (1, 2, 3, 4, 5, 6, 8, 9, 14, 64, 65, 131)
 
@@ -96,10 +97,9 @@ def test_numbers_that_are_none_stay_in_their_rows(build: Callable[..., Any], isa
 
 def test_elements_are_multiplied_from_64_rows_on(build: Callable[..., Any], isa: str) -> None:
     """A scale of 32 columns multiplies sums of fewer rows: codes that are exact in bf16 give elements as they are."""
-    flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    if "amx_bf16" in flags:
+    if "amx_bf16" in (cpuinfo_flags(Path("/proc/cpuinfo")) or ()):
         pytest.skip("tiles have another rule, which test_bf16_tiles.py has")
-    blocks = isa == "x86-64-v4" and "avx512_bf16" in flags  # others round no element
+    blocks = isa == "x86-64-v4" and in_blocks()  # others round no element
     n, k = WEIGHTS["q4_K"]
     _, data, w = weight("q4_K")
     spec = spec_of("q4_K", "bf16", "large", k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from qcompiler.kernels import layouts
 from qcompiler.plan.kernel import DType, KernelSpec, Operand
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
+from qcompiler.runtime.isa import cpuinfo_flags
 
 Array = npt.NDArray[Any]
 PANELS = "cpu_p16_v2"
@@ -29,6 +31,12 @@ WEIGHTS = {  # a format, or None for plain values: (N, K)
 """Some have more columns than blocks take at a time (bf16_blocks.h: 512)."""
 FEW = ("nf4:block=64", "q4_K", "q6_K", "int8", "int8:symmetric=False", "plain")
 """Those of the short run: one of each way through the codes."""
+
+
+def in_blocks() -> bool:
+    """Whether this processor multiplies rows of bf16 in blocks (bf16_blocks.h): by dots, not by tiles."""
+    flags = cpuinfo_flags(Path("/proc/cpuinfo")) or frozenset()
+    return "avx512_bf16" in flags and "amx_bf16" not in flags
 
 
 def weight(text: str) -> tuple[Operand, Array, Array]:
