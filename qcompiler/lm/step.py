@@ -25,6 +25,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from qcompiler.errors import ArgumentError, ExportError
 from qcompiler.formats import cache_rows
+from qcompiler.frontends.torch.capture.one_at_a_time import TRACING, alone
 from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
 from qcompiler.lm import attention, pooled, probe, recurrences, rotation, states
 from qcompiler.lm.record import mark_slots
@@ -343,8 +344,17 @@ def prepared(
 
     A call reads up to `chunk` tokens of each sequence.
 
-    The model's own attention, and its settings, are back when the context ends.
+    The model's own attention, and its settings, are back when the context ends. Until then another thread that compiles
+    the same model waits.
     """
+    with alone(model), _prepared(model, batch, rows, cache, length, chunk) as step:
+        yield step
+
+
+@contextlib.contextmanager
+def _prepared(
+    model: nn.Module, batch: int, rows: int, cache: CacheKind, length: int, chunk: int
+) -> Iterator[DecoderStep]:
     attention.register()
     config: Any = model.config
     before = config._attn_implementation
@@ -355,9 +365,10 @@ def prepared(
     handle = None
     try:
         with fixed_rotations(model, length), recurrences.replaced(model), pooled.replaced(model):
-            model.set_attn_implementation(attention.ATTENTION)  # type: ignore[operator]
-            attention.take_masks(config._attn_implementation)
-            step = DecoderStep(model, batch, rows, length, chunk, cache).eval()
+            with TRACING:
+                model.set_attn_implementation(attention.ATTENTION)  # type: ignore[operator]
+                attention.take_masks(config._attn_implementation)
+                step = DecoderStep(model, batch, rows, length, chunk, cache).eval()
             handle = head.register_forward_pre_hook(step.rows_of_head)
             yield step
     finally:

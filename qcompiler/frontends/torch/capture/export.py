@@ -34,6 +34,7 @@ from qcompiler.frontends.torch.capture import attributes, consecutive_calls, dyn
 from qcompiler.frontends.torch.capture.decompose import KeepOps, decompose
 from qcompiler.frontends.torch.capture.dynamic import TraceInputs
 from qcompiler.frontends.torch.capture.export_progress import counting_modules
+from qcompiler.frontends.torch.capture.one_at_a_time import TRACING
 from qcompiler.frontends.torch.capture.real_parts import use_real_parts
 from qcompiler.frontends.torch.capture.remembered import Remembered
 from qcompiler.frontends.torch.capture.settled_conditions import settled_conditions
@@ -84,9 +85,23 @@ def export_model(
     are the operators not to decompose (default: all that the importer knows).
     With `refused`, operators that no program can hold are appended to that list instead of raising the first of them.
 
+    Several threads trace one after another.
+
     Errors, all naming the user's line where there is one: ExportError, DataDependentShapeError, UnboundedDimError,
     NarrowedDimError, ArgumentError.
     """
+    with TRACING:
+        return _exported(model, args, kwargs, dynamic_shapes, keep, refused)
+
+
+def _exported(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    keep: KeepOps | None,
+    refused: list[Refusal] | None,
+) -> Exported:
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
             raise ArgumentError(

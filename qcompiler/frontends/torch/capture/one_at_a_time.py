@@ -1,0 +1,29 @@
+"""Models may be compiled by several threads at once: what they share is used by one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+
+from torch import nn
+
+TRACING = threading.RLock()
+"""Held while a model is traced: torch.export keeps its state for the whole process, and replaced functions of torch and
+of transformers serve all threads. Passes and kernels of several compilations go on meanwhile."""
+
+_found = threading.Lock()
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """For as long as a model is changed: another thread that asks for the same model waits."""
+    with _found:
+        lock = _locks.setdefault(model, threading.RLock())
+    with lock:
+        yield
+
+
+__all__ = ["TRACING", "alone"]

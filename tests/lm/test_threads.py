@@ -1,0 +1,64 @@
+"""Threads that compile at once. torch.export keeps its state for the whole process, so that its errors were those of
+another thread's model; a model that two threads compile would change while it is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_path import load
+
+import qcompiler as qc
+
+IDS = list(range(3, 20))
+
+
+def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [each.result() for each in [pool.submit(call) for call in calls]]
+
+
+def logits(model: Any, **options: Any) -> Any:
+    lm = qc.compile_causal_lm(model, max_seq_len=32, chunk=8, device="cpu", **options)
+    return lm.conversation().read(IDS, logits="all")[0]
+
+
+def wanted(model: Any) -> Any:
+    with torch.no_grad():
+        return model(torch.tensor([IDS]), use_cache=False).logits[0].numpy()
+
+
+def test_modules_compile_in_several_threads() -> None:
+    torch.manual_seed(0)
+    models = [torch.nn.Sequential(torch.nn.Linear(8, n), torch.nn.GELU(), torch.nn.Linear(n, 4)) for n in (3, 5, 7, 16)]
+    x = torch.randn(5, 8)
+
+    def call(model: Any) -> Any:
+        return qc.qcompile(model, (x,), dynamic_shapes=({0: ("n", 1, 64)},)).run(x)
+
+    found = at_once([lambda model=model: call(model.eval()) for model in models])
+    for model, out in zip(models, found, strict=True):
+        np.testing.assert_allclose(np.asarray(out), model(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_language_models_compile_in_several_threads() -> None:
+    zoo = load("tests/models/zoo.py").DECODERS
+    models = [zoo[name].build() for name in ("llama", "llama", "falcon", "mixtral")]
+    for parameter in models[1].parameters():
+        parameter.data.mul_(1.5)
+    for model, out in zip(models, at_once([lambda model=model: logits(model) for model in models]), strict=True):
+        assert np.linalg.norm(out - wanted(model)) <= 1e-5 * np.linalg.norm(out)
+
+
+def test_two_threads_compile_one_model() -> None:
+    model = load("tests/models/zoo.py").DECODERS["llama"].build()
+    before, attention = wanted(model), model.config._attn_implementation
+    for out in at_once([lambda batch=batch: logits(model, max_batch=batch) for batch in (1, 2)]):
+        assert np.linalg.norm(out - before) <= 1e-5 * np.linalg.norm(before)
+    assert model.config._attn_implementation == attention
+    np.testing.assert_array_equal(wanted(model), before)
