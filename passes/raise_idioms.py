@@ -28,6 +28,7 @@ from xdsl.pattern_rewriter import PatternRewriter
 
 from qcompiler.ir import qc
 from qcompiler.ir.context import QCContext, qc_context
+from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of
 from qcompiler.passes.checks.numerics import Numerics, Reordered
 from qcompiler.passes.idioms import norms, rope, softmax, split_rope
@@ -104,8 +105,21 @@ def _raise_pointwise_forms(function: func.FuncOp, context: QCContext) -> int:
 
 
 def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
-    """Raises attention between two matmuls; returns how often."""
+    """Raises attention between two matmuls; returns how often it changed something."""
     tracer, masks = Tracer(context), Masks(MaskReader(function, context))
+
+    @pattern
+    def drop_shift(op: qc.SoftmaxOp, rewriter: PatternRewriter) -> SSAValue | None:
+        x = softmax.unshifted(op, tracer)
+        if x is None:
+            return None
+        shifted = loops.producer(op.x)
+        op.operands = [x]
+        if shifted is not None:
+            erase_if_dead(shifted, rewriter.erase)
+        what = "the maximum in front of a softmax is not subtracted"
+        context.report.add(RaiseIdiomsPass.name, path_of(op), what, "the softmax subtracts it itself")
+        return op.result
 
     @pattern
     def raise_between(op: qc.BatchMatmulOp, rewriter: PatternRewriter) -> SSAValue | None:
@@ -117,4 +131,4 @@ def _raise_attention(function: func.FuncOp, context: QCContext) -> int:
         context.report.add(RaiseIdiomsPass.name, path_of(op), "raised qc.attention", "softmax between two matmuls")
         return result
 
-    return rewrite(list(function.body.block.ops), [raise_between], again=False)
+    return rewrite(list(function.body.block.ops), [drop_shift, raise_between], again=False)

@@ -98,7 +98,8 @@ def _most_seen(op: qc.AttentionOp, queries: object) -> int:
 def _split(op: qc.AttentionOp, parts: int) -> None:
     builder = build.with_path(InsertPoint.before(op), path_of(op))
     lead, columns = shape_of(op.q.type)[:3], int(op.value_dim) + COLUMNS_BEHIND
-    divided = op.rebuilt(op.q, op.k, op.v, op.mask, op.last, tensor((*lead, parts, columns), "f32"), parts=parts)
+    type_ = tensor((*lead, parts, columns), "f32")
+    divided = op.rebuilt(op.q, op.k, op.v, op.mask, op.last, op.sinks, type_, parts=parts)
     divided.attributes.update(op.attributes)
     builder.insert(divided)
     joined = qc.JoinAttentionOp(divided.result, op.result.type)

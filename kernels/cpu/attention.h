@@ -43,6 +43,10 @@ static void qc_pack_queries(const T* queries, int64_t stride, int64_t live, int6
         });
 }
 
+// The total of the weights of a query that has seen no key: its largest score is that of its sink, whose weight is 1,
+// or -inf.
+static inline float qc_first_total(float top) { return top == -INFINITY ? 0.0f : 1.0f; }
+
 // How `keys` keys are cut into pieces: a piece has `length` keys, whole blocks of `block`; the last one may have fewer.
 // There are at most `most` pieces, of at least `least` keys each if there are several; at least one piece.
 struct qc_pieces {

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cpu import attention_amx, attention_bf16, attention_decode
 from qcompiler.kernels.cpu.attention_operands import (
+    first_top,
     has_scales,
     head_pointers,
     number_of,
@@ -215,7 +216,7 @@ def _task(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> list[str]:
         f"const int64_t q_count = qc_min({geometry.query_block}, q_len - q0);",
         *head_pointers(spec, names),
         *sections,
-        f"for (int64_t i = 0; i < {geometry.query_block}; i++) top[i] = -INFINITY, total[i] = 0.0f;",
+        *_start(spec, geometry),
         f"memset(sums, 0, sizeof(float) * {geometry.query_block * geometry.value_columns});",
         *seen_keys(spec, "q0", "q_count"),
         f"for (int64_t k0 = first; k0 < seen; k0 += {geometry.key_block}) {{",
@@ -223,6 +224,18 @@ def _task(spec: KernelSpec, geometry: ScratchSizes, blocks: str) -> list[str]:
         *indent(_key_block(spec, geometry)),
         "}",
         *_finish(spec, geometry),
+    ]
+
+
+def _start(spec: KernelSpec, geometry: ScratchSizes) -> list[str]:
+    """What queries have before they see a key; a block's rows without a query have no sink."""
+    if not geometry.body.sinks:
+        return [f"for (int64_t i = 0; i < {geometry.query_block}; i++) top[i] = -INFINITY, total[i] = 0.0f;"]
+    return [
+        f"for (int64_t i = 0; i < {geometry.query_block}; i++) {{",
+        f"    top[i] = i < q_count ? {first_top(spec, 'q0 + i')} : -INFINITY;",
+        "    total[i] = qc_first_total(top[i]);",
+        "}",
     ]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from qcompiler.kernels.cpu.attention_bf16 import row_columns
 from qcompiler.kernels.cpu.attention_operands import (
     element_type,
+    first_top,
     has_scales,
     head_pointers,
     number_of,
@@ -175,16 +176,25 @@ def _begin(spec: KernelSpec, sizes: Sizes) -> list[str]:
     """Rounds the queries; where rows of the result are, and what they have before they saw a key."""
     query = f"q_head + i * {c_dim(operand(spec, 'q').strides[2])}"
     rows = [
-        *head_pointers(spec, ("q", "out")),
+        *head_pointers(spec, ("q", "out", *(("sinks",) if sizes.body.sinks else ()))),
         f"qat_put_query({query}, {sizes.body.head_dim}, {sizes.key_columns}, r, queries);",
         f"out_at[r] = (char*)(out_head + i * {c_dim(operand(spec, 'out').strides[2])});",
         *([f"bound[r] = {number_of(spec, 'i')} + 1;"] if sizes.bounded else []),
+        *_first_top(spec, sizes),
     ]
     return [
-        *_each_row(rows),
         f"for (int64_t r = 0; r < {MOST_ROWS}; r++) top[r] = -INFINITY, total[r] = 0.0f;",
+        *_each_row(rows),
         f"memset(sums, 0, sizeof(float) * (size_t)rows * {sizes.value_columns});",
     ]
+
+
+def _first_top(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    """The sink of a row, in the unit of scores that are not scaled before the softmax."""
+    if not sizes.body.sinks:
+        return []
+    unit = "" if sizes.scaled else f" * {float_literal(1.0 / sizes.body.scale, 'f32')}"
+    return [f"top[r] = {first_top(spec, 'i')}{unit};", "total[r] = qc_first_total(top[r]);"]
 
 
 def _block(spec: KernelSpec, sizes: Sizes) -> list[str]:

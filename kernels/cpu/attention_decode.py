@@ -25,6 +25,7 @@ from typing import Literal
 from qcompiler.kernels.cpu import attention_bf16, attention_tiles
 from qcompiler.kernels.cpu.attention_operands import (
     element_type,
+    first_top,
     has_scales,
     head_pointers,
     operand,
@@ -328,6 +329,7 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
         *_state(sizes),
         f"memset(state, 0, sizeof(float) * {sizes.state});",
         f"for (int64_t g = 0; g < {sizes.rows}; g++) top[g] = -INFINITY;",
+        *_first_tops(spec, sizes),
         *([] if sizes.by_tiles else [f"memset(queries, 0, sizeof(float) * {sizes.sections['queries']});"]),
         "for (int64_t g = 0; g < heads; g++) {",
         *indent([*query, copy]),
@@ -344,6 +346,20 @@ def _piece(spec: KernelSpec, sizes: Sizes) -> str:
     ]
     signature = f"bool qk_{name}_piece(const qc_call* call, int64_t unit, int64_t number, char* scratch, float* state)"
     return _unit_function(spec, sizes, signature, lines)
+
+
+def _first_tops(spec: KernelSpec, sizes: Sizes) -> list[str]:
+    """The first piece of a unit has the sinks."""
+    if not sizes.body.sinks:
+        return []
+    return [
+        "for (int64_t g = 0; number == 0 && g < heads; g++) {",
+        "    const int64_t h = h0 + g;",
+        *indent(head_pointers(spec, ("sinks",))),
+        f"    top[g] = {first_top(spec, '0')};",
+        "    total[g] = qc_first_total(top[g]);",
+        "}",
+    ]
 
 
 def _begin_tiles(sizes: Sizes) -> list[str]:

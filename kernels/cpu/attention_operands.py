@@ -46,10 +46,11 @@ def element_type(spec: KernelSpec, name: str) -> str:
 
 
 def operand_names(spec: KernelSpec) -> tuple[str, ...]:
-    """q, k, v, [mask], [last], out."""
+    """q, k, v, [mask], [last], [sinks], out."""
     body = spec.body
     assert isinstance(body, AttentionKernel)
-    return ("q", "k", "v", *(("mask",) if body.mask != "none" else ()), *(("last",) if body.last else ()), "out")
+    more = {"mask": body.mask != "none", "last": body.last, "sinks": body.sinks}
+    return ("q", "k", "v", *(name for name, there in more.items() if there), "out")
 
 
 def operand(spec: KernelSpec, name: str) -> Operand:
@@ -65,6 +66,15 @@ def number_of(spec: KernelSpec, query: str) -> str:
     stride_b, stride_q = (c_dim(s) for s in operand(spec, "last").strides)
     number = f"last[b * {stride_b} + ({query}) * {stride_q}]"
     return f"qc_position({number})" if operand(spec, "last").dtype == "i64" else f"(int64_t){number}"
+
+
+def first_top(spec: KernelSpec, query: str) -> str:
+    """The largest score of a query, whose head is declared, before it has seen a key: that of its sink."""
+    body = spec.body
+    assert isinstance(body, AttentionKernel)
+    return (
+        f"qc_load(sinks_head + ({query}) * {c_dim(operand(spec, 'sinks').strides[2])})" if body.sinks else "-INFINITY"
+    )
 
 
 def seen_keys(spec: KernelSpec, start: str, count: str) -> list[str]:

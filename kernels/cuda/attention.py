@@ -19,6 +19,8 @@ from qcompiler.kernels.cuda import attention_decode, attention_mma, engines
 from qcompiler.kernels.cuda.attention_operands import (
     body_of,
     capped,
+    first_top,
+    first_total,
     head_pointers,
     hidden,
     masked,
@@ -168,7 +170,8 @@ def _place(spec: KernelSpec, tile: AttentionTile) -> list[str]:
         f"float sum[4][{tile.value_groups}][4];",
         "#pragma unroll",
         "for (int r = 0; r < 4; r++) {",
-        "    top[r] = -INFINITY, total[r] = 0.0f;",
+        f"    top[r] = {first_top(spec, 'qc_min(q0 + first + r, q_len - 1)')};",
+        f"    total[r] = {first_total(spec, 'top[r]', 'lane == 0')};",
         "#pragma unroll",
         f"    for (int g = 0; g < {tile.value_groups}; g++) {{",
         "#pragma unroll",

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from qcompiler.kernels.cuda.attention_operands import (
     body_of,
     capped,
+    first_top,
+    first_total,
     head_pointers,
     hidden,
     masked,
@@ -51,6 +53,9 @@ _PART_WARPS = 8
 PART_SUMS = 32
 """Sums of a lane that takes a part: with the loads in flight they fit 128 registers, so that two blocks of a part's
 threads are resident."""
+
+_SUMS_OF_16_WARPS = PART_SUMS + PART_SUMS // 2
+"""Sums of a lane with which no head size or type of cache spills (tests/cuda/test_attention.py)."""
 
 PART_KEYS = 32 * _PART_WARPS
 """The fewest keys of a part: a strip for each warp. Fewer leave warps idle, and the part ends no sooner."""
@@ -134,6 +139,11 @@ class Share:
         return min(max(1, loads // self.v_groups), self.value_lanes)
 
     @property
+    def fits_few_registers(self) -> bool:
+        """Whether the sums of a lane, of values and of scores, leave room in the 128 registers that 16 warps allow."""
+        return self.rows * (self.v_groups * self.v_width + self.keys_ahead) <= _SUMS_OF_16_WARPS
+
+    @property
     def parts(self) -> int:
         return self.body.parts or 1
 
@@ -162,12 +172,14 @@ class Share:
 
     @staticmethod
     def of(spec: KernelSpec) -> Share:
-        """16 warps, or 8 for a part of the keys, or as many as shared memory allows."""
+        """16 warps, or 8 for a part of the keys and where 16 would leave a thread too few registers, or as many as
+        shared memory allows."""
         body = body_of(spec)
         k_width, v_width = 16 // ITEMSIZE[operand(spec, "k").dtype], value_width(operand(spec, "v").dtype, body.cache)
         if body.cache is not None:  # eight codes where sixteen would leave lanes idle, or take more registers
             k_width = 16 if body.head_dim > 64 and body.cache != "int4" else 8
-        warps = 16 if body.parts is None else _PART_WARPS
+        whole = Share(body, k_width, v_width, 16)
+        warps = whole.warps if body.parts is None and whole.fits_few_registers else _PART_WARPS
         while warps > 1 and Share(body, k_width, v_width, warps).shared().nbytes > _SHARED:
             warps //= 2
         return Share(body, k_width, v_width, warps)
@@ -249,13 +261,27 @@ def _start(spec: KernelSpec, share: Share) -> list[str]:
         f"float top[{share.rows}], total[{share.rows}], sum[{share.rows}][{share.v_groups}][{share.v_width}];",
         "#pragma unroll",
         f"for (int r = 0; r < {share.rows}; r++) {{",
-        "    top[r] = -INFINITY, total[r] = 0.0f;",
+        *indent(_first_top(spec, share)),
         "#pragma unroll",
         f"    for (int g = 0; g < {share.v_groups}; g++) {{",
         "#pragma unroll",
         f"        for (int e = 0; e < {share.v_width}; e++) sum[r][g][e] = 0.0f;",
         "    }",
         "}",
+    ]
+
+
+def _first_top(spec: KernelSpec, share: Share) -> list[str]:
+    """What row `r` has before it sees a key: its sink, in one warp of one part."""
+    if not share.body.sinks:
+        return ["top[r] = -INFINITY, total[r] = 0.0f;"]
+    once = "warp == 0" if share.parts == 1 else "warp == 0 && part == 0"
+    return [
+        *_row(spec, share, "r"),
+        *head_pointers(spec, ("sinks",)),
+        *(["(void)i;"] if operand(spec, "sinks").strides[2] == 0 else []),
+        f"top[r] = {once} ? {first_top(spec, 'i')} : -INFINITY;",
+        f"total[r] = {first_total(spec, 'top[r]', 'lane == 0')};",
     ]
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from qcompiler.kernels.cuda.attention_operands import (
     body_of,
     capped,
+    first_top,
+    first_total,
     head_pointers,
     hidden,
     masked,
@@ -140,11 +142,24 @@ def _place(spec: KernelSpec, tile: MmaAttentionTile) -> list[str]:
         *rows_aligned(spec),
         f"uint32_t queries[{steps}][4];",
         f"qc_load_fragments(queries, q_head + first * {stride(spec, 'q')}, {stride(spec, 'q')}, q_len - first, lane);",
-        "float top[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of queries first + lane / 4 and that + 8",
+        *_first_tops(spec),
         f"float sum[{body.value_dim // 8}][4] = {{}};",
         "if (first_key < seen) {",
         *indent(_stage(spec, tile, "k", "first_key")),
         "}",
+    ]
+
+
+def _first_tops(spec: KernelSpec) -> list[str]:
+    """Declares what the two queries of a thread have before they see a key. Four lanes share a query's total."""
+    if not body_of(spec).sinks:
+        return ["float top[2] = {-INFINITY, -INFINITY}, total[2] = {};  // of queries first + lane / 4 and that + 8"]
+    unit = f" * {float_literal(_LOG2E, 'f32')}" if _in_log2(spec) else ""
+    tops = (f"{first_top(spec, f'qc_min(first + lane / 4 + {rows}, q_len - 1)')}{unit}" for rows in (0, 8))
+    totals = (first_total(spec, f"top[{half}]", "lane % 4 == 0") for half in (0, 1))
+    return [
+        f"float top[2] = {{{', '.join(tops)}}};  // of queries first + lane / 4 and that + 8",
+        f"float total[2] = {{{', '.join(totals)}}};",
     ]
 
 

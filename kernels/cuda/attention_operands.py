@@ -16,9 +16,10 @@ def body_of(spec: KernelSpec) -> AttentionKernel:
 
 
 def roles(spec: KernelSpec) -> tuple[str, ...]:
-    """q, k, v, [mask], [last], out: the names of the operands in order."""
+    """q, k, v, [mask], [last], [sinks], out: the names of the operands in order."""
     body = body_of(spec)
-    return ("q", "k", "v", *(("mask",) if body.mask != "none" else ()), *(("last",) if body.last else ()), "out")
+    more = {"mask": body.mask != "none", "last": body.last, "sinks": body.sinks}
+    return ("q", "k", "v", *(name for name, there in more.items() if there), "out")
 
 
 def operand(spec: KernelSpec, role: str) -> Operand:
@@ -69,6 +70,20 @@ def number_of(spec: KernelSpec, query: str) -> str:
     terms = [f"{index} * {c_dim(step)}" for index, step in zip(("b", f"({query})"), each.strides, strict=True) if step]
     number = f"{identifier(each.name)}[{' + '.join(terms) or '0'}]"
     return f"qc_position({number})" if each.dtype == "i64" else f"(int64_t){number}"
+
+
+def first_top(spec: KernelSpec, query: str) -> str:
+    """The largest score of a query, whose head is declared, before it has seen a key: that of its sink."""
+    if not body_of(spec).sinks:
+        return "-INFINITY"
+    step = operand(spec, "sinks").strides[2]
+    return "qc_load(sinks_head)" if step == 0 else f"qc_load(sinks_head + ({query}) * {c_dim(step)})"
+
+
+def first_total(spec: KernelSpec, top: str, once: str) -> str:
+    """The total of its weights before it has seen a key, in the part of it for which `once` is true: 1 with a sink,
+    whose weight relative to `top` that is."""
+    return f"{once} && {top} != -INFINITY ? 1.0f : 0.0f" if body_of(spec).sinks else "0.0f"
 
 
 def seen_keys(spec: KernelSpec, start: str, count: str, tile: int) -> list[str]:

@@ -4,16 +4,20 @@ Views may reorder, join and split dims anywhere between the two matmuls, and eac
 order, as an einsum does; attention_dims.py says which dim is what. The scale may be a product or a quotient, of the
 scores, of q or of k. The scaled scores may be soft-capped (`c * tanh(x / c)`). Casts around the softmax are dropped,
 and so is the widening of q and k in front of the scores, since `qc.attention` keeps scores in fp32. The mask is what is
-added to the scores, or what replaces them where a condition is false (idioms/terms.py).
+added to the scores, or what replaces them where a condition is false (idioms/terms.py). A softmax over the scores and
+one more column, whose weight is cut off again, is attention with sinks, the numbers of that column:
+
+    softmax(concat(scores, sinks))[..., :-1] v
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from xdsl.builder import Builder
-from xdsl.dialects import arith
-from xdsl.ir import SSAValue
+from xdsl.dialects import arith, tensor
+from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import InsertPoint
 
 from qcompiler.ir import build, qc
@@ -24,12 +28,14 @@ from qcompiler.passes.idioms.attention_dims import AttentionDims, Frame, Misfit,
 from qcompiler.passes.idioms.attention_operands import unwidened
 from qcompiler.passes.idioms.terms import Masks, Term
 from qcompiler.passes.loops import loops
+from qcompiler.passes.loops.extras import can_be_extra
 from qcompiler.passes.views import factors, views
 from qcompiler.passes.views.trace import Node, Tracer
 from qcompiler.plan.dims import Dim
 from qcompiler.plan.kernel import DType
 
 Shape = tuple[Dim, ...]
+_Made = TypeVar("_Made", bound=Operation)
 _WIDE: DType = "f32"
 
 
@@ -45,6 +51,17 @@ class _Product:
 
 
 @dataclass(frozen=True)
+class _Weights:
+    """The softmax of the scores and, where there are some, of sinks behind them. `frames` lead down to it; they have
+    the dims of the scores."""
+
+    softmax: qc.SoftmaxOp
+    frames: tuple[Frame, ...]
+    scores: SSAValue
+    sinks: SSAValue | None = None
+
+
+@dataclass(frozen=True)
 class NotRaised:
     """Why a softmax between two matmuls did not become an attention."""
 
@@ -56,13 +73,12 @@ def raise_attention(op: qc.BatchMatmulOp, tracer: Tracer, masks: Masks) -> SSAVa
     for position in range(2):
         weights = _weights(op.operands[position], tracer)
         if weights is not None:
-            softmax, frames = weights
-            shape = shape_of(softmax.result.type)
-            found = _product(tracer.element(softmax.x), shape, tracer)
+            found = _product(tracer.element(weights.scores), shape_of(weights.scores.type), tracer)
             if found is None:
                 return NotRaised("its scores are not a matmul that is scaled, capped and masked")
-            axis = softmax.axis.value.data
-            known = dims_of(op, position, frames, axis, found.matmul, found.frames, found.terms)
+            axis = weights.softmax.axis.value.data
+            sinks = None if weights.sinks is None else _sinks(weights.sinks, len(found.frames), tracer)
+            known = dims_of(op, position, weights.frames, axis, found.matmul, found.frames, found.terms, sinks)
             return NotRaised(known.why) if isinstance(known, Misfit) else _build(op, found, known, tracer, masks)
     return None
 
@@ -73,7 +89,8 @@ def _build(
     dtypes = {tensor_dtype(v.type) for v in (dims.q.value, dims.k.value, dims.v.value, op.result)}
     if len(dtypes - {_WIDE}) > 1:
         return NotRaised(f"its operands have different types: {', '.join(sorted(dtypes))}")
-    split = masks.split(dims.terms, dims.scores, dims.natural)
+    lone = () if dims.sinks is None else (dims.sinks,)
+    split = masks.split((*dims.terms, *lone), dims.scores, dims.natural)
     if split is None:
         return NotRaised(f"the number of heads is not fixed in the leading dims {dims.scores.leading}")
     builder = build.with_path(InsertPoint.before(op), path_of(op))
@@ -84,15 +101,20 @@ def _build(
     if any(value is None for value in typed):
         return NotRaised(f"its result is {dtype}, and not all of its operands are, or are widened from that")
     q, k, v = (value for value in typed if value is not None)
-    mask = masks.build(op, dims.terms, dims.scores, split) if dims.terms else None
+    has_sinks = dims.sinks is not None
+    mask = masks.build(op, dims.terms, dims.scores, split, has_sinks) if dims.terms else None
     if mask is None and dims.terms:
         return NotRaised("what is done to the scores before the softmax is not an attention's mask")
+    sinks = masks.sinks(op, dims.sinks, dims.scores, split) if dims.sinks is not None else None
+    if sinks is None and dims.sinks is not None:
+        return NotRaised("what is beside the scores in the softmax is not one number for each query, head or sequence")
     batch, heads = dims.shared[:split], dims.shared[split:]
     q = factors.arranged(builder, q, dims.q.dims, [batch, [*heads, *dims.groups], dims.queries, [dims.depth]])
     k = factors.arranged(builder, k, dims.k.dims, [batch, heads, dims.keys, [dims.depth]])
     v = factors.arranged(builder, v, dims.v.dims, [batch, heads, dims.keys, [dims.width]])
     type_ = tensor_type((*shape_of(q.type)[:3], dims.width.size), dtype)
-    made = qc.AttentionOp(q, k, v, mask, type_, scale=found.scale * factor_q * factor_k, softcap=found.softcap)
+    scale = found.scale * factor_q * factor_k
+    made = qc.AttentionOp(q, k, v, mask, type_, scale=scale, softcap=found.softcap, sinks=sinks)
     builder.insert(made)
     own = [batch, [*heads, *dims.groups], dims.queries, [dims.width]]
     return build.reshape(builder, factors.arranged(builder, made.result, own, dims.result), shape_of(op.result.type))
@@ -131,20 +153,57 @@ def _unscaled(builder: Builder, value: SSAValue, tracer: Tracer) -> tuple[SSAVal
 # --- the weights and the scores --------------------------------------------------------------------------------------
 
 
-def _weights(value: SSAValue, tracer: Tracer) -> tuple[qc.SoftmaxOp, tuple[Frame, ...]] | None:
+def _weights(value: SSAValue, tracer: Tracer) -> _Weights | None:
     """The softmax that a matmul's operand is, behind casts and views, and the frames that lead down to it."""
     frames: list[Frame] = []
     while True:
         reshape = None
         for each, order in _whole(tracer.element(value), shape_of(value.type), tracer):
-            made = loops.producer(each)
+            made, frame = loops.producer(each), Frame(shape_of(each.type), order)
             if isinstance(made, qc.SoftmaxOp):
-                return made, (*frames, Frame(shape_of(each.type), order))
+                return _Weights(made, (*frames, frame), made.x)
+            beside = _beside_sinks(made, tracer) if isinstance(made, tensor.ExtractSliceOp) else None
+            if beside is not None:
+                return _Weights(beside[0], (*frames, frame), *beside[1:])
             reshape = (made.src, order) if isinstance(made, views.Reshape) else None
         if reshape is None:
             return None
         value = reshape[0]
         frames.append(Frame(shape_of(value.type), reshape[1]))
+
+
+def _beside_sinks(weights: tensor.ExtractSliceOp, tracer: Tracer) -> tuple[qc.SoftmaxOp, SSAValue, SSAValue] | None:
+    """The softmax over scores and one column behind them, the scores and the column, if a slice has the weights of the
+    scores."""
+    softmax = _made_by(weights.source, qc.SoftmaxOp, tracer)
+    joined = None if softmax is None else _made_by(softmax.x, tensor.ConcatOp, tracer)
+    if softmax is None or joined is None or len(joined.inputs) != 2:
+        return None
+    scores, column = joined.inputs
+    axis, whole = softmax.axis.value.data, shape_of(scores.type)
+    is_beside = joined.dim.value.data == axis and shape_of(column.type)[axis] == 1
+    cut = ((0,) * len(whole), whole, (1,) * len(whole))
+    return (softmax, scores, column) if is_beside and views.slice_of(weights) == cut else None
+
+
+def _made_by(value: SSAValue, kind: type[_Made], tracer: Tracer) -> _Made | None:
+    """The op of this kind that has the value as its result, up to float casts."""
+    own = loops.own_index(shape_of(value.type))
+    for each, index in tracer.aliases(tracer.element(value)):
+        made = loops.producer(each)
+        if isinstance(made, kind):
+            return made if index == own and shape_of(each.type) == shape_of(value.type) else None
+    return None
+
+
+def _sinks(value: SSAValue, level: int, tracer: Tracer) -> Term:
+    """The numbers beside the scores as a term of these, with as few dims as they vary along."""
+    tensor_, index = value, loops.own_index(shape_of(value.type))
+    for each, at in tracer.aliases(tracer.element(value)):
+        if not can_be_extra(each, at):
+            break
+        tensor_, index = each, at
+    return Term(tensor_, index, tracer.varies(tracer.element(value)), level)
 
 
 def _whole(node: Node, shape: Shape, tracer: Tracer) -> list[tuple[SSAValue, tuple[int, ...]]]:

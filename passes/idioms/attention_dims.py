@@ -58,6 +58,7 @@ class AttentionDims:
     v: Operand
     result: Dims
     terms: tuple[Placed, ...]
+    sinks: Placed | None
 
     @property
     def scores(self) -> Scores:
@@ -74,11 +75,12 @@ class Misfit:
 
 def dims_of(
     op: qc.BatchMatmulOp, position: int, above: Sequence[Frame], axis: int, matmul: qc.BatchMatmulOp,
-    below: Sequence[Frame], terms: Sequence[Term],
+    below: Sequence[Frame], terms: Sequence[Term], sinks: Term | None,
 ) -> AttentionDims | Misfit:  # fmt: skip
     """The dims of the attention whose weights are the operand `position` of `op`, and whose scores are of `matmul`.
 
-    `above` leads from the operand down to the softmax along `axis`, `below` from there to the matmul.
+    `above` leads from the operand down to the softmax along `axis`, `below` from there to the matmul. Sinks do not tell
+    queries from heads: they may vary along heads alone.
     """
     chain = _followed(shape_of(op.operands[position].type), [*above, *below])
     if chain is None:
@@ -118,6 +120,7 @@ def dims_of(
         shared, groups, queries, keys, depth, width, _natural(leads, shared), q, k, v,
         [*batch, *([rows, [width]][::flip])],
         tuple(Placed.of(term, dims, order) for term, dims in zip(terms, at, strict=True)),
+        None if sinks is None else Placed.of(sinks, chain[-1 - sinks.level], order),
     )  # fmt: skip
 
 

@@ -38,6 +38,21 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
     return None
 
 
+def unshifted(op: qc.SoftmaxOp, tracer: Tracer) -> SSAValue | None:
+    """x, where the softmax is of x - max(x) along its axis; None for another one. A softmax subtracts the maximum
+    itself, and a model that does so before it (gpt-oss) changes nothing."""
+    pair = tracer.operands(tracer.element(op.x), "arith.subf")
+    peak = None if pair is None else tracer.head(pair[1])
+    if pair is None or peak is None or peak.op != "max":
+        return None
+    own = loops.own_index(shape_of(op.x.type))
+    for tensor, index in tracer.aliases(pair[0]):
+        if index == own and tensor.type == op.x.type:
+            axis = _axis_of((tensor, index), peak.args[0], peak, tracer)
+            return tensor if axis == op.axis.value.data else None
+    return None
+
+
 def _turned(tensor: SSAValue, order: tuple[int, ...], value: SSAValue) -> SSAValue:
     """The tensor, whose dim n is dim order[n] of a value, with the value's dims; made before that value.
 

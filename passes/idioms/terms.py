@@ -1,8 +1,9 @@
 """The mask of `qc.attention`: the operations on scores before their softmax.
 
 select(keep, scores, -inf)     a boolean mask
-select(keep, scores, -3.4e38)  a boolean mask if every row keeps a key; else the float mask select(keep, 0, -3.4e38),
-                               with which a row that keeps nothing gives all its keys the same weight
+select(keep, scores, -3.4e38)  a boolean mask if every row keeps a key or has a sink; else the float mask
+                               select(keep, 0, -3.4e38), with which a row that keeps nothing gives all its keys the
+                               same weight
 scores + a                     the float mask a
 (scores + a) + b, …            one float mask, computed once by a loop nest for all layers that share the terms
 
@@ -33,6 +34,7 @@ from qcompiler.passes.masks.mask_proof import DROPS
 from qcompiler.passes.masks.masks import MaskReader
 from qcompiler.passes.views.factors import Dims, Factor
 from qcompiler.plan.dims import Dim, dim, product
+from qcompiler.plan.kernel_body import FLOATS
 
 Sizes = tuple[Dim, ...]
 
@@ -105,7 +107,7 @@ class Masks:
 
     def __init__(self, reader: MaskReader) -> None:
         self._reader = reader
-        self._made: dict[tuple[tuple[Placed, ...], Scores, int], SSAValue | None] = {}
+        self._made: dict[tuple[tuple[Placed, ...], Scores, int, bool], SSAValue | None] = {}
 
     def split(self, terms: Sequence[Placed], scores: Scores, natural: int) -> int | None:
         """The number of factors that form the batch: the one that gives the smallest mask, preferably `natural`.
@@ -122,14 +124,25 @@ class Masks:
 
         return min(possible, key=lambda split: (size(split), split != natural), default=None)
 
-    def build(self, before: qc.BatchMatmulOp, terms: Sequence[Placed], scores: Scores, split: int) -> SSAValue | None:
+    def build(
+        self, before: qc.BatchMatmulOp, terms: Sequence[Placed], scores: Scores, split: int, has_sinks: bool
+    ) -> SSAValue | None:
         """The mask (B|1, H|1, S|1, T|1) that combines the terms, built before an op. None if there is no such mask."""
-        key = (tuple(terms), scores, split)
+        key = (tuple(terms), scores, split, has_sinks)
         if key not in self._made:
-            self._made[key] = self._build(before, terms, scores, split)
+            self._made[key] = self._build(before, terms, scores, split, has_sinks)
         return self._made[key]
 
-    def _build(self, before: qc.BatchMatmulOp, terms: Sequence[Placed], scores: Scores, split: int) -> SSAValue | None:
+    def sinks(self, before: qc.BatchMatmulOp, found: Placed, scores: Scores, split: int) -> SSAValue | None:
+        """The sinks (B|1, H|1, S|1, 1), as a view before an op; None if there is no such view."""
+        value = _over_factors(before, found, scores)
+        if value is None or tensor_dtype(value.type) not in FLOATS:
+            return None
+        return _over_heads(before, value, scores, split)
+
+    def _build(
+        self, before: qc.BatchMatmulOp, terms: Sequence[Placed], scores: Scores, split: int, has_sinks: bool
+    ) -> SSAValue | None:
         parts = []
         for term in terms:
             value = _over_factors(before, term, scores)
@@ -139,15 +152,16 @@ class Masks:
         first, value = parts[0]
         if len(parts) == 1:
             mask = _over_heads(before, value, scores, split)
-            if first.dropped is None or self._hides(first, mask):
+            if first.dropped is None or self._hides(first, mask, has_sinks):
                 return mask
         if any(term.dropped is not None and term.dropped > DROPS for term, _ in parts):
             return None  # adding such a number to a score does not give that number
         return _over_heads(before, _joined(before, parts), scores, split)
 
-    def _hides(self, term: Placed, mask: SSAValue) -> bool:
-        """Whether a boolean mask that hides the dropped keys gives the same result."""
-        if term.dropped == float("-inf"):
+    def _hides(self, term: Placed, mask: SSAValue, has_sinks: bool) -> bool:
+        """Whether a boolean mask that hides the dropped keys gives the same result. Beside a sink they have weight 0,
+        also where no key is kept."""
+        if term.dropped == float("-inf") or (has_sinks and term.dropped is not None and term.dropped <= DROPS):
             return True
         band = self._reader.band(mask)
         return band is not None and band.window is None and term.dropped is not None and term.dropped <= _LEAST

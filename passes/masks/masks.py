@@ -236,8 +236,9 @@ def _as_mask(op: qc.AttentionOp, conjunction: ops.GenericOp, value: SSAValue, in
 
 def _set_mask(op: qc.AttentionOp, mask: SSAValue | None, last: SSAValue | None = None) -> None:
     old, last = op.mask, last if last is not None else op.last
-    op.operands = [op.q, op.k, op.v, *(value for value in (mask, last) if value is not None)]
-    sizes = [1, 1, 1, int(mask is not None), int(last is not None)]
+    more = (mask, last, op.sinks)
+    op.operands = [op.q, op.k, op.v, *(value for value in more if value is not None)]
+    sizes = [1, 1, 1, *(int(value is not None) for value in more)]
     op.properties["operandSegmentSizes"] = DenseArrayBase.from_list(i32, sizes)
     owner = loops.producer(old) if old is not None else None
     if owner is not None:

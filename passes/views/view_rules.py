@@ -128,7 +128,7 @@ def fold_into_attention(op: qc.AttentionOp, rewriter: PatternRewriter) -> SSAVal
         k, v = factors.arranged(rewriter, *keys), factors.arranged(rewriter, *values)
     if mask is None and k is op.k:
         return None
-    return rewriter.insert(op.rebuilt(op.q, k, v, mask if mask is not None else op.mask, op.last)).result
+    return rewriter.insert(op.rebuilt(op.q, k, v, mask if mask is not None else op.mask, op.last, op.sinks)).result
 
 
 def _unit_mask(builder: Builder, mask: SSAValue) -> SSAValue | None:

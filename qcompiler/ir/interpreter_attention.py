@@ -25,6 +25,8 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
     acc = accumulator(*read)
     narrow: DType | None = "bf16" if op.rounds_to is not None else None
     stored = None if op.rows_of in ("int8", "fp8") else narrow  # codes of a cache are exact in bf16
+    there = [name for name in ("mask", "last", "sinks") if getattr(op, name) is not None]
+    extra = dict(zip(there, operands[3:], strict=True))
     q, k, v = (_factor(x, acc, to) for x, to in zip(read, (narrow, stored, stored), strict=True))
     repeat = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, repeat, axis=1) if repeat > 1 else x for x in (k, v))
@@ -32,21 +34,25 @@ def _attention(op: qc.AttentionOp, operands: Sequence[Array], frame: Frame) -> l
     if op.cap is not None:
         scores = acc.type(op.cap) * np.tanh(scores / acc.type(op.cap))
     if op.mask is not None:
-        mask = operands[3]
+        mask = extra["mask"]
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(acc, copy=False)
     rows, columns = np.ogrid[: q.shape[2], : k.shape[2]]
     if op.last is not None:
-        rows = operands[-1].astype(np.int64)[:, None, :, None]
+        rows = extra["last"].astype(np.int64)[:, None, :, None]
     if op.causal is not None or op.last is not None:
         scores = np.where(columns <= rows, scores, -np.inf)
     if op.ring is not None:
         scores = np.where((rows - columns) % k.shape[2] < op.keys_back, scores, -np.inf)
     elif op.keys_back is not None:
         scores = np.where(columns > rows - op.keys_back, scores, -np.inf)
+    if op.sinks is not None:  # of a key whose value is zero
+        sinks = np.broadcast_to(extra["sinks"].astype(acc, copy=False), (*scores.shape[:3], 1))
+        scores = np.concatenate([scores, sinks], axis=-1)
+        v = np.concatenate([v, np.zeros_like(v, shape=(*v.shape[:2], 1, v.shape[3]))], axis=2)
     if op.parts is None:
         sums, _, total = _weighed(scores, v, narrow)
         return [round_to(sums / np.where(total == 0, 1, total), tensor_dtype(op.result.type))]
-    bounds = np.linspace(0, k.shape[2], (op.divided_into or 1) + 1).astype(int)
+    bounds = np.linspace(0, v.shape[2], (op.divided_into or 1) + 1).astype(int)
     runs = [slice(first, end) for first, end in itertools.pairwise(bounds)]
     parts = [np.concatenate(_weighed(scores[..., run], v[:, :, run], narrow), axis=-1) for run in runs]
     return [round_to(np.stack(parts, axis=3), "f32")]

@@ -29,10 +29,17 @@ from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
 
 
-def softmax_over(b: Builder, x: SSAValue, axis: int, *, empty_rows: bool) -> SSAValue:
-    """exp(x - max) / sum in the type of `x`; with `empty_rows` a row of -inf gives zeros instead of NaN."""
+def softmax_over(b: Builder, x: SSAValue, axis: int, *, empty_rows: bool, sinks: SSAValue | None = None) -> SSAValue:
+    """exp(x - max) / sum in the type of `x`; with `empty_rows` a row of -inf gives zeros instead of NaN. `sinks`, with
+    size 1 along the axis, are one more number of each row, of which there is no result."""
     acc = tensor_dtype(x.type)
     peak = build.reduce(b, x, [axis], "max")
+    lone = None
+    if sinks is not None:
+        rows = shape_of(peak.type)
+        lone = build.broadcast_to(b, sinks, [1 if n == axis else size for n, size in enumerate(shape_of(x.type))])
+        lone = rounded(b, build.reshape(b, lone, rows), acc)
+        peak = build.pointwise(b, [peak, lone], rows, acc, lambda i, s: i.insert(arith.MaximumfOp(s[0], s[1])).result)
 
     def shifted(i: Builder, s: Scalars) -> Operation:
         top = s[1]
@@ -44,6 +51,9 @@ def softmax_over(b: Builder, x: SSAValue, axis: int, *, empty_rows: bool) -> SSA
 
     powers = beside(b, [x], [peak], axis, acc, shifted)
     total = build.reduce(b, powers, [axis], "add")
+    if lone is not None:
+        parts = [total, lone, peak]
+        total = build.pointwise(b, parts, shape_of(total.type), acc, lambda i, s: _with_sink(i, s).result)
 
     def divided(i: Builder, s: Scalars) -> Operation:
         bottom = s[1]
@@ -53,6 +63,12 @@ def softmax_over(b: Builder, x: SSAValue, axis: int, *, empty_rows: bool) -> SSA
         return i.insert(arith.DivfOp(s[0], bottom))
 
     return beside(b, [powers], [total], axis, acc, divided)
+
+
+def _with_sink(i: Builder, s: Scalars) -> arith.AddfOp:
+    """The total of the weights and of exp(sink - max)."""
+    total, sink, peak, *_ = s
+    return i.insert(arith.AddfOp(total, i.insert(math.ExpOp(i.insert(arith.SubfOp(sink, peak)).result)).result))
 
 
 def _softmax(op: qc.SoftmaxOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
@@ -101,7 +117,7 @@ def _attention(op: qc.AttentionOp, lowering: LinalgLowering) -> Sequence[SSAValu
         return _visible(i, op, score, lowest, row, column)
 
     scores = build.pointwise(b, [scores, *masks, *lasts], full, acc, masked)
-    weights = softmax_over(b, scores, 3, empty_rows=True)
+    weights = softmax_over(b, scores, 3, empty_rows=True, sinks=op.sinks)
     # loops: as before, with the columns of a value instead of keys, then keys
     grouped = build.reshape(b, weights, (*shared, k[2]))
     total = contract(b, [grouped, values], [dims(0, 1, 2, 3, 5), dims(0, 1, 5, 4)], (*shared, v[3]), acc)

@@ -34,6 +34,10 @@ class AttentionOp(QCOp):
     With it, attention over a partly filled cache only does work for the filled part. `softcap`: scaled scores x become
     softcap * tanh(x / softcap), before any mask. A row that sees no key gives zeros.
 
+    `sinks` (B or 1, H or 1, S or 1, 1), floats: one more score of each query, of a key without a value. It is a term of
+    the sum that the weights are divided by, and it is neither scaled nor capped nor masked: attention sinks as in
+    gpt-oss (Xiao, Tian, Chen, Han and Lewis, "Efficient streaming language models with attention sinks", 2024).
+
     `ring`, with `last` and `window` and without a mask: k and v are a ring of T >= window + S - 1 rows. Row r holds the
     key of the latest position p <= last[b, i] with p % T == r, if p >= 0; the window counts positions.
 
@@ -46,8 +50,8 @@ class AttentionOp(QCOp):
 
     `parts`: the keys are divided into so many parts, and the result is f32 (B, H, S, parts, Dv + 2): of each part and
     query the sum of exp(score - top) times the value, in Dv columns, then `top`, the largest score, and the sum of
-    exp(score - top). A part in which the query sees no key has zeros, -inf and 0. Each key that a query sees is in one
-    part. In which one is left to the kernel, so `qc.join_attention` alone may read them.
+    exp(score - top). A part in which the query sees no key has zeros, -inf and 0. Each key that a query sees, and its
+    sink, is in one part. In which one is left to the kernel, so `qc.join_attention` alone may read them.
     """
 
     name = "qc.attention"
@@ -56,6 +60,7 @@ class AttentionOp(QCOp):
     v = operand_def(TensorType)
     mask = opt_operand_def(TensorType)
     last = opt_operand_def(TensorType)
+    sinks = opt_operand_def(TensorType)
     scale = prop_def(FloatAttr)
     causal = opt_prop_def(UnitAttr)
     window = opt_prop_def(IntegerAttr)
@@ -81,13 +86,14 @@ class AttentionOp(QCOp):
         window: int | None = None,
         softcap: float | None = None,
         last: SSAValue | Operation | None = None,
+        sinks: SSAValue | Operation | None = None,
         ring: bool = False,
         cache: str | None = None,
         compute: str | None = None,
         parts: int | None = None,
     ) -> None:
         super().__init__(
-            operands=[q, k, v, [mask] if mask is not None else [], [last] if last is not None else []],
+            operands=[q, k, v, *([each] if each is not None else [] for each in (mask, last, sinks))],
             properties={
                 "scale": FloatAttr(scale, f64),
                 "causal": UnitAttr() if causal else None,
@@ -130,6 +136,11 @@ class AttentionOp(QCOp):
             self.expect(fits, f"last of shape {last} does not broadcast to {rows}")
             self.expect(tensor_dtype(self.last.type) in ("i64", "i32"), "last must be i32 or i64")
             self.expect(self.causal is None, "causal and last exclude each other: last says which keys are seen")
+        if self.sinks is not None:
+            sinks, one = shape_of(self.sinks.type), (*q[:3], 1)
+            fits = len(sinks) == 4 and all(m in (f, 1) for m, f in zip(sinks, one, strict=True))
+            self.expect(fits, f"sinks of shape {sinks} do not broadcast to {one}")
+            self.expect(tensor_dtype(self.sinks.type) in FLOATS, f"sinks are one of {', '.join(FLOATS)}")
         self.expect(self.keys_back is None or self.keys_back >= 1, "a window shows at least one key")
         self.expect(self.cap is None or self.cap > 0, "softcap must be positive")
         self.expect(self.rounds_to in (None, "bf16"), "compute is bf16, if it is there")
@@ -157,6 +168,7 @@ class AttentionOp(QCOp):
         v: SSAValue,
         mask: SSAValue | None,
         last: SSAValue | None,
+        sinks: SSAValue | None,
         type_: Attribute | None = None,
         parts: int | None = None,
     ) -> AttentionOp:
@@ -172,6 +184,7 @@ class AttentionOp(QCOp):
             window=self.keys_back,
             softcap=self.cap,
             last=last,
+            sinks=sinks,
             ring=self.ring is not None,
             cache=self.rows_of,
             compute=self.rounds_to,

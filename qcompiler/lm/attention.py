@@ -84,8 +84,7 @@ def attention(
         sinks = how.get("sinks")  # of each query (b, heads, s, 1): Inkling 2
     seen, layer = probe.current(), None
     if seen is not None:
-        written_out = sinks is not None or bias is not None
-        seen.attended(key, attention_mask, how.get("sliding_window"), written_out, is_biased=bias is not None)
+        seen.attended(key, attention_mask, how.get("sliding_window"), is_biased=bias is not None)
     else:
         step = states.current()
         assert step is not None
@@ -100,8 +99,11 @@ def attention(
     if layer is not None and layer.is_rotated:
         dim = query.shape[-1]
         query, scale = layer.rotate(query), (scale if scale is not None else dim**-0.5) / rotation.squared(dim)
-    if layer is not None and layer.window is not None and sinks is None and bias is None:
-        return _ring_attention(query, key, value, scale, softcap, layer.window).transpose(1, 2).contiguous(), None
+    if sinks is not None and sinks.ndim != 4:
+        sinks = sinks.reshape(1, -1, 1, 1)
+    if layer is not None and layer.window is not None and bias is None:
+        made = _ring_attention(query, key, value, scale, softcap, layer.window, sinks)
+        return made.transpose(1, 2).contiguous(), None
     if softcap is None and sinks is None and bias is None:
         out = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -172,20 +174,26 @@ def _written_out(
     if sinks is None:
         weights = scores.float().softmax(-1)
     else:
-        extra = sinks if sinks.ndim == 4 else sinks.reshape(1, -1, 1, 1).expand(b, -1, s, 1)
-        weights = torch.cat([scores, extra.to(scores.dtype)], -1).float().softmax(-1)[..., :-1]
+        extra = sinks.expand(b, heads, s, 1).to(scores.dtype)
+        weights = torch.cat([scores, extra], -1).float().softmax(-1)[..., :-1]
     out = weights.to(query.dtype).reshape(b, *rows, key.shape[2]) @ value
     return out.view(b, heads, s, value.shape[3]).transpose(1, 2).contiguous()
 
 
 def _ring_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, softcap: float | None, window: int
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    softcap: float | None,
+    window: int,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention to the keys of a layer that keeps a ring."""
     factor = float(scale if scale is not None else query.shape[-1] ** -0.5)
     step = states.current()
     assert step is not None
-    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, step.positions, window, factor, softcap)
+    made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, step.positions, window, factor, softcap, sinks)
     return made
 
 

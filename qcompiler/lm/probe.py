@@ -76,7 +76,6 @@ class Probe:
     indexers: dict[int, LayerShape] = field(default_factory=dict)
     entries: dict[str, EntryShape] = field(default_factory=dict)
     uses: dict[int, list[tuple[int | None, MaskRule | None]]] = field(default_factory=dict)
-    written_out: set[int] = field(default_factory=set)
     biased: set[int] = field(default_factory=set)
     unsaid: set[tuple[int, int]] = field(default_factory=set)
     """States of convolutions, by layer and index, whose width no argument says."""
@@ -93,17 +92,13 @@ class Probe:
         self.masks.append((made, rule))
         return made
 
-    def attended(
-        self, key: torch.Tensor, mask: Any, window: Any, written_out: bool = False, is_biased: bool = False
-    ) -> None:
-        """Notes a call of attention, whether it is more than scaled dot products, and whether it adds a number for each
-        position. Keys that no layer handed to the cache in this form are not noted."""
+    def attended(self, key: torch.Tensor, mask: Any, window: Any, is_biased: bool = False) -> None:
+        """Notes a call of attention, and whether it adds a number for each position. Keys that no layer handed to the
+        cache in this form are not noted."""
         rule = next((rule for made, rule in self.masks if _is_whole(mask, made)), None)
         for kept, layer in self.keys:
             if kept is key or self._is_followed_by_entries(kept, layer, key):
                 self.uses.setdefault(layer, []).append((window if isinstance(window, int) else None, rule))
-                if written_out:
-                    self.written_out.add(layer)
                 if is_biased:
                     self.biased.add(layer)
 
@@ -114,7 +109,7 @@ class Probe:
 
     def reads(self, layer: int) -> bool:
         """Whether all that reads a layer's keys and values is attention by scaled dot products."""
-        return layer in self.uses and layer not in self.written_out
+        return layer in self.uses and layer not in self.biased
 
     def rotated(self) -> frozenset[int]:
         """The layers whose keys may be rotated: they are no values, and all that reads them is attention, which rotates

@@ -46,6 +46,7 @@ class Case:
     last: tuple[int, int] | None = None  # (first, step): query i of batch b counts as first + step * i + 2 * b
     ring: bool = False  # of `kv` rows
     cache: cache_rows.Kind | None = None
+    sinks: str | None = None  # the axes along which sinks vary, of "bhq"
     misaligned: bool = False  # views that begin one element into their buffers
     slow: bool = False
 
@@ -79,13 +80,20 @@ class Case:
         if self.last is not None:
             kept: DType = "i32" if self.dtype == "bf16" else "i64"
             operands.append(Operand(name="last", dtype=kept, access="r", shape=("b", q_len), strides=(q_len, 1)))
+        if self.sinks is not None:
+            rows = q_len if "q" in self.sinks else 1
+            heads = self.heads if "h" in self.sinks else 1
+            steps = {"b": f"({rows})*{heads}", "h": rows, "q": 1}
+            strides = tuple(steps[axis] if axis in self.sinks else 0 for axis in "bhq")
+            shape = ("b", self.heads, q_len, 1)
+            operands.append(Operand(name="sinks", dtype=self.dtype, access="r", shape=shape, strides=(*strides, 1)))
         out = tensor("out", self.heads, q_len, self.value_dim)
         operands.append(Operand(name="out", dtype=self.dtype, access="w", shape=out.shape, strides=out.strides))
         body = AttentionKernel(
             batch="b", heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
             window=self.window, softcap=self.softcap, last=self.last is not None, ring=self.ring,
-            cache=self.cache,
+            cache=self.cache, sinks=self.sinks is not None,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("b", "s", "t"), operands=tuple(operands), body=body)
 
@@ -158,6 +166,19 @@ CASES = [
     few("decode_last_window", 1, 300, last=(201, 0), window=70, dtype="f16"),
     few("three_last", 3, 100, last=(50, 1), heads=6, kv_heads=2),
     few("three_last_falls", 3, 100, last=(1, -1), window=2),
+    Case("sinks", 70, 100, sinks="h", causal=True, heads=4, kv_heads=2),
+    Case("sinks_of_queries", 21, 45, sinks="bhq", softcap=1.5, mask="bool", dim=20, value_dim=27, batch=2),
+    Case("sinks_pieces", 20, 40, sinks="h", dim=200, value_dim=300, last=(-3, 1)),
+    mma("mma_sinks", 70, 300, sinks="h", last=(180, 1), window=90, heads=4, kv_heads=2, batch=2),
+    mma("mma_sinks_float", 40, 70, dtype="f16", sinks="bhq", mask="float", batch=2),
+    mma("mma_sinks_ring", 70, 300, sinks="h", last=(1180, 1), window=90, ring=True),
+    mma("mma_sinks_cache", 40, 200, sinks="q", last=(130, 1), cache="int8"),
+    few("decode_sinks", 1, 300, sinks="h", last=(99, 0), heads=6, kv_heads=2, batch=2),
+    few("decode_sinks_ring", 1, 300, sinks="bhq", last=(1201, 0), window=70, ring=True, heads=11, kv_heads=1,
+        dtype="bf16", batch=2),
+    few("decode_sinks_none", 1, 40, sinks="h", last=(-1, 0), dtype="f16", batch=2),
+    few("three_sinks", 3, 100, sinks="q", heads=6, kv_heads=2, mask="float"),
+    few("three_sinks_cache", 3, 300, sinks="bhq", last=(99, 1), cache="int4", heads=6, kv_heads=2, batch=2),
     Case("ring", 21, 100, last=(190, 1), window=50, ring=True, heads=4, kv_heads=2, batch=2),
     Case("ring_begins", 21, 60, last=(0, 1), window=30, ring=True),
     Case("ring_skips", 40, 400, last=(2**40, 1), window=9, ring=True, softcap=2.0),
@@ -277,6 +298,13 @@ def inputs(case: Case) -> list[Array]:
         arrays.append(np.broadcast_to(mask, (case.batch, case.heads, case.q, case.kv)))
     if case.last is not None:
         arrays.append(last_keys(case).astype(np.int32 if case.dtype == "bf16" else np.int64))
+    if case.sinks is not None:
+        sizes = [
+            n if axis in case.sinks else 1 for axis, n in zip("bhq", (case.batch, case.heads, case.q), strict=True)
+        ]
+        sinks = rng.normal(size=(*sizes, 1)) * 3
+        sinks.flat[0] = -np.inf  # as good as none
+        arrays.append(np.broadcast_to(sinks.astype(kept), (case.batch, case.heads, case.q, 1)))
     return arrays
 
 
@@ -309,9 +337,11 @@ def reference(case: Case, arrays: list[Array]) -> Array:
         scores = np.where(held > rows - case.window, scores, -np.inf)
     elif case.window is not None:
         scores = np.where(columns > rows - case.window, scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
-    total = weights.sum(-1, keepdims=True)
+    sinks = np.full((1, 1, 1, 1), -np.inf) if case.sinks is None else arrays[-1].astype(np.float64)
+    top = np.maximum(scores.max(-1, keepdims=True), sinks)
+    shift = np.where(np.isinf(top), 0, top)
+    weights = np.exp(scores - shift)
+    total = weights.sum(-1, keepdims=True) + np.exp(sinks - shift)
     out: Array = np.where(total == 0, 0, weights / np.where(total == 0, 1, total)) @ v
     return out
 
@@ -434,6 +464,22 @@ def test_large_scores_do_not_overflow(run: Callable[..., Array], name: str) -> N
 @pytest.mark.parametrize("names", [FEW, pytest.param(MOST, marks=pytest.mark.slow)], ids=["few", "most"])
 def test_no_kernel_spills_on_any_architecture(nvrtc: Callable[..., Any], arch: str, names: list[str]) -> None:
     for name, used in nvrtc([BY_NAME[name].spec for name in names], arch).items():
+        assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), f"{name} on {arch}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [16, 48, 64, 80, 128])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_no_group_of_heads_makes_few_queries_spill(nvrtc: Callable[..., Any], arch: str, dim: int) -> None:
+    """Groups of six heads, or of two with three queries, spilled with heads of 64 columns and a cache in 8 bits."""
+    types: list[tuple[DType, cache_rows.Kind | None]] = [("f32", None), ("bf16", None), ("f32", "int8")]
+    types += [("bf16", kind) for kind in cache_rows.KINDS]
+    made = [
+        few(f"{dtype}_{kind}_{heads}_{queries}", queries, 1, dtype=dtype, cache=kind, heads=heads, kv_heads=1, dim=dim,
+            value_dim=dim, last=(0, 0), sinks="h", window=70)
+        for dtype, kind in types for heads in (1, 2, 3, 4, 6, 8) for queries in (1, 3)
+    ]  # fmt: skip
+    for name, used in nvrtc([each.spec for each in made], arch).items():
         assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), f"{name} on {arch}"
 
 

@@ -47,6 +47,7 @@ class Case:
     softcap: float | None = None
     cache: cache_rows.Kind | None = None
     mask: bool = False
+    sinks: bool = False
     slow: bool = True
 
     @property
@@ -70,6 +71,7 @@ class Case:
             self.operand("v", (self.batch, self.kv_heads, self.kv, v), kept),
             *([self.operand("mask", (*rows, self.kv), "i1")] if self.mask else []),
             self.operand("last", (self.batch, self.q), "i64"),
+            *([self.operand("sinks", (*rows, 1), "f32")] if self.sinks else []),
         ]
         if parts is None:
             operands.append(self.operand("out", (*rows, self.value_dim), self.dtype, "w"))
@@ -79,7 +81,7 @@ class Case:
             batch=self.batch, heads=self.heads, kv_heads=self.kv_heads, q_len=self.q, kv_len=self.kv,
             head_dim=self.dim, value_dim=self.value_dim, scale=self.dim**-0.5, causal=False,
             mask="bool" if self.mask else "none", window=self.window, softcap=self.softcap, last=True, ring=self.ring,
-            cache=self.cache, parts=parts,
+            cache=self.cache, parts=parts, sinks=self.sinks,
         )  # fmt: skip
         return KernelSpec(name=f"{self.name}_{parts or 'whole'}", symbols=(), operands=tuple(operands), body=body)
 
@@ -109,6 +111,9 @@ CASES = [
     Case("all_heads", 600, 3, (599, 300), heads=16, kv_heads=1, dim=128, value_dim=128, dtype="bf16"),
     Case("four_queries", 700, 3, (698, 100), q=4, heads=6),
     Case("masked", 700, 3, (699, 400), mask=True),
+    Case("sinks", 3 * PART_KEYS, 3, (2 * PART_KEYS - 1, 0, 2 * PART_KEYS), sinks=True, slow=False),
+    Case("sinks_masked", 700, 3, (699, 400), q=2, heads=6, sinks=True, mask=True, dtype="bf16"),
+    Case("sinks_ring", 900, 3, (5000, 1200, 100), window=90, ring=True, sinks=True),
     Case("window", 1200, 3, (1100, 600, 90), window=520, softcap=2.0),
     Case("ring", 700, 3, (5000, 300, 699), window=650, ring=True),
     Case("ring_of_strips", 900, 3, (5000, 1200, 100), window=90, ring=True),
@@ -162,11 +167,19 @@ def inputs(case: Case) -> list[Array]:
         mask[0, 0] = False  # sees no key
         arrays.append(mask)
     last = np.array(case.last, np.int64)[:, None] + np.arange(case.q)
-    return [*arrays, np.minimum(last, case.kv - 1) if not case.ring else last]
+    arrays.append(np.minimum(last, case.kv - 1) if not case.ring else last)
+    if case.sinks:
+        arrays.append((rng.normal(size=(case.batch, case.heads, case.q, 1)) * 3).astype(np.float32))
+    return arrays
+
+
+def last_of(case: Case, arrays: list[Array]) -> Array:
+    return arrays[-2] if case.sinks else arrays[-1]
 
 
 def weighed(case: Case, arrays: list[Array]) -> tuple[Array, Array]:
-    """Scores (batch, heads, q, kv) in float64, -inf where hidden, and values for each head."""
+    """Scores (batch, heads, q, kv) in float64, -inf where hidden, and values for each head. A sink is the score of one
+    more key, whose value is zero."""
     read = list(arrays[:3])
     if case.cache is not None:
         sizes = (case.dim, case.value_dim)
@@ -176,7 +189,7 @@ def weighed(case: Case, arrays: list[Array]) -> tuple[Array, Array]:
     scores = q @ k.swapaxes(-1, -2) * case.dim**-0.5
     if case.softcap is not None:
         scores = case.softcap * np.tanh(scores / case.softcap)
-    last, keys = arrays[-1][:, None, :, None], np.arange(case.kv)
+    last, keys = last_of(case, arrays)[:, None, :, None], np.arange(case.kv)
     seen = keys <= last
     if case.ring:
         seen &= (last - keys) % case.kv < case.window
@@ -184,7 +197,11 @@ def weighed(case: Case, arrays: list[Array]) -> tuple[Array, Array]:
         seen &= keys > last - case.window
     if case.mask:
         seen = seen & arrays[3]
-    return np.where(seen, scores, -np.inf), v
+    scores = np.where(seen, scores, -np.inf)
+    if case.sinks:
+        scores = np.concatenate([scores, arrays[-1].astype(np.float64)], -1)
+        v = np.concatenate([v, np.zeros((*v.shape[:2], 1, v.shape[3]))], 2)
+    return scores, v
 
 
 def softmax_of(scores: Array, v: Array) -> Array:
@@ -235,7 +252,7 @@ def test_every_key_is_in_one_part_and_parts_behind_the_last_key_are_empty(
     top = np.where(np.isinf(scores.max(-1)), 0, scores.max(-1))[..., None]
     np.testing.assert_allclose((totals * np.exp(tops - top)).sum(-1), np.exp(scores - top).sum(-1), rtol=1e-3)
     for b in range(case.batch):
-        seen = int(arrays[-1][b].max()) + 1 if case.window is None else case.window + case.q + 31
+        seen = int(last_of(case, arrays)[b].max()) + 1 if case.window is None else case.window + case.q + 31
         used = max(0, -(-seen // PART_KEYS))
         empty = parts[b, :, :, used:]
         assert np.isneginf(empty[..., -2]).all() and not empty[..., :-2].any() and not empty[..., -1].any()
@@ -248,7 +265,7 @@ def test_what_lies_behind_the_last_key_is_not_used(run: Callable[..., Results], 
     arrays = inputs(case)
     want = run(case, arrays).joined
     for b in range(case.batch):
-        end = int(arrays[-1][b].max()) + 1
+        end = int(last_of(case, arrays)[b].max()) + 1
         arrays[1][b, :, end:] = arrays[2][b, :, end:] = np.nan if case.cache is None else -1  # a scale of NaN
     assert run(case, arrays).joined.tobytes() == want.tobytes()
 

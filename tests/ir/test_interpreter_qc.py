@@ -173,6 +173,25 @@ def test_attention_with_a_window_and_a_softcap(module_of: ModuleOf, rng: np.rand
     assert not got[:, :, -1].any()
 
 
+@pytest.mark.parametrize("axes", ["h", "bhs"])
+def test_a_sink_takes_weight_and_adds_nothing(module_of: ModuleOf, rng: np.random.Generator, axes: str) -> None:
+    q, k, v = f32(rng, 2, 4, 5, 8), f32(rng, 2, 2, 7, 8), f32(rng, 2, 2, 7, 6)
+    sinks = f32(rng, *(size if axis in axes else 1 for axis, size in zip("bhs", (2, 4, 5), strict=True)), 1)
+    keep = rng.random((2, 1, 5, 7)) > 0.3
+    keep[:, :, 3] = False
+
+    def make(*given: Any) -> qc.AttentionOp:
+        return qc.AttentionOp(*given[:4], T((2, 4, 5, 6), "f32"), scale=0.3, sinks=given[4])
+
+    got = one(module_of, make, [q, k, v, keep, sinks])
+    keys, values = (t(x).repeat_interleave(2, 1) for x in (k, v))
+    scores = (t(q) @ keys.mT * 0.3).masked_fill(~t(keep), -torch.inf)
+    weights = torch.cat([scores, t(sinks).expand(2, 4, 5, 1)], -1).softmax(-1)[..., :-1]
+    close(got, weights @ values, 1e-6)
+    assert not got[:, :, 3].any()
+    assert one(module_of, make, [q, k, v, keep, np.full_like(sinks, -np.inf)])[:, :, :3].any()
+
+
 def test_attention_to_a_ring_is_that_to_all_keys(module_of: ModuleOf, rng: np.random.Generator) -> None:
     keys, values, q = (rng.standard_normal((2, 2, n, 8)).astype(np.float32) for n in (60, 60, 5))
     last = np.array([[0, 1, 2, 3, 4], [50, 51, 52, 53, 54]])
@@ -193,6 +212,16 @@ def test_attention_to_a_ring_is_that_to_all_keys(module_of: ModuleOf, rng: np.ra
     np.testing.assert_allclose(one(module_of, ring, [q, k, v, last]), wanted, rtol=1e-5, atol=1e-6)
     eager = ring_attention(*map(torch.from_numpy, (q, k, v, last)), window, 0.3, 1.5)
     np.testing.assert_allclose(eager.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+    def with_sinks(q: Any, k: Any, v: Any, last: Any, sinks: Any) -> qc.AttentionOp:
+        limits: Any = {"window": window, "softcap": 1.5, "last": last, "ring": True}
+        return qc.AttentionOp(q, k, v, None, type_, scale=0.3, sinks=sinks, **limits)
+
+    sinks = np.array([0.5, -1.0], np.float32).reshape(1, 2, 1, 1)
+    eager = ring_attention(*map(torch.from_numpy, (q, k, v, last)), window, 0.3, 1.5, torch.from_numpy(sinks))
+    got = one(module_of, with_sinks, [q, k, v, last, sinks])
+    np.testing.assert_allclose(eager.numpy(), got, rtol=1e-5, atol=1e-6)
+    assert np.abs(got).max() < np.abs(wanted).max()
 
 
 def test_attention_row_without_keys_gives_zeros(module_of: ModuleOf, rng: np.random.Generator) -> None:

@@ -76,6 +76,8 @@ def every_op(module_of: ModuleOf) -> ModuleOp:
         mask = build.fill(b, True, (1, 1, "s", "s"), "i1")
         kind = T(("b", 2, "s", 4), "f32")
         heads = b.insert(qc.AttentionOp(heads, heads, heads, mask, kind, scale=0.1)).result
+        lone = build.fill(b, 0.1, (1, 2, 1, 1), "f32")
+        heads = b.insert(qc.AttentionOp(heads, heads, heads, mask, kind, scale=0.1, sinks=lone)).result
         heads = b.insert(qc.AttentionOp(heads, heads, heads, None, kind, scale=0.5, causal=True)).result
         at, ring = build.fill(b, 1, ("b", "s"), "i64"), build.fill(b, 0.1, ("b", 2, 512, 4), "f32")
         heads = b.insert(qc.AttentionOp(heads, ring, ring, None, kind, scale=0.5, window=9, last=at, ring=True)).result

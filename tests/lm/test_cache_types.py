@@ -16,6 +16,7 @@ from qcompiler.formats.cache_rows import row_bytes
 from qcompiler.plan.kinds.attention import AttentionKernel
 from qcompiler.plan.kinds.dequantize_cache import DequantizeCacheKernel
 from qcompiler.plan.kinds.quantize_cache import QuantizeCacheKernel
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 from qcompiler.plan.plan import Launch
 
 DECODERS = load("tests/models/zoo.py").DECODERS
@@ -118,18 +119,17 @@ def test_the_report_says_which_keys_are_rotated() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "fused", "kind"),
+    ("name", "kind"),
     [
-        ("gemma2", True, "int8"), ("gpt-oss", False, "int8"), ("mixtral", True, "int8"), ("falcon", True, "int8"),
-        ("gemma2", True, "int4"), ("gpt-oss", False, "int4"),
+        ("gemma2", "int8"), ("gpt-oss", "int8"), ("mixtral", "int8"), ("falcon", "int8"), ("gemma2", "int4"),
+        ("gpt-oss", "int4"), ("gpt-oss", "fp8"),
     ],
 )  # fmt: skip
-def test_attention_that_is_written_out_reads_rows(name: str, fused: bool, kind: Any) -> None:
-    """Soft caps are part of attention. With sinks it stays written out, and the values of the cache are computed."""
+def test_attention_with_caps_and_sinks_reads_rows(name: str, kind: Any) -> None:
     made = load("tests/lm/test_moe.py").build("GptOss") if name == "gpt-oss" else DECODERS[name].build()
     lm = qc.compile_causal_lm(made, max_seq_len=24, chunk=8, kv_cache=kind, device="cpu")
     assert lm.program is not None
     kinds = {kernel.body.__class__ for kernel in lm.program.plan.kernels}
-    assert (DequantizeCacheKernel in kinds) != fused
+    assert DequantizeCacheKernel not in kinds and SoftmaxKernel not in kinds
     ours, theirs = lm.conversation().read(PROMPTS[0], logits="all")[0], oracle_logits(lm, PROMPTS[0])
     assert np.linalg.norm(ours - theirs) <= 2e-3 * np.linalg.norm(theirs)

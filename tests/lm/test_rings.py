@@ -242,6 +242,8 @@ def test_tokens_are_those_of_a_whole_cache_and_replays_read_the_ring(name: str, 
     rings = compiled(name, 8, 7, 3, device)
     whole = qc.compile_causal_lm(model(name, 8), max_seq_len=LENGTH, chunk=LENGTH, max_batch=3)
     assert not whole.record.ring and rings.record.ring
+    assert rings.program is not None
+    assert any(isinstance(each.body, AttentionKernel) and each.body.ring for each in rings.program.plan.kernels)
     for options in ({}, {"temperature": 0.8, "seed": 3}):
         texts = [text[:60] for text in prompts(3)]
         assert rings.generate(texts, max_new_tokens=30, **options) == whole.generate(

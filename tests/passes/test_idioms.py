@@ -150,6 +150,17 @@ def test_softmax_shifted_by_another_maximum_is_none(make: Any) -> None:
     assert "qc.softmax" not in make.ops()
 
 
+@pytest.mark.parametrize("along", [2, 1])
+def test_softmax_of_what_is_shifted_by_its_maximum(make: Any, along: int) -> None:
+    """gpt-oss subtracts the maximum before the softmax, which does so again."""
+    x = make.arg(("b", "s", 6))
+    peak = build.reduce(make.builder, x, [along], "max")
+    shifted = make.pointwise(arith.SubfOp, x, build.reshape(make.builder, peak, ("b", *((1, 6), ("s", 1))[along - 1])))
+    make.finish(make.op(qc.SoftmaxOp(shifted, x.type, axis=2)))
+    make.run(RAISE, [sample(2, 3, 6)])
+    assert make.ops()[-1] == "qc.softmax" and (len(make.ops()) == 1) == (along == 2)
+
+
 @pytest.mark.parametrize("rank", [3, 4])
 @pytest.mark.parametrize("mask", ["none", "added", "selected", "hidden", "both"])
 @pytest.mark.parametrize("scale", ["product", "quotient", "of k", "capped"])
@@ -192,6 +203,57 @@ def test_attention_between_two_matmuls(make: Any, rank: int, mask: str, scale: s
     assert make.ops() == (["linalg.generic"] if mask in ("selected", "both") else []) + ["qc.attention"]
     (attention,) = (op for op in make.module.walk() if isinstance(op, qc.AttentionOp))
     assert attention.scale.value.data == 0.5 and attention.cap == (3.0 if scale == "capped" else None)
+
+
+def with_sinks(
+    make: Any, keep: SSAValue | None, sinks: SSAValue, cut: int = 0, *, in_front: bool = False, groups: int = 1
+) -> SSAValue:
+    """Attention of `2 * groups` heads over two, whose softmax is over the scores and the column `sinks`; the weights
+    from column `cut` on are multiplied."""
+    heads, b = 2 * groups, make.builder
+    q, k, v = make.arg(("b", heads, "s", 8)), make.arg(("b", 2, "t", 8)), make.arg(("b", 2, "t", 8))
+    rows, scores = ("b", 2, f"{groups}*s" if groups > 1 else "s"), ("b", heads, "s", "t")
+    turned = build.transpose(b, k, (0, 1, 3, 2))
+    s = make.op(qc.BatchMatmulOp(build.reshape(b, q, (*rows, 8)), turned, tensor((*rows, "t"), "f32")))
+    s = make.scaled(build.reshape(b, s, scores), 0.5)
+    if keep is not None:
+
+        def body(inner: Builder, a: Any) -> Operation:
+            return inner.insert(arith.SelectOp(a[0], a[1], build.scalar(inner, -3e38, "f32")))
+
+        s = build.pointwise(b, [keep, s], scores, "f32", body)
+    column = build.broadcast_to(b, sinks, (*scores[:3], shape_of(sinks.type)[-1]))
+    p = softmax(make, build.concat(b, [column, s] if in_front else [s, column], 3), 3)
+    p = build.reshape(b, build.extract_slice(b, p, (0, 0, 0, cut), scores), (*rows, "t"))
+    return build.reshape(b, make.op(qc.BatchMatmulOp(p, v, tensor((*rows, 8), "f32"))), ("b", heads, "s", 8))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("axes", ["h", "bhs", "s", ""])
+def test_a_column_beside_the_scores_is_a_sink(make: Any, groups: int, masked: bool, axes: str) -> None:
+    sizes = {"b": (2, "b"), "h": (2 * groups, 2 * groups), "s": (5, "s")}
+    sinks = make.arg((*(sizes[each][1] if each in axes else 1 for each in "bhs"), 1))
+    keep = make.arg(("b", 1, 1, "t"), "i1") if masked else None
+    make.finish(with_sinks(make, keep, sinks, groups=groups))
+    kept = np.array([1, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0], bool).reshape(2, 1, 1, 7)
+    kept[1] = False  # a sink takes all of the weight there
+    given = [sample(*(sizes[each][0] if each in axes else 1 for each in "bhs"), 1), *([kept] if masked else [])]
+    make.run(RAISE, [*given, sample(2, 2 * groups, 5, 8), sample(2, 2, 7, 8), sample(2, 2, 7, 8)])
+    assert make.ops()[-1] == "qc.attention" and "qc.softmax" not in make.ops()
+    (attention,) = (op for op in make.module.walk() if isinstance(op, qc.AttentionOp))
+    assert attention.sinks is not None and (attention.mask is not None) == masked
+    assert shape_of(attention.sinks.type) == shape_of(sinks.type)
+
+
+@pytest.mark.parametrize(
+    ("columns", "cut", "in_front"), [(2, 0, False), (1, 1, False), (1, 0, True)],
+    ids=["two columns", "other weights", "the column is in front"],
+)  # fmt: skip
+def test_columns_that_are_no_sink_stay(make: Any, columns: int, cut: int, in_front: bool) -> None:
+    make.finish(with_sinks(make, None, make.arg((1, 2, 1, columns)), cut, in_front=in_front))
+    make.run(RAISE, [sample(1, 2, 1, columns), sample(2, 2, 5, 8), sample(2, 2, 7, 8), sample(2, 2, 7, 8)])
+    assert "qc.attention" not in make.ops()
 
 
 def test_layers_with_the_same_terms_share_their_mask(make: Any) -> None:

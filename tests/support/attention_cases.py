@@ -36,6 +36,7 @@ class Case:
     ring: bool = False  # of `kv` rows
     cache: cache_rows.Kind | None = None
     compute: Literal["bf16"] | None = None
+    sinks: str | None = None  # the axes along which sinks vary, of "bhq"
 
     @property
     def spec(self) -> KernelSpec:
@@ -70,13 +71,20 @@ class Case:
             strides = (rows if "b" in self.last_axes else 0, 1 if "q" in self.last_axes else 0)
             kept = "i32" if self.dtype == "bf16" else "i64"
             operands.append(Operand(name="last", dtype=kept, access="r", shape=(self.batch, q_len), strides=strides))
+        if self.sinks is not None:
+            queries: Any = q_len if "q" in self.sinks else 1
+            heads = self.heads if "h" in self.sinks else 1
+            steps = (f"{queries}*{heads}" if isinstance(queries, str) else queries * heads, queries, 1, 1)
+            strides = tuple(step if axis in self.sinks else 0 for axis, step in zip("bhq", steps, strict=False))
+            shape = (self.batch, self.heads, q_len, 1)
+            operands.append(Operand(name="sinks", dtype=self.dtype, access="r", shape=shape, strides=(*strides, 1)))
         out = tensor("out", self.heads, q_len, self.value_dim)
         operands.append(Operand(name="out", dtype=self.dtype, access="w", shape=out.shape, strides=out.strides))
         body = AttentionKernel(
             batch=self.batch, heads=self.heads, kv_heads=self.kv_heads, q_len=q_len, kv_len="s", head_dim=self.dim,
             value_dim=self.value_dim, scale=self.dim**-0.5, causal=self.causal, mask=self.mask,
             window=self.window, softcap=self.softcap, last=self.last is not None, ring=self.ring,
-            cache=self.cache, compute=self.compute,
+            cache=self.cache, compute=self.compute, sinks=self.sinks is not None,
         )  # fmt: skip
         return KernelSpec(name=self.name, symbols=("s", "t"), operands=tuple(operands), body=body)
 
@@ -132,6 +140,19 @@ CASES = [
     Case("decode_ring_none", 1, 30, decode=True, last=(-(2**60), 0), window=4, ring=True, batch=1),
     Case("decode_ring_cache", 1, 130, decode=True, cache="int8", heads=8, kv_heads=2, last=(1000, 0), window=64,
          ring=True, dim=64, value_dim=64),
+    Case("sinks", 37, 300, sinks="h", heads=6, kv_heads=2, causal=True),
+    Case("sinks_of_queries", 37, 45, sinks="bhq", softcap=1.5, mask="bool", mask_axes="bk", dim=20, value_dim=27),
+    Case("sinks_last", 150, 300, sinks="h", last=(140, 1), window=70, dtype="bf16", heads=4, kv_heads=2),
+    Case("sinks_none_seen", 21, 40, sinks="bh", last=(-9, 1)),
+    Case("sinks_float_mask", 21, 40, sinks="q", mask="float", mask_axes="qk"),
+    Case("sinks_ring", 17, 40, sinks="h", last=(100, 1), window=8, ring=True, heads=4, kv_heads=2),
+    Case("sinks_cache", 37, 270, sinks="h", cache="int4", heads=4, kv_heads=2, last=(233, 1)),
+    Case("decode_sinks", 1, 300, decode=True, sinks="h", last=(99, 0), heads=6, kv_heads=2),
+    Case("decode_sinks_pieces", 1, 1300, decode=True, sinks="bhq", last=(1290, 0), heads=8, kv_heads=1, dtype="bf16"),
+    Case("decode_sinks_one_head", 1, 65, decode=True, sinks="h", dim=20, value_dim=27, mask="float"),
+    Case("decode_sinks_none", 1, 30, decode=True, sinks="h", last=(-1, 0), batch=1),
+    Case("decode_sinks_ring_cache", 1, 130, decode=True, cache="int8", heads=8, kv_heads=2, last=(1000, 0), window=64,
+         ring=True, dim=64, value_dim=64, sinks="h"),
     Case("decode_last", 1, 300, decode=True, last=(99, 0), heads=6, kv_heads=2),
     Case("decode_last_none", 1, 30, decode=True, last=(-1, 0), batch=1),
     Case("decode_last_past", 1, 65, decode=True, last=(70, 0), dtype="bf16", mask="bool", mask_axes="bk"),
@@ -188,6 +209,11 @@ def inputs(case: Case) -> list[np.ndarray]:
         values = values[:, :1] if "q" not in case.last_axes else values
         values = values[:1] if "b" not in case.last_axes else values
         arrays.append(np.ascontiguousarray(values, np.int32 if case.dtype == "bf16" else np.int64))
+    if case.sinks is not None:
+        sizes = {"b": case.batch, "h": case.heads, "q": case.q}
+        sinks = rng.normal(size=[size if axis in case.sinks else 1 for axis, size in sizes.items()]) * 3
+        sinks.flat[0] = -np.inf  # as good as none
+        arrays.append(sinks[..., None].astype(kept))
     return arrays
 
 
@@ -224,9 +250,11 @@ def reference(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
         scores = np.where(held > rows - case.window, scores, -np.inf)
     elif case.window is not None:
         scores = np.where(columns > rows - case.window, scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
-    total = weights.sum(-1, keepdims=True)
+    sinks = np.full((1, 1, 1, 1), -np.inf) if case.sinks is None else arrays[-1].astype(np.float64)
+    top = np.maximum(scores.max(-1, keepdims=True), sinks)
+    shift = np.where(np.isinf(top), 0, top)
+    weights = np.exp(scores - shift)
+    total = weights.sum(-1, keepdims=True) + np.exp(sinks - shift)
     out = np.where(total == 0, 0, weights / np.where(total == 0, 1, total)) @ v
     return out.transpose(0, 2, 1, 3)
 

@@ -333,24 +333,27 @@ def cache_row_case(kind: cache_rows.Kind, cols: int, dtype: DType) -> Case:
     return Case(module_of([(("t", 3, cols), dtype)], body), [cache_cases.numbers(cols, dtype)], tolerance=0)
 
 
-def attention(cache: cache_rows.Kind | None, limits: dict[str, Any]) -> Case:
+def attention(cache: cache_rows.Kind | None, limits: dict[str, Any], *, sinks: bool = False) -> Case:
     """Over a cache, with the position of each query."""
     k, v = values(2, 2, 7, 32), values(2, 2, 7, 8, seed=9)
     dtypes: DType = "f32"
     if cache is not None:
         k, v, dtypes = cache_rows.quantise(k, cache), cache_rows.quantise(v, cache), "i8"
 
-    def make(q: Any, k: Any, v: Any, last: Any) -> qc.AttentionOp:
-        return qc.AttentionOp(q, k, v, None, T((2, 4, 3, 8), "f32"), scale=0.2, last=last, cache=cache, **limits)
+    def make(q: Any, k: Any, v: Any, last: Any, lone: Any = None) -> qc.AttentionOp:
+        given = {"last": last, "sinks": lone, "cache": cache, **limits}
+        return qc.AttentionOp(q, k, v, None, T((2, 4, 3, 8), "f32"), scale=0.2, **given)
 
     arguments: Any = [
         ((2, 4, 3, 32), "f32"),
         (k.shape, dtypes),
         (v.shape, dtypes),
         ((2, 3), "i64"),
+        *([((1, 4, 1, 1), "f32")] if sinks else []),
     ]
     last = np.array([[2, 3, 4], [-1, 0, 1]]) if "ring" not in limits else np.array([[9, 10, 11], [3, 4, 5]])
-    return Case(module_of(arguments, one(make)), [values(2, 4, 3, 32), k, v, last])
+    lone = [values(1, 4, 1, 1)] if sinks else []
+    return Case(module_of(arguments, one(make)), [values(2, 4, 3, 32), k, v, last, *lone])
 
 
 # --- linears ---------------------------------------------------------------------------------------------------------
@@ -504,6 +507,8 @@ _LOOPS: dict[str, Callable[[], Case]] = {
     **{f"recurrent {k} {t}": lambda k=k, t=t: recurrent(k, t) for k in GATES for t in _FLOATS},
     "recurrent reverse": lambda: recurrent("gru", "f32", reverse=True),
     "recurrent projected": lambda: recurrent("lstm", "f32", projected=True),
+    "attention with sinks": lambda: attention(None, {}, sinks=True),
+    "attention with sinks over a cache": lambda: attention("int8", {"window": 2}, sinks=True),
     "linear attention": linear_attention,
     "linear attention rate": lambda: linear_attention(rate=True),
     "linear attention delta": lambda: linear_attention(columns=True, beta=True),

@@ -39,9 +39,12 @@ def draft(op: qc.AttentionOp, memory: ValueMemory) -> Draft:
     if op.last is not None:
         rows = (shape_of(op.q.type)[0], shape_of(op.q.type)[2])
         last = result.add("last", "r", views.spread(memory.view(op.last), rows))
+    sinks = None
+    if op.sinks is not None:
+        sinks = result.add("sinks", "r", views.spread(memory.view(op.sinks), (*shape_of(op.q.type)[:3], 1)))
     out = memory.result(op.result, shape_of(op.result.type))
     result.add("out", "w", out)
-    result.body.add_op(op.rebuilt(q, k, v, mask, last, tensor(out.shape, out.dtype)))
+    result.body.add_op(op.rebuilt(q, k, v, mask, last, sinks, tensor(out.shape, out.dtype)))
     return result
 
 
@@ -62,6 +65,7 @@ def body(op: qc.AttentionOp, operands: Operands, serves: str) -> AttentionKernel
         window=op.keys_back,
         softcap=op.cap,
         last=op.last is not None,
+        sinks=op.sinks is not None,
         ring=op.ring is not None,
         cache=op.rows_of,  # type: ignore[arg-type]
         compute=op.rounds_to,  # type: ignore[arg-type]

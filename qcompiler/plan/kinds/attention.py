@@ -25,7 +25,7 @@ from qcompiler.plan.operands import Operand
 
 
 class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
-    """``softmax(q kᵀ * scale + mask) v`` per head. Operands: q, k, v, [mask], [last], out.
+    """``softmax(q kᵀ * scale + mask) v`` per head. Operands: q, k, v, [mask], [last], [sinks], out.
 
     All operands but `last` have the dims (batch, heads, length, dim), and the last dim of q, k, v and out has unit
     stride. k and v may have fewer heads, with heads % kv_heads == 0 (grouped queries).
@@ -39,6 +39,8 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
       last[b, i] with p % kv_len == r, and `window` counts positions. Rows without such a position are not seen. All
       queries of a launch find their windows in one ring: q_len + window - 1 <= kv_len.
     - `softcap`: a scaled score x becomes softcap * tanh(x / softcap), before any mask.
+    - `sinks`, an operand (batch, heads, q_len, 1): exp(sinks[b, h, i]) is one more term of the sum that the weights of
+      query i are divided by. It is neither scaled nor capped nor masked.
     - `cache`: k and v are rows of that kind (qcompiler/formats/cache_rows.py), with row_bytes(head_dim, cache)
       and row_bytes(value_dim, cache) columns of i8.
     - `compute`: with "bf16" a kernel may round queries, keys, values and the weights of the softmax to bf16 before it
@@ -64,6 +66,7 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
     window: int | None = None
     softcap: float | None = None
     last: bool = False
+    sinks: bool = False
     ring: bool = False
     cache: cache_rows.Kind | None = None
     compute: Literal["bf16"] | None = None
@@ -86,18 +89,20 @@ class AttentionKernel(RoleKernel, frozen=True, tag="attention"):
                 "a number that is known when it is compiled"
             )
         b, h = self.batch, self.heads
-        masks: list[Role] = []
+        more: list[Role] = []
         if self.mask != "none":
             kinds = ("i1",) if self.mask == "bool" else FLOATS
-            masks.append(Role("mask", (b, h, self.q_len, self.kv_len), dtypes=kinds))
+            more.append(Role("mask", (b, h, self.q_len, self.kv_len), dtypes=kinds))
         if self.last:
-            masks.append(Role("last", (b, self.q_len), dtypes=INDICES))
+            more.append(Role("last", (b, self.q_len), dtypes=INDICES))
+        if self.sinks:
+            more.append(Role("sinks", (b, h, self.q_len, 1), dtypes=FLOATS))
         return Contract(
             (
                 Role("q", (b, h, self.q_len, self.head_dim), unit=True),
                 self._stored("k", self.head_dim),
                 self._stored("v", self.value_dim),
-                *masks,
+                *more,
                 self._out(),
             ),
             # no task multiplies these by the number of keys

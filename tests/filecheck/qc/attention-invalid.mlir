@@ -122,3 +122,21 @@
 %q, %k = "test.op"() : () -> (tensor<1x4x1x8xf32>, tensor<1x4x5x8xf32>)
 %0 = qc.attention %q, %k, %k {scale = 1.0, parts = 3} : tensor<1x4x1x3x10xf32>
 "test.op"(%0) : (tensor<1x4x1x3x10xf32>) -> ()
+
+// -----
+
+// CHECK: sinks of shape (1, 3, 1, 1) do not broadcast to (1, 4, 5, 1)
+%q, %k, %sinks = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x3x1x1xf32>)
+%0 = qc.attention %q, %k, %k sinks(%sinks) {scale = 1.0} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: sinks of shape (4,) do not broadcast to (1, 4, 5, 1)
+%q, %k, %sinks = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<4xf32>)
+%0 = qc.attention %q, %k, %k sinks(%sinks) {scale = 1.0} : tensor<1x4x5x8xf32>
+
+// -----
+
+// CHECK: sinks are one of f32, bf16, f16
+%q, %k, %sinks = "test.op"() : () -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x1x1xi64>)
+%0 = qc.attention %q, %k, %k sinks(%sinks) {scale = 1.0} : tensor<1x4x5x8xf32>

@@ -24,3 +24,9 @@
 %one_query, %cache = "test.op"() : () -> (tensor<?x4x1x8xbf16, #qc.dims<["b", 4, 1, 8]>>, tensor<?x2x9x8xbf16, #qc.dims<["b", 2, 9, 8]>>)
 // CHECK: qc.attention %one_query, %cache, %cache {scale = 5.000000e-01, parts = 3} : tensor<?x4x1x3x10xf32, #qc.dims<["b", 4, 1, 3, 10]>>
 %in_parts = qc.attention %one_query, %cache, %cache {scale = 0.5, parts = 3} : tensor<?x4x1x3x10xf32, #qc.dims<["b", 4, 1, 3, 10]>>
+
+%sinks = "test.op"() : () -> tensor<1x4x1x1xbf16>
+// CHECK: qc.attention %near, %ring, %ring last(%at) sinks(%sinks) {scale = 1.000000e+00, window = 8, ring} : tensor<1x4x5x8xf32>
+%beside = qc.attention %near, %ring, %ring last(%at) sinks(%sinks) {scale = 1.0, window = 8, ring} : tensor<1x4x5x8xf32>
+// CHECK-NEXT: qc.attention %q, %k, %v mask(%m) sinks(%sinks) {scale = 1.000000e+00} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>
+%masked = qc.attention %q, %k, %v mask(%m) sinks(%sinks) {scale = 1.0} : tensor<?x4x?x6xf32, #qc.dims<["b", 4, "s", 6]>>

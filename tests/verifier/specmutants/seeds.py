@@ -467,6 +467,16 @@ def attention_ring(kind: str) -> ProgramImage:
     return Maker({"b": (1, 2), "s": S}, kind).kernel(spec("ring", body, operands, "b", "s")).image(ARCHS[kind])
 
 
+def attention_sinks(kind: str) -> ProgramImage:
+    """One number for each head beside the scores."""
+    q, kv = ("b", 4, "s", 8), ("b", 2, 12, 8)
+    operands = (operand("q", q), operand("k", kv), operand("v", kv), operand("last", ("b", "s"), dtype="i64"),
+                operand("sinks", ("b", 4, "s", 1)), operand("out", q, "w"))  # fmt: skip
+    body = AttentionKernel(batch="b", heads=4, kv_heads=2, q_len="s", kv_len=12, head_dim=8, value_dim=8, scale=0.5,
+                           causal=False, mask="none", last=True, sinks=True)  # fmt: skip
+    return Maker({"b": (1, 2), "s": S}, kind).kernel(spec("sinks", body, operands, "b", "s")).image(ARCHS[kind])
+
+
 def attention_cache(kind: str) -> ProgramImage:
     """Keys become the rows of a cache, which attention reads as keys and as values."""
     maker, rows = Maker({"b": (1, 3)}, kind), ("b", 2, 12)
@@ -734,10 +744,9 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         linear_few, linear_trellis, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes,
         linear_writes, linear_given, linears, norm_added, linear_plain, convolution, linear_codes, convolution_codes,
         grouped, grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
-        attention_parts, attention_ring, attention_cache, cache_values, norm, norm_heads, softmax, embedding,
-        embedding_plain, gather, gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter, scan,
-        top_k, argmax, top_p, route,
-        sample, linear_attention, hadamard, whole,
+        attention_parts, attention_ring, attention_sinks, attention_cache, cache_values, norm, norm_heads, softmax,
+        embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter,
+        scan, top_k, argmax, top_p, route, sample, linear_attention, hadamard, whole,
     )
 }  # fmt: skip
 

@@ -1,10 +1,11 @@
 """`torch.ops.qc.ring_attention`: attention over a ring of keys, in plain torch.
 
-    ring_attention(q, k, v, last, window, scale, softcap) -> Tensor
+    ring_attention(q, k, v, last, window, scale, softcap, sinks=None) -> Tensor
 
 q (b, heads, s, d), k (b, kv heads, R, d) and v (b, kv heads, R, dv); `last` (b, s), integers, has the queries'
-positions.  Row r of a ring holds the key of the latest position that is congruent to r modulo R; a query at position p
-sees the positions from p - window + 1 to p that are not negative.  The rule is that of `qc.attention` (ir/qc.py).
+positions, and `sinks` (b or 1, heads or 1, s or 1, 1), floats, one more score for each of them.  Row r of a ring holds
+the key of the latest position that is congruent to r modulo R; a query at position p sees the positions from
+p - window + 1 to p that are not negative.  The rule is that of `qc.attention` (ir/qc.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ Tensor = torch.Tensor
 
 @torch.library.custom_op("qc::ring_attention", mutates_args=())
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, last: Tensor, window: int, scale: float, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    last: Tensor,
+    window: int,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """(b, heads, s, dv). ArgumentError for a ring that is too short for the window of every query."""
     _check(k, window)
@@ -36,13 +44,25 @@ def ring_attention(
     position = last[:, None, :, None].long()
     behind = torch.remainder(position - torch.arange(k.shape[2], device=q.device), k.shape[2])
     seen = (behind < window) & (behind <= position)
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)  # no key seen: zeros
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().expand(*scores.shape[:3], 1)], -1)
+    weights = scores.softmax(-1).nan_to_num(0.0)[..., : k.shape[2]]  # no key seen: zeros
     return (weights @ values).to(q.dtype)
 
 
 @ring_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, last: Tensor, window: int, scale: float, softcap: float | None) -> Tensor:
-    del last, scale, softcap
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    last: Tensor,
+    window: int,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    del last, scale, softcap, sinks
     _check(k, window)
     return q.new_empty((*q.shape[:3], v.shape[3]))
 
@@ -55,11 +75,14 @@ def _check(k: Tensor, window: int) -> None:
 def import_ring_attention(s: Scope, node: fx.Node) -> SSAValue:
     """`qc.attention` with `ring`."""
     q, k, v, last = (s.value(each) for each in node.args[:4])
-    window, scale, softcap = (cast("float | None", each) for each in node.args[4:])
+    window, scale, softcap = (cast("float | None", each) for each in node.args[4:7])
+    lone = None if len(node.args) < 8 or node.args[7] is None else s.value(node.args[7])
     assert window is not None and scale is not None
     cap = None if softcap is None else float(softcap)
     type_ = types.tensor(s.shape(node), s.dtype(node))
-    op = qc.AttentionOp(q, k, v, None, type_, scale=float(scale), window=int(window), softcap=cap, last=last, ring=True)
+    op = qc.AttentionOp(
+        q, k, v, None, type_, scale=float(scale), window=int(window), softcap=cap, last=last, sinks=lone, ring=True
+    )
     return s.insert(op)
 
 
