@@ -1,6 +1,7 @@
 """Every recipe of weights, with and without int8 activations, with every type of cache, on a device: run by hand.
 
-    python tests/lm/measure_recipes.py --device cpu [--model Mixtral] [--formats nf4 q4_K] [--part 1/2] [--record FILE]
+    PYTHONPATH=tests/support python -P tests/lm/measure_recipes.py --device cpu [--model Mixtral] [--formats nf4 q4_K]
+        [--part 1/2] [--record FILE]
 
 test_moe.py has each recipe with one cache. This compiles their whole product, of a mixture of experts with one layer,
 and compares logits with the oracle's (a prompt in three calls). What is in the record is not run again. The last lines
@@ -12,12 +13,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parent)]
 
 import numpy as np
 from by_path import load
