@@ -86,19 +86,26 @@ class Shape:
 
 
 SMALL = Shape(256, 2, 512, 4, 2, 1008)
-FORMATS = {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q4_K": gguf.GGMLQuantizationType.Q4_K}
+FORMATS = {
+    name: gguf.GGMLQuantizationType[name.upper()]
+    for name in ("q4_0", "q4_K", "q5_0", "q8_0", "q2_K", "q3_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs")
+}
+SCALES: dict[str, tuple[tuple[int, float], ...]] = {
+    "q4_0": ((0, 1 / 4.6),), "q5_0": ((0, 1 / 9.2),), "q8_0": ((0, 1 / 74),), "iq4_nl": ((0, 1 / 70),),
+    "q4_K": ((0, 1 / 4.6 / 31), (2, 8 / 4.6 / 31)), "q5_K": ((0, 1 / 9.2 / 31), (2, 16 / 9.2 / 31)),
+    "q2_K": ((80, 1 / 1.1 / 8), (82, 1.5 / 1.1 / 8)), "q3_K": ((108, 1 / 2.3 / 18),), "q6_K": ((208, 1 / 18.5 / 74),),
+    "iq4_xs": ((0, 1 / 70 / 18),),
+}  # fmt: skip
+"""Of a block: the byte at which a scale in fp16 lies, and the scale with which random codes, and random scales inside
+of a superblock, have a root mean square of about 1, and a mean of about 0."""
 
 
 def blocks(kind: str, rows: int, cols: int, rng: np.random.Generator) -> Any:
     """Random codes with scales that keep a product's size, in GGUF's blocks: (rows, bytes of a row)."""
     size, nbytes = gguf.GGML_QUANT_SIZES[FORMATS[kind]]
     data = rng.integers(0, 256, (rows, cols // size, nbytes), np.uint8)
-    scale = np.float16(1 / (4.6 * np.sqrt(cols)))  # the codes -8 … 7 have a root mean square of 4.6
-    if kind == "q4_0":
-        data[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
-    else:  # q4_K: d, dmin, then scales of 6 bits, 31 on the average
-        data[..., :2] = np.frombuffer(np.float16(scale / 31).tobytes(), np.uint8)
-        data[..., 2:4] = np.frombuffer(np.float16(8 * scale / 31).tobytes(), np.uint8)
+    for at, scale in SCALES[kind]:
+        data[..., at : at + 2] = np.frombuffer(np.float16(scale / np.sqrt(cols)).tobytes(), np.uint8)
     return data.reshape(rows, -1)
 
 
