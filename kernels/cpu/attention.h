@@ -43,8 +43,8 @@ static void qc_pack_queries(const T* queries, int64_t stride, int64_t live, int6
         });
 }
 
-// The total of the weights of a query that has seen no key: its largest score is that of its sink, whose weight is 1,
-// or -inf.
+// The total of the weights of a query that has seen no key, if its largest score is `top`: the sink's own weight, which
+// is 1, or 0 without a sink.
 static inline float qc_first_total(float top) { return top == -INFINITY ? 0.0f : 1.0f; }
 
 // How `keys` keys are cut into pieces: a piece has `length` keys, whole blocks of `block`; the last one may have fewer.

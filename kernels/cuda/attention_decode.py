@@ -55,7 +55,8 @@ PART_SUMS = 32
 threads are resident."""
 
 _SUMS_OF_16_WARPS = PART_SUMS + PART_SUMS // 2
-"""Sums of a lane with which no head size or type of cache spills (tests/cuda/test_attention.py)."""
+"""The most sums of a lane with 16 warps. With more, kernels spilled: tests/cuda/test_attention.py compiles groups of
+1 to 8 heads, heads of 16 to 128 columns and all types of cache."""
 
 PART_KEYS = 32 * _PART_WARPS
 """The fewest keys of a part: a strip for each warp. Fewer leave warps idle, and the part ends no sooner."""

@@ -81,8 +81,8 @@ def first_top(spec: KernelSpec, query: str) -> str:
 
 
 def first_total(spec: KernelSpec, top: str, once: str) -> str:
-    """The total of its weights before it has seen a key, in the part of it for which `once` is true: 1 with a sink,
-    whose weight relative to `top` that is."""
+    """The total of its weights before it has seen a key: the sink's own weight, which is 1, since `top` is its score.
+    Threads add up their totals, so only the one for which `once` is true has it."""
     return f"{once} && {top} != -INFINITY ? 1.0f : 0.0f" if body_of(spec).sinks else "0.0f"
 
 

@@ -39,8 +39,8 @@ def match(value: SSAValue, tracer: Tracer) -> Raised | None:
 
 
 def unshifted(op: qc.SoftmaxOp, tracer: Tracer) -> SSAValue | None:
-    """x, where the softmax is of x - max(x) along its axis; None for another one. A softmax subtracts the maximum
-    itself, and a model that does so before it (gpt-oss) changes nothing."""
+    """x, if the softmax is of x - max(x) along its axis; else None. A softmax subtracts the maximum itself, so a model
+    that does so in front of it (gpt-oss) changes nothing."""
     pair = tracer.operands(tracer.element(op.x), "arith.subf")
     peak = None if pair is None else tracer.head(pair[1])
     if pair is None or peak is None or peak.op != "max":

@@ -150,7 +150,8 @@ class Tracer:
             found = {position for e in inner.index for position in e.used_dims()}
             if inner is not node:
                 found = set(self.varies(inner))
-            self._varies[node] = frozenset(found.union(*(self.varies(arg) for arg in node.args)))
+            found = found.union(*(self.varies(arg) for arg in node.args))
+            self._varies[node] = frozenset(n for n in found if n != node.axis)  # what a reduction runs over is bound
         return self._varies[node]
 
     # --- opening ---

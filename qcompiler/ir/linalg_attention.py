@@ -27,6 +27,7 @@ from qcompiler.ir.linalg_base import (
 from qcompiler.ir.linalg_rows import cache_values
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import shape_of, tensor_dtype
+from qcompiler.plan.kernel import DType
 
 
 def softmax_over(b: Builder, x: SSAValue, axis: int, *, empty_rows: bool, sinks: SSAValue | None = None) -> SSAValue:
@@ -42,18 +43,14 @@ def softmax_over(b: Builder, x: SSAValue, axis: int, *, empty_rows: bool, sinks:
         peak = build.pointwise(b, [peak, lone], rows, acc, lambda i, s: i.insert(arith.MaximumfOp(s[0], s[1])).result)
 
     def shifted(i: Builder, s: Scalars) -> Operation:
-        top = s[1]
-        if empty_rows:
-            lowest = build.scalar(i, float("-inf"), acc)
-            nothing = i.insert(arith.CmpfOp(top, lowest, "oeq")).result
-            top = i.insert(arith.SelectOp(nothing, build.scalar(i, 0.0, acc), top)).result
+        top = _unless_lowest(i, s[1], acc) if empty_rows else s[1]
         return i.insert(math.ExpOp(i.insert(arith.SubfOp(s[0], top)).result))
 
     powers = beside(b, [x], [peak], axis, acc, shifted)
     total = build.reduce(b, powers, [axis], "add")
     if lone is not None:
         parts = [total, lone, peak]
-        total = build.pointwise(b, parts, shape_of(total.type), acc, lambda i, s: _with_sink(i, s).result)
+        total = build.pointwise(b, parts, shape_of(total.type), acc, lambda i, s: _with_sink(i, s, acc).result)
 
     def divided(i: Builder, s: Scalars) -> Operation:
         bottom = s[1]
@@ -65,10 +62,17 @@ def softmax_over(b: Builder, x: SSAValue, axis: int, *, empty_rows: bool, sinks:
     return beside(b, [powers], [total], axis, acc, divided)
 
 
-def _with_sink(i: Builder, s: Scalars) -> arith.AddfOp:
-    """The total of the weights and of exp(sink - max)."""
+def _with_sink(i: Builder, s: Scalars, acc: DType) -> arith.AddfOp:
+    """The total of the weights and of exp(sink - max); a maximum of -inf shifts nothing."""
     total, sink, peak, *_ = s
-    return i.insert(arith.AddfOp(total, i.insert(math.ExpOp(i.insert(arith.SubfOp(sink, peak)).result)).result))
+    shifted = i.insert(arith.SubfOp(sink, _unless_lowest(i, peak, acc)))
+    return i.insert(arith.AddfOp(total, i.insert(math.ExpOp(shifted.result)).result))
+
+
+def _unless_lowest(i: Builder, peak: SSAValue, acc: DType) -> SSAValue:
+    """The maximum of a row; 0 if the row is all -inf."""
+    nothing = i.insert(arith.CmpfOp(peak, build.scalar(i, float("-inf"), acc), "oeq")).result
+    return i.insert(arith.SelectOp(nothing, build.scalar(i, 0.0, acc), peak)).result
 
 
 def _softmax(op: qc.SoftmaxOp, lowering: LinalgLowering) -> Sequence[SSAValue]:

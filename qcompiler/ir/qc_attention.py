@@ -35,7 +35,7 @@ class AttentionOp(QCOp):
     softcap * tanh(x / softcap), before any mask. A row that sees no key gives zeros.
 
     `sinks` (B or 1, H or 1, S or 1, 1), floats: one more score of each query, of a key without a value. It is a term of
-    the sum that the weights are divided by, and it is neither scaled nor capped nor masked: attention sinks as in
+    the sum that the weights are divided by, and it is neither scaled nor capped nor masked (-inf: none). As in
     gpt-oss (Xiao, Tian, Chen, Han and Lewis, "Efficient streaming language models with attention sinks", 2024).
 
     `ring`, with `last` and `window` and without a mask: k and v are a ring of T >= window + S - 1 rows. Row r holds the
@@ -50,8 +50,9 @@ class AttentionOp(QCOp):
 
     `parts`: the keys are divided into so many parts, and the result is f32 (B, H, S, parts, Dv + 2): of each part and
     query the sum of exp(score - top) times the value, in Dv columns, then `top`, the largest score, and the sum of
-    exp(score - top). A part in which the query sees no key has zeros, -inf and 0. Each key that a query sees, and its
-    sink, is in one part. In which one is left to the kernel, so `qc.join_attention` alone may read them.
+    exp(score - top). A part in which the query sees no key has zeros, -inf and 0. Each key that a query sees is in one
+    part, and so is its sink if it sees any. In which one is left to the kernel, so `qc.join_attention` alone may read
+    them.
     """
 
     name = "qc.attention"

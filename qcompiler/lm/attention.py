@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.qc_ops import torch_ring  # noqa: F401  (it registers an op)
 from qcompiler.lm import probe, rotation, states
+
+if TYPE_CHECKING:
+    from qcompiler.lm.step import DecoderStep
 
 ATTENTION = "qcompiler"
 """The name under which transformers finds this module's attention and mask."""
@@ -54,9 +57,9 @@ def mask_by_position(
     seen = probe.current()
     if seen is not None:
         return seen.mask(batch_size, q_length, kv_length, mask_function)
-    step = states.current()
-    assert step is not None and step.positions is not None
+    step = _step()
     positions = step.positions
+    assert positions is not None
     sequences = torch.arange(batch_size)[:, None, None, None]
     head = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     queries, keys = positions[:, None, :, None], torch.arange(kv_length)[None, None, None, :]
@@ -74,8 +77,9 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot products with grouped heads (b, s, heads, dim).
 
-    Soft caps, sinks and position biases, for which torch has no operator, are written out.  ExportError for an argument
-    that is not known here, since attention without it would be another.
+    Soft caps, sinks and position biases, for which torch has no operator, are written out; the compiler finds
+    `qc.attention` in what is written.  ExportError for an argument that is not known here, since attention without it
+    would be another.
     """
     _check_arguments(module, how)
     scale, softcap = how.get("scaling"), how.get("softcap")
@@ -86,8 +90,7 @@ def attention(
     if seen is not None:
         seen.attended(key, attention_mask, how.get("sliding_window"), is_biased=bias is not None)
     else:
-        step = states.current()
-        assert step is not None
+        step = _step()
         layer = next((each for each in step.caches if getattr(each, "read", None) is key), None)
         if layer is not None and layer.window is None and attention_mask is None:
             raise ExportError(
@@ -110,6 +113,17 @@ def attention(
         )
         return out.transpose(1, 2).contiguous(), None
     return _written_out(query, key, value, attention_mask, scale, softcap, bias, sinks), None
+
+
+def _step() -> DecoderStep:
+    """The step that asks. ExportError for a call of the model by another thread than the one that compiles it."""
+    step = states.current()
+    if step is None:
+        raise ExportError(
+            "a model is called while another thread compiles it, and its attention is replaced meanwhile: call it "
+            "before or after that"
+        )
+    return step
 
 
 def _check_arguments(module: nn.Module, how: dict[str, Any]) -> None:
@@ -170,7 +184,9 @@ def _written_out(
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    scores = scores.masked_fill(~kept, torch.finfo(scores.dtype).min)
+    # as in scaled_dot_product_attention; with a bias, the least number, as transformers writes it
+    hidden = -torch.inf if bias is None else torch.finfo(scores.dtype).min
+    scores = scores.masked_fill(~kept, hidden)
     if sinks is None:
         weights = scores.float().softmax(-1)
     else:
@@ -191,8 +207,7 @@ def _ring_attention(
 ) -> torch.Tensor:
     """Attention to the keys of a layer that keeps a ring."""
     factor = float(scale if scale is not None else query.shape[-1] ** -0.5)
-    step = states.current()
-    assert step is not None
+    step = _step()
     made: torch.Tensor = torch.ops.qc.ring_attention(query, key, value, step.positions, window, factor, softcap, sinks)
     return made
 

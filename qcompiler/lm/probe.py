@@ -69,7 +69,8 @@ class LayerShape:
 class Probe:
     """What was seen of each layer of the cache. `states` are those beside keys and values, by name. `indexers` are the
     keys by which a layer chooses tokens, `entries` what stands for blocks of tokens (lm/pooled.py). `uses` are the
-    calls of attention that read a layer: the window that transformers handed over, and the rule of the mask."""
+    calls of attention that read a layer: the window that transformers handed over, and the rule of the mask. `biased`
+    are the layers whose attention adds a number for each position."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     states: dict[str, StateShape] = field(default_factory=dict)
@@ -108,7 +109,8 @@ class Probe:
         return follows and kept is self.keys[-1][0] and key.shape[1::2] == kept.shape[1::2]
 
     def reads(self, layer: int) -> bool:
-        """Whether all that reads a layer's keys and values is attention by scaled dot products."""
+        """Whether all that reads a layer's keys and values is attention that becomes `qc.attention`: scaled dot
+        products, perhaps with a soft cap or sinks."""
         return layer in self.uses and layer not in self.biased
 
     def rotated(self) -> frozenset[int]:

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_iter
 
 from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.capture.expert_weights import as_pairs
+from qcompiler.frontends.torch.capture.one_at_a_time import TRACING
 
 if TYPE_CHECKING:
     from qcompiler.lm.step import DecoderStep
@@ -229,7 +230,7 @@ def _depends(
     origins = Origins(followed)
     model = step.whole_model
     try:
-        with torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True), origins:
+        with TRACING, torch.no_grad(), as_pairs(model), FakeTensorMode(allow_non_fake_inputs=True), origins:
             logits, _ = step(**inputs)
     except CALL_ERRORS as error:
         way = "models of this kind are not compiled"

@@ -86,7 +86,8 @@ class Case:
             steps = {"b": f"({rows})*{heads}", "h": rows, "q": 1}
             strides = tuple(steps[axis] if axis in self.sinks else 0 for axis in "bhq")
             shape = ("b", self.heads, q_len, 1)
-            operands.append(Operand(name="sinks", dtype=self.dtype, access="r", shape=shape, strides=(*strides, 1)))
+            kept = "f32" if "b" in self.sinks else self.dtype
+            operands.append(Operand(name="sinks", dtype=kept, access="r", shape=shape, strides=(*strides, 1)))
         out = tensor("out", self.heads, q_len, self.value_dim)
         operands.append(Operand(name="out", dtype=self.dtype, access="w", shape=out.shape, strides=out.strides))
         body = AttentionKernel(
@@ -304,7 +305,8 @@ def inputs(case: Case) -> list[Array]:
         ]
         sinks = rng.normal(size=(*sizes, 1)) * 3
         sinks.flat[0] = -np.inf  # as good as none
-        arrays.append(np.broadcast_to(sinks.astype(kept), (case.batch, case.heads, case.q, 1)))
+        sinks = sinks.astype(np.float32 if "b" in case.sinks else kept)
+        arrays.append(np.broadcast_to(sinks, (case.batch, case.heads, case.q, 1)))
     return arrays
 
 

@@ -146,6 +146,16 @@ def test_attention_of_rank_3_has_a_dynamic_batch(check: Any) -> None:
     check(_Attention(), *(_floats(3, n, 8, seed=n) for n in (5, 7, 7)), dynamic=dims)
 
 
+@pytest.mark.parametrize("mask", [None, (5, 7), (2, 3, 1, 7), (3, 5, 7)], ids=str)
+def test_heads_whose_number_is_not_fixed_are_a_batch(mask: Any, check: Any) -> None:
+    """Inkling 2 attends over its layers, at each position: the tokens stand where heads do."""
+    operands = [_floats(2, 3, n, 8, seed=n) for n in (5, 7, 7)]
+    heads = {1: ("s", 1, 8)}
+    given = [] if mask is None else [_floats(*mask, seed=4)]
+    dims = (heads,) * 3 if mask is None else (*(heads,) * 3, {len(mask) - 3: ("s", 1, 8)} if len(mask) > 2 else None)
+    check(_Attention(), *operands, *given, dynamic=dims)
+
+
 @pytest.mark.parametrize("layer", [
     nn.Linear(6, 4), nn.Linear(6, 4, bias=False), nn.LayerNorm(6), nn.RMSNorm(6), nn.BatchNorm1d(6),
     nn.LayerNorm((5, 6)), nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), nn.GroupNorm(2, 6),

@@ -16,7 +16,7 @@ from xdsl.ir import Block, Region
 from xdsl.rewriter import InsertPoint
 
 from qcompiler import formats
-from qcompiler.errors import InterpreterError, PlanError
+from qcompiler.errors import ArgumentError, InterpreterError, PlanError
 from qcompiler.frontends.torch.qc_ops.torch_ring import ring_attention
 from qcompiler.ir import build, qc, types
 from qcompiler.ir.interpreter import Interpreter, evaluate_op, run
@@ -222,6 +222,13 @@ def test_attention_to_a_ring_is_that_to_all_keys(module_of: ModuleOf, rng: np.ra
     got = one(module_of, with_sinks, [q, k, v, last, sinks])
     np.testing.assert_allclose(eager.numpy(), got, rtol=1e-5, atol=1e-6)
     assert np.abs(got).max() < np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3), torch.zeros(1, 3, 1, 1), torch.zeros(1, 2, 1, 1, dtype=torch.int64)])
+def test_sinks_of_a_ring_that_do_not_fit_are_refused(wrong: torch.Tensor) -> None:
+    q, k, last = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 9, 8), torch.zeros(1, 3, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"sinks are torch.*of shape"):
+        ring_attention(q, k, k, last, 4, 0.3, None, wrong)
 
 
 def test_attention_row_without_keys_gives_zeros(module_of: ModuleOf, rng: np.random.Generator) -> None:

@@ -23,7 +23,7 @@ from qcompiler.runtime.isa import host_isa
 BF16_CASES = [replace(case, name=f"{case.name}_in_bf16", compute="bf16") for case in CASES]
 SHORT = (
     "odd_dims", "grouped", "causal", "decode", "decode_pieces", "last_window", "cache_decode_pieces", "ring_cache",
-    "cache_int4", "decode_pieces_masked", "key_mask",
+    "cache_int4", "decode_pieces_masked", "key_mask", "sinks_last", "decode_sinks_pieces",
 )  # fmt: skip
 
 

@@ -25,11 +25,11 @@ MORE = [
 ]
 ALL = [replace(case, name=f"{case.name}_by_tiles", compute="bf16") for case in (*CASES, *MORE) if may_round(case)]
 SHORT = (
-    "odd_dims", "grouped", "last_window", "ring_cache", "cache_int4", "key_mask", "two_blocks_of_heads",
+    "odd_dims", "grouped", "last_window", "ring_cache", "cache_int4", "key_mask", "two_blocks_of_heads", "sinks_last",
     "decode_pieces", "decode_pieces_last", "cache_decode_pieces", "decode_many_heads", "cache_fp8_decode",
-    "cache_int4_decode_pieces",
+    "cache_int4_decode_pieces", "decode_sinks_pieces",
 )  # fmt: skip
-"""The last six have one query, and a form of their own."""
+"""The last seven have one query, and a form of their own."""
 
 
 def dots(kernels: Any) -> int | None:

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from by_path import load
 
 import qcompiler as qc
 from qcompiler.errors import ExportError
 from qcompiler.lm.compile import example_inputs
 from qcompiler.lm.step import prepared
+from qcompiler.plan.kinds.attention import AttentionKernel
+from qcompiler.plan.kinds.softmax import SoftmaxKernel
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
@@ -54,6 +57,53 @@ def test_inklings_sinks_and_position_biases_are_part_of_attention(kind: str, par
             found.append(step(**(inputs | {"wanted": torch.arange(count)}))[0].numpy())
             start += count
     assert np.linalg.norm(np.concatenate(found) - theirs) <= 1e-5 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_eager_attention_with_sinks_is_one_operator(dtype: torch.dtype) -> None:
+    """gpt-oss's own, which subtracts the maximum in front of the softmax."""
+    model = load("tests/lm/test_moe.py").build("GptOss", num_hidden_layers=1).to(dtype)
+    model.set_attn_implementation("eager")
+    x, keep = torch.randn(1, 7, 256, dtype=dtype), torch.ones(7, 7).tril().bool()
+    mask = torch.where(keep, 0, torch.finfo(dtype).min).to(dtype)[None, None]
+    cos, sin = model.model.rotary_emb(x, torch.arange(7)[None])
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model.model.layers[0].self_attn
+
+        def forward(self, x: Any, cos: Any, sin: Any, mask: Any) -> Any:
+            return self.inner(x, (cos, sin), mask)[0]
+
+    program = qc.qcompile(Attention(), (x, cos, sin, mask), quant=None)
+    found = [each.body for each in program.plan.kernels if isinstance(each.body, AttentionKernel)]
+    assert [each.sinks for each in found] == [True]
+    with torch.no_grad():
+        theirs = Attention()(x, cos, sin, mask).float().numpy()
+    ours = program.run(x, cos, sin, mask).float().numpy()
+    limit = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert np.linalg.norm(ours - theirs) <= limit * np.linalg.norm(theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sinks_of_half_models_are_part_of_attention(dtype: torch.dtype) -> None:
+    """The least number of fp16 is no number that hides a score beside another one."""
+    lm = qc.compile_causal_lm(load("tests/lm/test_moe.py").build("GptOss").to(dtype), max_seq_len=40, chunk=8)
+    assert lm.program is not None
+    kinds = [type(each.body) for each in lm.program.plan.kernels]
+    assert AttentionKernel in kinds and SoftmaxKernel not in kinds
+
+
+@pytest.mark.slow
+def test_inkling_2_compiles() -> None:
+    every = load("tests/lm/test_every_decoder.py")
+    model = every.build("inkling2_text", num_hidden_layers=2)
+    theirs = every.logits_of(model)
+    lm = qc.compile_causal_lm(model, max_seq_len=every.LENGTH, chunk=every.CHUNK, device="cpu")
+    ours = lm.conversation().read(every.IDS, logits="all")[0]
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
 
 
 @pytest.mark.parametrize("value", [torch.ones(1), 0.5, 30, (torch.ones(1), None)], ids=str)

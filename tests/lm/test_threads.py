@@ -13,6 +13,8 @@ import torch
 from by_path import load
 
 import qcompiler as qc
+from qcompiler.errors import ExportError
+from qcompiler.lm.step import prepared
 
 IDS = list(range(3, 20))
 
@@ -53,6 +55,32 @@ def test_language_models_compile_in_several_threads() -> None:
         parameter.data.mul_(1.5)
     for model, out in zip(models, at_once([lambda model=model: logits(model) for model in models]), strict=True):
         assert np.linalg.norm(out - wanted(model)) <= 1e-5 * np.linalg.norm(out)
+
+
+def test_a_module_that_holds_a_model_waits_for_its_compilation() -> None:
+    """The model's attention is replaced meanwhile, and another thread would trace that."""
+    model = load("tests/models/zoo.py").DECODERS["llama"].build()
+    before = wanted(model)
+
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, ids: Any) -> Any:
+            return self.inner(ids, use_cache=False).logits
+
+    ids = torch.tensor([IDS])
+    out, held = at_once([lambda: logits(model), lambda: qc.qcompile(Holder().eval(), (ids,)).run(ids)])
+    for found in (out, np.asarray(held)[0]):
+        assert np.linalg.norm(found - before) <= 1e-5 * np.linalg.norm(before)
+
+
+def test_a_call_of_a_model_that_another_thread_compiles_says_so() -> None:
+    model = load("tests/models/zoo.py").DECODERS["llama"].build()
+    with prepared(model, 1, 32, None, 32, 8), pytest.raises(ExportError, match="while another thread compiles it"):
+        model(torch.tensor([IDS]), use_cache=False)
+    assert wanted(model).any()
 
 
 def test_two_threads_compile_one_model() -> None:

@@ -246,6 +246,35 @@ def test_a_column_beside_the_scores_is_a_sink(make: Any, groups: int, masked: bo
     assert shape_of(attention.sinks.type) == shape_of(sinks.type)
 
 
+@pytest.mark.parametrize("of", ["sum", "max"])
+@pytest.mark.parametrize("what", ["sink", "bias"])
+def test_what_is_added_to_the_scores_may_be_a_reduction(make: Any, what: str, of: str) -> None:
+    """A learned key of a sink, q · w, for example: what a reduction runs over is no dim of the scores."""
+    q, x, b = make.arg(("b", 2, "s", 8)), make.arg((1, 2, "s", 6)), make.builder
+    made = build.reshape(b, build.reduce(b, x, [3], "add" if of == "sum" else "max"), (1, 2, "s", 1))
+    scores = ("b", 2, "s", "s")
+    s = make.op(qc.BatchMatmulOp(q, build.transpose(b, q, (0, 1, 3, 2)), tensor(scores, "f32")))
+    if what == "bias":
+        p = softmax(make, make.pointwise(arith.AddfOp, s, made), 3)
+    else:
+        p = softmax(make, build.concat(b, [s, build.broadcast_to(b, made, (*scores[:3], 1))], 3), 3)
+        p = build.extract_slice(b, p, (0, 0, 0, 0), scores)
+    make.finish(make.op(qc.BatchMatmulOp(p, q, q.type)))
+    make.run(RAISE, [sample(2, 2, 5, 8), sample(1, 2, 5, 6)])
+    assert make.ops()[-1] == "qc.attention" and "qc.softmax" not in make.ops()
+
+
+def test_a_softmax_along_another_dim_than_the_column_is_no_attention(make: Any) -> None:
+    q, sinks, b = make.arg(("b", 2, "s", 8)), make.arg((1, 2, 1, 1)), make.builder
+    scores = ("b", 2, "s", "s")
+    s = make.op(qc.BatchMatmulOp(q, build.transpose(b, q, (0, 1, 3, 2)), tensor(scores, "f32")))
+    p = softmax(make, build.concat(b, [s, build.broadcast_to(b, sinks, (*scores[:3], 1))], 3), 2)
+    p = build.extract_slice(b, p, (0, 0, 0, 0), scores)
+    make.finish(make.op(qc.BatchMatmulOp(p, q, q.type)))
+    make.run(RAISE, [sample(2, 2, 5, 8), sample(1, 2, 1, 1)])
+    assert "qc.attention" not in make.ops()
+
+
 @pytest.mark.parametrize(
     ("columns", "cut", "in_front"), [(2, 0, False), (1, 1, False), (1, 0, True)],
     ids=["two columns", "other weights", "the column is in front"],

@@ -77,7 +77,8 @@ class Case:
             steps = (f"{queries}*{heads}" if isinstance(queries, str) else queries * heads, queries, 1, 1)
             strides = tuple(step if axis in self.sinks else 0 for axis, step in zip("bhq", steps, strict=False))
             shape = (self.batch, self.heads, q_len, 1)
-            operands.append(Operand(name="sinks", dtype=self.dtype, access="r", shape=shape, strides=(*strides, 1)))
+            kept = "f32" if "b" in self.sinks else self.dtype
+            operands.append(Operand(name="sinks", dtype=kept, access="r", shape=shape, strides=(*strides, 1)))
         out = tensor("out", self.heads, q_len, self.value_dim)
         operands.append(Operand(name="out", dtype=self.dtype, access="w", shape=out.shape, strides=out.strides))
         body = AttentionKernel(
@@ -213,7 +214,7 @@ def inputs(case: Case) -> list[np.ndarray]:
         sizes = {"b": case.batch, "h": case.heads, "q": case.q}
         sinks = rng.normal(size=[size if axis in case.sinks else 1 for axis, size in sizes.items()]) * 3
         sinks.flat[0] = -np.inf  # as good as none
-        arrays.append(sinks[..., None].astype(kept))
+        arrays.append(sinks[..., None].astype(np.float32 if "b" in case.sinks else kept))
     return arrays
 
 

@@ -28,6 +28,7 @@ from qcompiler.frontends.mlir.dense import dense_array, scalar_number
 from qcompiler.frontends.mlir.model import MlirModel
 from qcompiler.frontends.mlir.types import Argument, Shape, check_size, parse_type
 from qcompiler.frontends.torch.aten.table import BUILDERS
+from qcompiler.frontends.torch.capture.one_at_a_time import TRACING
 
 aten = torch.ops.aten
 
@@ -327,7 +328,7 @@ class _Reader:
                 return made
 
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            with TRACING, FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 Checked(graph_module).run(*(mode.from_tensor(each) for each in inputs))
         except ExportError as error:  # fx adds its own lines to the message
             raise ExportError(str(error).partition("\n")[0]) from error

@@ -33,14 +33,17 @@ def _attention(s: Scope, node: fx.Node, a: Args) -> Result:
 def _operands(s: Scope, node: fx.Node, a: Args) -> tuple[SSAValue, SSAValue, SSAValue, SSAValue | None]:
     """q, k, v and the mask as (batch, heads, length, size).
 
-    Without grouped heads, rank 3 is a batch of single heads; dims beyond rank 4 fold into the batch.  Leading dims
-    broadcast; a single key head that all query heads share (multi-query attention) stays one.
+    Without grouped heads, rank 3 is a batch of single heads, as are heads whose number is not fixed; dims beyond rank 4
+    fold into the batch.  Leading dims broadcast; a single key head that all query heads share (multi-query attention)
+    stays one.
     """
     values = [s.value(a[name]) for name in ("query", "key", "value")]
     mask = s.value(a["attn_mask"]) if a.get("attn_mask") is not None else None
-    if all(len(shape_of(each.type)) == 3 for each in values) and not a["enable_gqa"]:
+    shapes = [shape_of(each.type) for each in values]
+    is_fixed = all(len(shape) < 3 or isinstance(shape[-3], int) for shape in shapes)
+    if not a["enable_gqa"] and (all(len(shape) == 3 for shape in shapes) or not is_fixed):
         values = [_with_one_head(s, each) for each in values]
-        mask = _with_one_head(s, mask) if mask is not None and len(shape_of(mask.type)) == 3 else mask
+        mask = _with_one_head(s, mask) if mask is not None else None
     rank = max(4, *(len(shape_of(each.type)) for each in values))
     values = [_of_rank(s, each, rank) for each in values]
     leading = broadcast_shapes([shape_of(each.type)[:-3] for each in values])
@@ -83,8 +86,9 @@ def _of_rank(s: Scope, value: SSAValue, rank: int) -> SSAValue:
 
 
 def _with_one_head(s: Scope, value: SSAValue) -> SSAValue:
-    batch, *rest = shape_of(value.type)
-    return s.reshape(value, (batch, 1, *rest))
+    """The heads as part of the batch."""
+    shape = shape_of(value.type)
+    return s.reshape(value, (*shape[:-2], 1, *shape[-2:])) if len(shape) >= 3 else value
 
 
 def _folded(s: Scope, value: SSAValue) -> SSAValue:

@@ -7,6 +7,7 @@ decomposed by torch's own core ATen table.  The kept set is the importer's table
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from qcompiler.frontends.torch.capture import attributes, consecutive_calls, dyn
 from qcompiler.frontends.torch.capture.decompose import KeepOps, decompose
 from qcompiler.frontends.torch.capture.dynamic import TraceInputs
 from qcompiler.frontends.torch.capture.export_progress import counting_modules
-from qcompiler.frontends.torch.capture.one_at_a_time import TRACING
+from qcompiler.frontends.torch.capture.one_at_a_time import TRACING, alone
 from qcompiler.frontends.torch.capture.real_parts import use_real_parts
 from qcompiler.frontends.torch.capture.remembered import Remembered
 from qcompiler.frontends.torch.capture.settled_conditions import settled_conditions
@@ -90,7 +91,7 @@ def export_model(
     Errors, all naming the user's line where there is one: ExportError, DataDependentShapeError, UnboundedDimError,
     NarrowedDimError, ArgumentError.
     """
-    with TRACING:
+    with alone(model) if isinstance(model, nn.Module) else contextlib.nullcontext(), TRACING:
         return _exported(model, args, kwargs, dynamic_shapes, keep, refused)
 
 

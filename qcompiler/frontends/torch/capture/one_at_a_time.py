@@ -19,10 +19,15 @@ _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyD
 
 @contextlib.contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """For as long as a model is changed: another thread that asks for the same model waits."""
+    """For as long as a model of transformers is changed or traced: a thread that asks for the same model, or for a
+    module that holds it, waits. It is asked for before `TRACING`."""
     with _found:
-        lock = _locks.setdefault(model, threading.RLock())
-    with lock:
+        parts = [each for each in model.modules() if hasattr(type(each), "set_attn_implementation")]
+        # all threads take them in one order
+        locks = [_locks.setdefault(each, threading.RLock()) for each in sorted(parts, key=id)]
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
         yield
 
 

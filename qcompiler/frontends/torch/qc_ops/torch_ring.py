@@ -21,6 +21,7 @@ from qcompiler.frontends.torch.aten.scope import Scope
 from qcompiler.ir import qc, types
 
 Tensor = torch.Tensor
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @torch.library.custom_op("qc::ring_attention", mutates_args=())
@@ -34,8 +35,9 @@ def ring_attention(
     softcap: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """(b, heads, s, dv). ArgumentError for a ring that is too short for the window of every query."""
-    _check(k, window)
+    """(b, heads, s, dv). ArgumentError for a ring that is too short for the window of every query, and for sinks of
+    another shape."""
+    _check(q, k, window, sinks)
     groups = q.shape[1] // k.shape[1]
     keys, values = (each.float().repeat_interleave(groups, 1) for each in (k, v))
     scores = q.float() @ keys.transpose(2, 3) * scale
@@ -62,14 +64,23 @@ def _(
     softcap: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    del last, scale, softcap, sinks
-    _check(k, window)
+    del last, scale, softcap
+    _check(q, k, window, sinks)
     return q.new_empty((*q.shape[:3], v.shape[3]))
 
 
-def _check(k: Tensor, window: int) -> None:
+def _check(q: Tensor, k: Tensor, window: int, sinks: Tensor | None) -> None:
     if window < 1 or k.shape[2] < window:
         raise ArgumentError(f"a ring of {k.shape[2]} rows does not hold a window of {window} positions")
+    if sinks is None:
+        return
+    fits = sinks.ndim == 4 and all(n in (1, size) for n, size in zip(sinks.shape, (*q.shape[:3], 1), strict=True))
+    if not fits or sinks.dtype not in _FLOATS:
+        kinds = ", ".join(str(each).removeprefix("torch.") for each in _FLOATS)
+        raise ArgumentError(
+            f"sinks are {sinks.dtype} of shape {tuple(sinks.shape)}; they are {kinds} of shape (b or 1, heads or 1, s "
+            "or 1, 1)"
+        )
 
 
 def import_ring_attention(s: Scope, node: fx.Node) -> SSAValue:
