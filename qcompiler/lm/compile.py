@@ -133,11 +133,11 @@ def compile_causal_lm(
             rings = {"window": step.ring.window, "ring": step.ring.rows, "ring_layers": tuple(sorted(step.ring.layers))}
         program.decided([*given.choices, *_cache_choices(step, length, chunk)])
         dtype = step.cache_dtype
-    config = model.config.get_text_config()
+    start = getattr(model.config.get_text_config(), "bos_token_id", None)
     record = LanguageModel(
         vocabulary=int(program.plan.entries[0].outputs[0].shape[1]), max_seq_len=length, max_batch=max_batch, rows=rows,
         chunk=chunk, cache_dtype=dtype, architecture=type(model).__name__, end_ids=end_ids(model),
-        start_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None, samples=True,
+        start_id=start if isinstance(start, int) else None, samples=True,
         counts=step.has_states, **rings,
     )  # fmt: skip
     run = program.run if all(map(is_available, program.devices)) else None

@@ -28,6 +28,7 @@ from qcompiler.formats import cache_rows
 from qcompiler.frontends.torch.capture.one_at_a_time import TRACING, alone
 from qcompiler.frontends.torch.qc_ops import torch_cache, torch_ring, torch_sample  # noqa: F401  (they register ops)
 from qcompiler.lm import attention, pooled, probe, recurrences, rotation, states
+from qcompiler.lm.length import Length
 from qcompiler.lm.record import mark_slots
 from qcompiler.units import human_bytes
 
@@ -301,9 +302,13 @@ class CacheOfSlots(CacheLayerMixin):  # type: ignore[no-untyped-call]  # a part 
         return self.length, 0
 
     def get_seq_length(self) -> Any:
-        """The position of the first sequence's first token, as a tensor: what models count from without positions."""
+        """The position of the first sequence's first token: what models count from without positions. A tensor; as a
+        `Length` while the step is traced, so that what Python does with it needs no value."""
         assert self.step.positions is not None
-        return self.step.positions[0, 0] if self.step.first is None else self.step.first
+        if self.step.first is not None:
+            return self.step.first
+        first = self.step.positions[0, 0]
+        return Length(first, self.length) if torch.compiler.is_exporting() else first
 
     def get_max_length(self) -> int:
         return self.length

@@ -1,4 +1,4 @@
-"""Every class that transformers takes for a causal language model, as a step in torch and as a folder.
+"""Every class that transformers takes for a causal language model, as a step in torch, as a program and as a folder.
 
 Configurations are transformers' defaults with small sizes.  What is not run here, and what is refused, stands by name
 with its reason: a class that a new transformers brings fails until it runs or has one.
@@ -54,7 +54,7 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "hy_v4",
          "minicpm3", "youtu"), _LATENT),
-    "bailing_hybrid": {**_LATENT, "head_dim": 16, "num_experts": 16, "layer_group_size": 2},
+    "bailing_hybrid": {**_LATENT, "head_dim": 16, "num_experts": 16, "layer_group_size": 2, "n_group": 2},
     "bamba": {**_TWO_LAYERS, **_MAMBA_2, "attn_layer_indices": [1]},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {
@@ -129,6 +129,11 @@ QUICK = ("jetmoe", "longcat_flash", "minimax_m3_vl_text", "zaya", "rembert")
 COMPILED = ("jetmoe", "longcat_flash", "minimax_m3_vl_text", "zaya")
 
 
+PATTERNS = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba", "zamba2")
+"""Kinds whose first two layers have no attention, which transformers' cache asks for, or whose list of layers has more
+than two."""
+
+
 def build(kind: str, **more: Any) -> Any:
     found = CLASSES[kind]
     made = transformers.CONFIG_MAPPING[kind]
@@ -187,6 +192,18 @@ def test_a_step_computes_what_transformers_does(kind: str) -> None:
             continue
         ours = stepped(model, parts)
         assert np.linalg.norm(ours - theirs) <= 3e-5 * np.linalg.norm(theirs), parts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [name for name in CLASSES if name not in (*REFUSED, *NOT_RUN)])
+def test_a_program_computes_what_transformers_does(kind: str) -> None:
+    """Compiled, of two layers where a model can be so small: a prompt in three calls, one of them of one token."""
+    model = build(kind, **({} if kind in PATTERNS else _TWO_LAYERS))
+    theirs = logits_of(model)
+    text = qc.compile_causal_lm(model, max_seq_len=LENGTH, chunk=CHUNK, device="cpu").conversation()
+    parts = (IDS[:8], IDS[8:]) if kind in OTHER_PATH else (IDS[:8], IDS[8:9], IDS[9:])
+    ours = np.concatenate([text.read(part, logits="all")[0] for part in parts])
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
 
 
 @pytest.mark.parametrize("kind", kinds(REFUSED))
