@@ -147,9 +147,9 @@ def main() -> None:
     if given.json:
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
         tree = subprocess.run(command, check=True, capture_output=True, text=True)
-        about = {**vars(given), "json": None, "after": tree.stdout.strip(), "machine": processor()}
-        about["date"] = datetime.date.today().isoformat()
-        given.json.write_text(json.dumps(about | {"cells": [asdict(cell) for cell in found]}, indent=1))
+        about = {name: value for name, value in vars(given).items() if name != "json"}
+        about |= {"after": tree.stdout.strip(), "machine": processor(), "date": datetime.date.today().isoformat()}
+        given.json.write_text(json.dumps(about | {"cells": [asdict(cell) for cell in found]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
