@@ -13,26 +13,23 @@ Headers whose kernels are emitted in another way, or take more scratch, do not c
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from cpubench import ours
 from cpubench.linears import KIND, Product
 from cpubench.probes import Bench
-from cpubench.processor import processor
+from cpubench.turns import ROOT, about, in_turns
 
 from qcompiler.config import parse_format
 from qcompiler.kernels.cpu import emit
 from qcompiler.runtime.isa import host_isa
 
-ROOT = Path(__file__).resolve().parents[1]
 LEAST = 0.02
 """Seconds of a turn."""
 
@@ -72,29 +69,17 @@ def product_of(text: str) -> Product:
     return Product(name, ref.name, dict(ref.params), arithmetic)
 
 
-def about(given: argparse.Namespace) -> dict[str, Any]:
-    """What the figures of this run hang on."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    tree = subprocess.run(command, check=True, capture_output=True, text=True)
-    return {
-        "before": given.before, "after": tree.stdout.strip(), "date": datetime.date.today().isoformat(),
-        "machine": processor(), "isa": host_isa(), "threads": given.threads, "rounds": given.rounds,
-        "cached": given.cached,
-    }  # fmt: skip
-
-
 def measure(benches: Sequence[Bench], product: Product, m: int, n: int, k: int, rounds: int, total: int) -> Cell:
     """Times both in turns. `total`: bytes of all copies of the weight."""
     runners = [ours.runner(bench, product, m, n, k, total) for bench in benches]
-    times: list[list[float]] = [[], []]
     rates = []
-    for number in range(rounds):
-        for i in (0, 1) if number % 2 == 0 else (1, 0):
-            times[i].append(runners[i].turn(LEAST))
+
+    def probe() -> None:
         limits = benches[0].limits(1)
         rates.append(getattr(limits, runners[0].kind) or limits.fp32)
-    before, after = (statistics.median(found) for found in times)
-    ratio = statistics.median(new / old for old, new in zip(*times, strict=True))
+
+    works = [lambda _, runner=runner: runner.turn(LEAST) for runner in runners]
+    before, after, ratio = in_turns(works, rounds, probe)
     return Cell(product.name, m, n, k, before, after, ratio, 2 * m * n * k / statistics.median(rates) / after)
 
 
@@ -129,7 +114,10 @@ def main() -> None:
                     flush=True,
                 )
     if given.json:
-        given.json.write_text(json.dumps(about(given) | {"cells": [asdict(cell) for cell in cells]}, indent=1))
+        what = about(
+            before=given.before, isa=host_isa(), threads=given.threads, rounds=given.rounds, cached=given.cached
+        )
+        given.json.write_text(json.dumps(what | {"cells": [asdict(cell) for cell in cells]}, indent=1))
 
 
 if __name__ == "__main__":

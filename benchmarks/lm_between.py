@@ -12,10 +12,8 @@ their ratios within rounds.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpubench.processor import processor
+from cpubench.turns import ROOT, about, in_turns
 
 import qcompiler as qc
 
-ROOT = Path(__file__).resolve().parents[1]
 WORDS = 8192
 GPT_OSS = {
     "vocab_size": WORDS, "hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 8,
@@ -93,16 +90,13 @@ def compiled(given: argparse.Namespace, site: Path | None, path: Path) -> Any:
     return qc.load_causal_lm(path, num_threads=given.threads)
 
 
-def in_turns(work: str, turns: Sequence[Callable[[int], None]], rounds: int) -> Cell:
-    """Both, timed in alternating order."""
-    times: list[list[float]] = [[], []]
-    for number in range(rounds):
-        for i in (0, 1) if number % 2 == 0 else (1, 0):
-            start = time.perf_counter()
-            turns[i](number)
-            times[i].append(time.perf_counter() - start)
-    before, after = (statistics.median(found) for found in times)
-    return Cell(work, before, after, statistics.median(new / old for old, new in zip(*times, strict=True)))
+def timed(work: Callable[[int], object]) -> Callable[[int], float]:
+    def turn(number: int) -> float:
+        start = time.perf_counter()
+        work(number)
+        return time.perf_counter() - start
+
+    return turn
 
 
 def cells(models: Sequence[Any], given: argparse.Namespace) -> list[Cell]:
@@ -117,12 +111,12 @@ def cells(models: Sequence[Any], given: argparse.Namespace) -> list[Cell]:
         texts = [each.conversation() for each in models]
         for text in texts:
             text.read(np.random.default_rng(context).integers(3, WORDS, context).tolist())
-        turns = [lambda number, text=text: text.read([3 + number]) for text in texts]
-        report(in_turns(f"one token behind {context}", turns, given.rounds))
+        turns = [timed(lambda number, text=text: text.read([3 + number])) for text in texts]
+        report(Cell(f"one token behind {context}", *in_turns(turns, given.rounds)))
     for length in given.prompts:
         prompt = ids.integers(3, WORDS, length).tolist()
-        turns = [lambda _, model=model, prompt=prompt: model.conversation().read(prompt) for model in models]
-        report(in_turns(f"a prompt of {length}", turns, max(3, given.rounds // 5)))
+        turns = [timed(lambda _, model=model, prompt=prompt: model.conversation().read(prompt)) for model in models]
+        report(Cell(f"a prompt of {length}", *in_turns(turns, max(3, given.rounds // 5))))
     return found
 
 
@@ -145,11 +139,8 @@ def main() -> None:
         after = compiled(given, None, folder / "after.qca")
         found = cells([before, after], given)
     if given.json:
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-        tree = subprocess.run(command, check=True, capture_output=True, text=True)
-        about = {name: value for name, value in vars(given).items() if name != "json"}
-        about |= {"after": tree.stdout.strip(), "machine": processor(), "date": datetime.date.today().isoformat()}
-        given.json.write_text(json.dumps(about | {"cells": [asdict(cell) for cell in found]}, indent=1) + "\n")
+        what = about(**{name: value for name, value in vars(given).items() if name != "json"})
+        given.json.write_text(json.dumps(what | {"cells": [asdict(cell) for cell in found]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

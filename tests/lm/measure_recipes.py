@@ -19,19 +19,13 @@ from typing import Any
 
 import numpy as np
 from by_path import load
-from oracle_logits import oracle_logits
+from oracle_logits import logits_limit, oracle_logits
 
 import qcompiler as qc
 from qcompiler import formats
 from qcompiler.lm.compile import CACHE_TYPES
 
 PROMPT = list(range(5, 12))
-
-
-def limit_of(activations: Any, cache: str) -> float:
-    """Of the norm of the logits, as in test_moe.py: a code that rounds the other way moves one number by 1/127 of the
-    largest; a narrow cache rounds once more."""
-    return 2e-2 if activations or cache in ("int8", "fp8", "int4") else 1e-5 if cache == "fp32" else 1e-3
 
 
 def error_of(model: Any, recipe: str, activations: Any, cache: Any, device: str) -> float:
@@ -78,14 +72,14 @@ def summary(record: dict[str, Any]) -> int:
     bad = []
     for key, found in record.items():
         _, _, activations, cache, device = key.split(" ")
-        limit = limit_of(activations != "None", cache)
+        limit = logits_limit(activations != "None", cache)
         if isinstance(found, str) or not found <= limit:
             bad.append(f"{key}: {found}")
             continue
         kind = (device, "int8 activations" if activations != "None" else "no activations", cache)
         largest[kind] = max(largest.get(kind, 0.0), found)
     for (device, how, cache), most in sorted(largest.items()):
-        print(f"{device:6s} {how:18s} {cache:5s} {most:.1e} of {limit_of(how == 'int8 activations', cache):.0e}")
+        print(f"{device:6s} {how:18s} {cache:5s} {most:.1e} of {logits_limit(how == 'int8 activations', cache):.0e}")
     print(f"{len(record) - len(bad)} of {len(record)} within their limits", *bad, sep="\n")
     return bool(bad)
 

@@ -96,16 +96,6 @@ def test_sinks_of_half_models_are_part_of_attention(dtype: torch.dtype) -> None:
     assert AttentionKernel in kinds and SoftmaxKernel not in kinds
 
 
-@pytest.mark.slow
-def test_inkling_2_compiles() -> None:
-    every = load("tests/lm/test_every_decoder.py")
-    model = every.build("inkling2_text", num_hidden_layers=2)
-    theirs = every.logits_of(model)
-    lm = qc.compile_causal_lm(model, max_seq_len=every.LENGTH, chunk=every.CHUNK, device="cpu")
-    ours = lm.conversation().read(every.IDS, logits="all")[0]
-    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
-
-
 @pytest.mark.parametrize("value", [torch.ones(1), 0.5, 30, (torch.ones(1), None)], ids=str)
 def test_an_argument_that_is_not_known_is_refused(value: Any) -> None:
     model = build("llama")

@@ -24,3 +24,11 @@ def oracle_logits(lm: qc.CausalLM, prompt: Sequence[int]) -> npt.NDArray[Any]:
         )  # fmt: skip
     found: npt.NDArray[Any] = logits.float().numpy()
     return found
+
+
+def logits_limit(activations: Any, cache: str) -> float:
+    """How far a program's logits may lie from the oracle's, of their norm.
+
+    A code that rounds the other way moves one number by 1/127 of the largest; a narrow cache rounds once more.
+    """
+    return 2e-2 if activations or cache in ("int8", "fp8", "int4") else 1e-5 if cache == "fp32" else 1e-3
