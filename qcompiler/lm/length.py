@@ -10,15 +10,17 @@ comparison is decided where it comes out alike for every number of tokens. All e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
 from qcompiler.errors import ExportError
+from qcompiler.frontends.torch.common.origins import line_of_frame
 
 Size = int | torch.SymInt
-_DECIDES = "the model decides by the number of tokens in its cache, which is data of a program"
 
 
 class Length:
@@ -70,10 +72,10 @@ class Length:
         return not self > other
 
     def __eq__(self, other: object) -> bool:
-        raise ExportError(_DECIDES)
+        raise _decides()
 
     def __bool__(self) -> bool:
-        raise ExportError(_DECIDES)
+        raise _decides()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -86,7 +88,7 @@ class Length:
         at_none = bool(holds(difference.offset))
         if at_none == bool(holds(difference.sign * difference.most + difference.offset)):
             return at_none
-        raise ExportError(_DECIDES)
+        raise _decides()
 
     @classmethod
     def __torch_function__(
@@ -99,6 +101,17 @@ class Length:
             if isinstance(count, int | torch.SymInt):
                 return torch.arange(count, **options) + (start.value if isinstance(start, Length) else start)
         return function(*map(_plain, args), **{name: _plain(each) for name, each in options.items()})
+
+
+def _decides() -> ExportError:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    line, _ = line_of_frame(frame)
+    return ExportError(
+        "the model decides by the number of tokens in its cache, which is data of a program, not known while it is "
+        "traced" + (f" ({line})" if line else "")
+    )
 
 
 def _plain(given: Any) -> Any:
