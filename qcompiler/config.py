@@ -203,10 +203,10 @@ class QuantConfig:
     fp32), "bf16" (factors are rounded to bf16, sums in fp32), "int8" (the same as activations="int8"; attention in
     bf16), or None: bf16 for models in bf16, as in torch, fp16 for those in fp16, and exact for all others.
     `algorithm` chooses the codes of linears: "nearest" (each weight its nearest code), "hqq" (also the scales, by the
-    error of the weights), "gptq" (codes whose errors cancel in the outputs, for the inputs of `qcompile(calibrate=…)`;
-    scales stay those of the format's encoder), "round" (codes and scales that are learned from GPTQ's on for the
-    outputs of a whole block, or GPTQ's codes where these are better), or "awq" (nearest codes, after scales of channels
-    have moved into the weights so that the outputs' error falls).
+    error of the weights), "gptq" (codes whose errors cancel in the outputs, for the inputs of `qcompile(calibrate=…)`,
+    and scales that fit them), "round" (codes and scales that are learned from GPTQ's on for the outputs of a whole
+    block, or GPTQ's codes where these are better), or "awq" (nearest codes, after scales of channels have moved into
+    the weights so that the outputs' error falls).
     `rotate`, `rotate_online`, `equalise` and `smooth` change the float graph before, and keep what it computes
     (docs/quantisation.md): `rotate` turns the residual stream by a random Hadamard matrix, `rotate_online` transforms
     the input of an MLP's second linear by one while the program runs, `equalise` makes the ranges of consecutive

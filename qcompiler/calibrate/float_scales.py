@@ -12,8 +12,9 @@ scales are exponents or small floats have no such field, and keep theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -114,27 +115,33 @@ class FloatScales:
                 raise ValueError(f"the values of {packed.format} are no sum of its scales")
 
     def stored(self, term: Term, entries: Float32) -> Float32:
-        """Entries as they are stored, in fp32: rounded once to the field's type, and within its range.
-
-        An entry that would become 0, as one that is not finite, stays as it was.
-        """
-        dtype = term.field.dtype
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            found = entries.astype(dtype).astype(np.float32)
-        return np.where(np.isfinite(found) & (found != 0), found, term.start)
+        """Entries as they are stored, in fp32; one that would become 0, as one that is not finite, stays as it was."""
+        return stored(term.field, entries, term.start)
 
     def assemble(self, entries: Sequence[Float32]) -> PackedTensor:
         """The matrix with these entries (n,) of each term, which are `stored` already."""
-        fmt, packed = self.packed.format, self.packed
-        made = PackedTensor(fmt, packed.rows, packed.cols, packed.data.copy())
-        for term, each in zip(self.terms, entries, strict=True):
-            values = each.astype(term.field.dtype)
-            if term.field.offset is None:
-                made.section(term.field.name).reshape(-1)[:] = values
-            else:
-                per_block = fmt.declaration.entries_per_block(term.field, packed.cols)
-                fmt.store(made, 0, {term.field.name: values.reshape(-1, per_block)})
-        return made
+        return with_entries(self.packed, {term.field: each for term, each in zip(self.terms, entries, strict=True)})
 
 
-__all__ = ["FloatScales", "Term", "float_fields", "why_fixed"]
+def stored(field: Field, entries: npt.NDArray[np.floating[Any]], otherwise: npt.NDArray[np.floating[Any]]) -> Float32:
+    """Entries in fp32, rounded once to the field's type; `otherwise` where they would become 0, or are not finite."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        found = entries.astype(field.dtype).astype(np.float32)
+    return np.where(np.isfinite(found) & (found != 0), found, otherwise).astype(np.float32, copy=False)
+
+
+def with_entries(packed: PackedTensor, entries: Mapping[Field, Float32]) -> PackedTensor:
+    """A copy of an encoded matrix with other entries (n,) of these fields, which are `stored` already."""
+    fmt = packed.format
+    made = PackedTensor(fmt, packed.rows, packed.cols, packed.data.copy())
+    for field, each in entries.items():
+        values = each.astype(field.dtype)
+        if field.offset is None:
+            made.section(field.name).reshape(-1)[:] = values
+        else:
+            per_block = fmt.declaration.entries_per_block(field, packed.cols)
+            fmt.store(made, 0, {field.name: values.reshape(-1, per_block)})
+    return made
+
+
+__all__ = ["FloatScales", "Term", "float_fields", "stored", "why_fixed", "with_entries"]

@@ -6,8 +6,16 @@
 
 U is the upper Cholesky factor of the inverse of H = X^T X + damping (K, K), so that the sum of squared errors of the
 outputs, trace((W - Q) H (W - Q)^T), falls.  Columns are taken in the order of their second moments, largest first
-("act-order").  Scales and zero points stay those of the format's own encoder, so the order needs no index in the file,
-and every format whose codes can be chosen one by one is served (levels.py).
+("act-order").  Every format whose codes can be chosen one by one is served (levels.py).
+
+Scales are chosen, too, by turns with the codes (descent.py):
+
+    start     scales that fit the weights (hqq.py) where they are free, elsewhere those of the format's own encoder
+    sweep     GPTQ, then scales that fit its codes; both again
+    descent   the code of each column anew, beside all others; the scales; the codes again
+
+Zero points, and scales that are codes themselves, stay.  No group changes its columns, so the order needs no index in
+the file.
 
 Source: Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers", ICLR 2023 (arXiv 2210.17323); damping and act-order as in its authors' code.
@@ -20,18 +28,26 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from qcompiler.calibrate import trellis_gptq
-from qcompiler.calibrate.levels import Codes, Float64, Levels, why_no_levels, with_codes
+from qcompiler.calibrate import hqq, trellis_gptq
+from qcompiler.calibrate.descent import Rows
+from qcompiler.calibrate.float_scales import with_entries
+from qcompiler.calibrate.free_scales import FreeScales, assemble, scales_of, why_no_scales
+from qcompiler.calibrate.levels import Codes, Float64, why_no_levels, with_codes
 from qcompiler.errors import CalibrationError
 from qcompiler.formats import Format, PackedTensor
+from qcompiler.formats.declaration import Field
 
 Float32 = npt.NDArray[np.float32]
 
 DAMPING = 0.01
 """A share of the mean second moment that is added to each: it bounds how far a column may make up for others."""
 LARGEST_DAMPING = 1.0
-ROWS = 4096
+ROWS = 1024
 """Rows that are solved at a time."""
+SWEEPS = 2
+"""Sweeps of GPTQ: the second one has scales that fit the codes of the first."""
+DESCENTS = 2
+"""Times that each code is chosen anew beside all others.  A third one takes 1 % of the error."""
 BLOCK = 128
 """Columns whose errors are collected before all columns behind them are corrected, in one product of matrices."""
 
@@ -55,11 +71,11 @@ def why_not(fmt: Format, cols: int) -> str:
 
 
 def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
-    """Chooses the codes of `nearest`, which holds the matrix `weights` (rows, K), by `moments`.
+    """Chooses the codes of `nearest`, which holds the matrix `weights` (rows, K), and its scales, by `moments`.
 
-    `moments` is X^T X (K, K) of the layer's inputs.  A column whose inputs were all zero keeps its nearest codes, and
-    so does a row whose error would not fall.  Rows do not depend on each other: `ROWS` of them are in memory as fp64 at
-    a time.  CalibrationError for moments without a factor at any damping.
+    `moments` is X^T X (K, K) of the layer's inputs.  A column whose inputs were all zero gets its nearest codes; a row
+    whose error would not fall stays as it is.  Rows do not depend on each other: `ROWS` of them are in memory as fp64
+    at a time.  CalibrationError for moments without a factor at any damping.
     """
     live = np.flatnonzero(np.diag(moments) > 0)
     if not live.size:
@@ -67,25 +83,54 @@ def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
     if nearest.format.declaration.trellis is not None:
         return _solve_paths(weights, nearest, moments)
     order = live[np.argsort(-np.diag(moments)[live], kind="stable")]
-    factor, codes, rounded = _factor(moments, order), codes_of(nearest), weights.astype(np.float32)
+    factor, start = _factor(moments, order), _fitted(weights, nearest)
+    codes, start_codes, rounded = codes_of(nearest), codes_of(start), np.empty(weights.shape, np.float32)
+    scales, worse = dict[Field, list[Float32]](), np.zeros(nearest.rows, np.bool_)
     total = before = after = 0.0
     for first in range(0, nearest.rows, ROWS):
-        rows = slice(first, min(first + ROWS, nearest.rows))
-        wanted = weights[rows].astype(np.float64)
-        values = nearest.format.decode_rows(nearest, rows.start, rows.stop).astype(np.float64)
-        old = _squares(wanted - values, moments)
-        levels = Levels.of(nearest, rows.start, rows.stop).columns(order)
-        chosen, values[:, order], moved = _sweep(wanted[:, order], levels, factor)
-        new = _squares(wanted - values, moments)
-        better = new < old
-        codes[rows][np.ix_(better, order)] = chosen[better]
-        rounded[rows][np.ix_(better, order)] = moved[better]
+        stop = min(first + ROWS, nearest.rows)
+        rows = Rows(weights, start, start_codes, moments, first, stop)
+        wanted = rows.wanted.T
+        errors = _squares(wanted - nearest.format.decode_rows(nearest, first, stop), moments)
+        _choose(rows, order, factor)
+        worse[first:stop] = rows.errors >= errors
+        if worse[first:stop].any():
+            rows.put(Rows(weights, nearest, codes, moments, first, stop), worse[first:stop])
+        codes[first:stop], rounded[first:stop] = rows.codes.T, rows.targets.T
+        for field, entries in rows.scales.items():
+            scales.setdefault(field, []).append(entries)
         total += float(_squares(wanted, moments).sum())
-        before += float(old.sum())
-        after += float(np.where(better, new, old).sum())
+        before += float(errors.sum())
+        after += float(rows.errors.sum())
     if not total:
         return Solved(nearest, weights, 0.0, 0.0)
-    return Solved(with_codes(nearest, codes), rounded, before / total, after / total)
+    start = start if start is nearest else _with_rows(start, nearest, worse)
+    packed = with_entries(start, {field: np.concatenate(parts).reshape(-1) for field, parts in scales.items()})
+    return Solved(with_codes(packed, codes), rounded, before / total, after / total)
+
+
+def _fitted(weights: Float32, nearest: PackedTensor) -> PackedTensor:
+    """The matrix with scales that fit the weights, where its format has such; as it is elsewhere."""
+    return nearest if why_no_scales(nearest.format, nearest.cols) else hqq.solve(weights, nearest)
+
+
+def _with_rows(fitted: PackedTensor, nearest: PackedTensor, which: npt.NDArray[np.bool_]) -> PackedTensor:
+    """`fitted` with the scales and zero points that `nearest` has for the rows in `which` (rows,)."""
+    of_both = zip(scales_of(fitted), scales_of(nearest), strict=True)
+    repeated = np.repeat(which, fitted.cols // FreeScales.of(fitted.format, fitted.cols).size)
+    scales, zeros = (np.where(repeated, theirs, mine) for mine, theirs in of_both)
+    return assemble(fitted.format, fitted.rows, fitted.cols, codes_of(fitted), scales, zeros)
+
+
+def _choose(rows: Rows, order: npt.NDArray[np.intp], factor: Float64) -> None:
+    """Scales and codes of some rows."""
+    for _ in range(SWEEPS):
+        rows.take(*_sweep(rows, order, factor))
+        rows.fit_scales()
+    for turn in range(DESCENTS):
+        if turn:
+            rows.fit_scales()
+        rows.fit_codes()
 
 
 def _solve_paths(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
@@ -109,24 +154,23 @@ def _solve_paths(weights: Float32, nearest: PackedTensor, moments: Float64) -> S
     return Solved(with_codes(nearest, codes), weights, before / total, after / total)
 
 
-def _sweep(wanted: Float64, levels: Levels, factor: Float64) -> tuple[Codes, Float64, Float64]:
-    """Codes, values and what was rounded (rows, K), for columns in order.
-
-    Works on the transposed matrix: a column is contiguous.
-    """
-    rest = np.ascontiguousarray(wanted.T)
-    count, rows = rest.shape
-    codes, values = np.empty((count, rows), np.uint8), np.empty((count, rows))
+def _sweep(rows: Rows, order: npt.NDArray[np.intp], factor: Float64) -> tuple[Codes, Float64, Float64]:
+    """Codes, values and what was rounded (K, rows): GPTQ for the columns in `order`, with the scales of now."""
+    levels = rows.levels.at(order)
+    codes, values, moved = rows.codes.copy(), rows.values.copy(), rows.wanted.copy()
+    rest, count = rows.wanted[order], len(order)
     for first in range(0, count, BLOCK):
         stop = min(first + BLOCK, count)
-        errors = np.empty((stop - first, rows))
+        errors = np.empty((stop - first, rest.shape[1]))
         for column in range(first, stop):
-            codes[column], values[column] = levels.nearest(rest[column], column)
-            error = (rest[column] - values[column]) / factor[column, column]
+            place = order[column]
+            codes[place], values[place] = levels.nearest(rest[column], column)
+            error = (rest[column] - values[place]) / factor[column, column]
             rest[column + 1 : stop] -= factor[column, column + 1 : stop, None] * error
             errors[column - first] = error
         rest[stop:] -= factor[first:stop, stop:].T @ errors
-    return np.ascontiguousarray(codes.T), values.T, rest.T
+    moved[order] = rest
+    return codes, values, moved
 
 
 def _factor(moments: Float64, order: npt.NDArray[np.intp]) -> Float64:

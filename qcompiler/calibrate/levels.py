@@ -11,11 +11,12 @@ from the slope and the offset of its element, in all formats alike.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from qcompiler.calibrate.float_scales import float_fields
 from qcompiler.errors import FormatError
 from qcompiler.formats import Format, PackedTensor
 from qcompiler.formats.codebook import Vectors
@@ -45,6 +46,7 @@ class Levels:
     """The levels of a matrix (rows, cols): ``slope * of_code[code] + offset``, in fp64.
 
     `codes` and `of_code` list the codes that may be chosen, in the order of their values; `middles` lie between them.
+    `whole` says that these values are consecutive whole numbers.
     """
 
     slope: Float64
@@ -52,10 +54,14 @@ class Levels:
     codes: Codes
     of_code: Float64
     middles: Float64
+    whole: bool
 
     @staticmethod
-    def of(packed: PackedTensor, first: int = 0, stop: int | None = None) -> Levels:
-        """Of the rows [first, stop). FormatError for a format without levels (`why_no_levels`)."""
+    def of(packed: PackedTensor, first: int = 0, stop: int | None = None, term: str | None = None) -> Levels:
+        """Of the rows [first, stop); or what the floating-point field `term` is multiplied with there.
+
+        FormatError for a format without levels (`why_no_levels`).
+        """
         fmt, d = packed.format, packed.format.declaration
         why = why_no_levels(fmt, packed.cols)
         if why:
@@ -63,6 +69,8 @@ class Levels:
         codes, of_code = choices(fmt)
         stop = packed.rows if stop is None else stop
         entries = fmt.entries_of_rows(packed, first, stop)
+        if term is not None:
+            entries |= {each.name: np.full_like(entries[each.name], each.name == term) for each in float_fields(fmt)}
         groups = {name: each.evaluate(entries, d.table_arrays) for name, each in d.split.per_entry.items()}
 
         def at(code: float) -> Float64:
@@ -74,18 +82,27 @@ class Levels:
             float(of_code[-1]),
         )  # far apart: the differences of fp32 values are exact enough
         slope = (at(largest) - at(least)) / (largest - least)
-        return Levels(slope, at(least) - slope * least, codes, of_code, (of_code[1:] + of_code[:-1]) / 2)
+        whole = bool((np.diff(of_code) == 1).all())
+        return Levels(slope, at(least) - slope * least, codes, of_code, (of_code[1:] + of_code[:-1]) / 2, whole)
 
-    def columns(self, order: npt.NDArray[np.intp]) -> Levels:
-        """The levels of the columns in another order, as matrices (cols, rows): a column is contiguous."""
-        slope, offset = (np.ascontiguousarray(each[:, order].T) for each in (self.slope, self.offset))
-        return Levels(slope, offset, self.codes, self.of_code, self.middles)
+    def columns(self) -> Levels:
+        """The same as matrices (cols, rows): a column is contiguous."""
+        slope, offset = (np.ascontiguousarray(each.T) for each in (self.slope, self.offset))
+        return replace(self, slope=slope, offset=offset)
+
+    def at(self, order: npt.NDArray[np.intp]) -> Levels:
+        """Some of the columns of levels that have been put columns first, in another order."""
+        return replace(self, slope=self.slope[order], offset=self.offset[order])
 
     def nearest(self, values: Float64, column: int) -> tuple[Codes, Float64]:
         """The codes nearest to one column's values (rows,), and what they decode to; see `columns`."""
         slope, offset = self.slope[column], self.offset[column]
         wanted = np.divide(values - offset, slope, out=np.zeros_like(values), where=slope != 0)
-        place = np.searchsorted(self.middles, wanted)
+        if self.whole:
+            last = len(self.of_code) - 1
+            place = np.clip(np.ceil(wanted - (self.of_code[0] + 0.5)), 0, last).astype(np.intp)
+        else:
+            place = np.searchsorted(self.middles, wanted)
         return self.codes[place], self.of_code[place] * slope + offset
 
 

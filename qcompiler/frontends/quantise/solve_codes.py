@@ -45,7 +45,7 @@ from qcompiler.runtime.progress import Progress
 
 Float32 = npt.NDArray[np.float32]
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class _Journal:
             VERSION,
             solver.algorithm,
             learn_rounding.STEPS,
-            gptq.DAMPING,
+            (gptq.DAMPING, gptq.SWEEPS, gptq.DESCENTS),
             clipping.FACTORS,
             solver.rounded is not None,
             str(run.program.graph),
