@@ -1,12 +1,15 @@
 """Some rows of an encoded matrix, whose scales and codes are chosen by the error of the linear's outputs.
 
-    E        W - values;  G = E H with H = X^T X: the sum of E * G is the squared error of the outputs
-    scale    of a group with the values v:   factor = 1 + <v, G> / <v, v H>     least squares beside the other groups
-    code     of column j:                    nearest(value + G[j] / H[j, j])    the best one beside the other columns
+    error    E = W - values;  G = E H: the sum of E * G is the squared error of the outputs
+    scales   of a group, which has the values  part_1 * scale_1 + part_2 * scale_2:
+             step = S^-1 p  with  S = <part_i, part_k H>,  p = <part_i, G>       least squares beside the other groups
+    code     of column j:  nearest(value + G[j] / H[j, j])                      the best one beside the other columns
 
-Each choice is the best while everything else stays, so the error never rises; G follows every change.  A format with
-two floating-point fields for a group (q4_K's `d` and `dmin`) has two factors, of one small system.  Scales that are
-codes themselves stay, as do those that serve several rows.
+H is X^T X with the damping of GPTQ: without it, columns of quiet inputs would be free to make up for those of loud ones
+by any values whatever.  G follows every change, and no step raises the error: scales are rounded as they are stored,
+move by half of themselves at most, and stay where that gains nothing.  A format has two parts where a group has two
+scales in floating point (q4_K's `d` and `dmin`).  Scales that are codes themselves stay, as do those that serve several
+rows.
 
 Codes column by column, from GPTQ's on: Behdin et al., "QuantEase: Optimization-based Quantization for Language Models"
 (arXiv 2309.01885).
@@ -14,8 +17,8 @@ Codes column by column, from GPTQ's on: Behdin et al., "QuantEase: Optimization-
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +31,11 @@ from qcompiler.formats.declaration import Field
 BLOCK = 128
 """Columns whose changes are collected before G follows them, in one product of matrices."""
 RIDGE = 1e-9
-"""Of the largest of a group's squares: keeps a factor that nothing decides at 1."""
+"""Of the largest of a group's squares: keeps a scale that nothing decides as it is."""
+FURTHEST = 0.5
+"""Of a scale: how far one step moves it at most, so that it keeps its sign."""
 CLOSE = 1e-5
-"""Of the largest: how far a sum of terms may be from the levels that the format decodes to."""
+"""Of the largest value: how far a sum of terms may be from what the format decodes to."""
 
 
 class Rows:
@@ -48,7 +53,7 @@ class Rows:
         first: int,
         stop: int,
     ) -> None:
-        """`weights` is the whole matrix (rows, K), `packed` and `codes` stand for it; `moments` are X^T X (K, K)."""
+        """`weights` is the whole matrix (rows, K), `packed` and `codes` stand for it; `moments` is H (K, K)."""
         self.moments = moments
         self.wanted = np.ascontiguousarray(weights[first:stop].T, dtype=np.float64)
         self.codes = np.ascontiguousarray(codes[first:stop].T)
@@ -64,7 +69,8 @@ class Rows:
         """The levels of all elements, columns first, with the scales that the rows have now."""
         if not self._terms:
             return self._whole
-        return dataclasses.replace(self._whole, **_sum(self._terms))
+        slope, offset = _sum(self._terms)
+        return replace(self._whole, slope=slope, offset=offset)
 
     @property
     def scales(self) -> dict[Field, npt.NDArray[np.float32]]:
@@ -75,13 +81,6 @@ class Rows:
     def errors(self) -> Float64:
         """The squared error of each row's outputs (rows,)."""
         return np.asarray(np.einsum("kn,kn->n", self.wanted - self.values, self._g))
-
-    def put(self, other: Rows, which: npt.NDArray[np.bool_]) -> None:
-        """Takes codes and scales of `other` for the rows in `which` (rows,)."""
-        for name in ("codes", "targets", "values", "_g"):
-            getattr(self, name)[:, which] = getattr(other, name)[:, which]
-        for mine, theirs in zip(self._terms, other._terms, strict=True):
-            mine.entries[:, which] = theirs.entries[:, which]
 
     def take(self, codes: Codes, values: Float64, targets: Float64) -> None:
         """Takes other codes for the rows whose error is less with them."""
@@ -106,29 +105,30 @@ class Rows:
         parts = [term.values(columns, of_code) for term in terms]
         weighed = [own @ part for part in parts]
         squares = np.array([[np.einsum("kn,kn->n", a, b) for b in parts] for a in weighed]).transpose(2, 0, 1)
-        wanted = np.stack([np.einsum("kn,kn->n", part, g) for part in parts], 1)
+        pulls = np.stack([np.einsum("kn,kn->n", part, g) for part in parts], 1)
         largest = np.einsum("nii->ni", squares).max(1)
         ridge = np.where(largest > 0, RIDGE * largest, 1.0)[:, None, None] * np.eye(len(terms))
-        best = np.linalg.solve(squares + ridge, wanted[..., None])[..., 0]
-        steps = np.stack([term.step(number, best[:, i]) for i, term in enumerate(terms)], 1)
-        gain = 2 * (steps * wanted).sum(1) - np.einsum("ni,nij,nj->n", steps, squares, steps)
-        steps[gain <= 0] = 0  # rounding to the stored type may cost more than the step gains
+        best = np.linalg.solve(squares + ridge, pulls[..., None])[..., 0]
+        old = [term.entries[number].astype(np.float64) for term in terms]
+        new = [term.near(number, best[:, i]) for i, term in enumerate(terms)]
+        steps = np.stack([mine - before for mine, before in zip(new, old, strict=True)], 1)
+        gain = 2 * (steps * pulls).sum(1) - np.einsum("ni,nij,nj->n", steps, squares, steps)
+        steps[~(gain > 0)] = 0
         change = np.zeros_like(g)
         for i, (term, part) in enumerate(zip(terms, parts, strict=True)):
-            term.entries[number] += steps[:, i].astype(np.float32)
+            term.entries[number] = np.where(gain > 0, new[i], old[i])
             change += part * steps[:, i]
         self.values[columns] += change
         self._g -= self.moments[:, columns] @ change
 
     def fit_codes(self) -> None:
-        """The code of each column in turn.  A column whose inputs were all zero gets its nearest code."""
+        """The code of each column in turn."""
         levels, moments, diagonal = self.levels, self.moments, np.diag(self.moments)
         for first in range(0, len(diagonal), BLOCK):
             stop = min(first + BLOCK, len(diagonal))
             near, moved = self._g[first:stop].copy(), np.empty((stop - first, self._g.shape[1]))
             for i, j in enumerate(range(first, stop)):
-                live = diagonal[j] > 0
-                self.targets[j] = self.values[j] + near[i] / diagonal[j] if live else self.wanted[j]
+                self.targets[j] = self.values[j] + near[i] / diagonal[j]
                 self.codes[j], values = levels.nearest(self.targets[j], j)
                 moved[i] = values - self.values[j]
                 self.values[j] = values
@@ -155,10 +155,11 @@ class _Term:
         """What these columns have for a scale of 1."""
         return np.asarray(self._slope[columns] * of_code + self._offset[columns])
 
-    def step(self, number: int, wanted: Float64) -> Float64:
-        """What scales change by (rows,) if they should change by `wanted` and are stored."""
+    def near(self, number: int, step: Float64) -> Float64:
+        """Scales (rows,) that move by `step`, or as far as one moves, as they are stored."""
         old = self.entries[number].astype(np.float64)
-        return np.asarray(stored(self.field, old + wanted, old) - old)
+        furthest = FURTHEST * np.abs(old)
+        return stored(self.field, old + np.clip(step, -furthest, furthest), old).astype(np.float64)
 
 
 def _terms(packed: PackedTensor, first: int, stop: int) -> tuple[Levels, list[_Term]]:
@@ -174,17 +175,17 @@ def _terms(packed: PackedTensor, first: int, stop: int) -> tuple[Levels, list[_T
         entries = np.ascontiguousarray(fmt.entries(packed, field.name)).reshape(packed.rows, cols // size)
         own = np.ascontiguousarray(entries[first:stop].T.astype(np.float32))
         terms.append(_Term(field, Levels.of(packed, first, stop, field.name).columns(), own, size))
-    for name, found in _sum(terms).items():
-        wanted = getattr(whole, name)
-        if np.abs(found - wanted).max(initial=0) > CLOSE * np.abs(wanted).max(initial=0):
-            return whole, []
-    return whole, terms
+    # which fields have terms is the format's affair, not that of these rows: noise of the sums may not decide
+    (slope, offset), most = _sum(terms), np.abs(whole.of_code).max()
+    off = np.abs(slope - whole.slope) * most + np.abs(offset - whole.offset)
+    largest = np.abs(whole.slope) * most + np.abs(whole.offset)
+    return whole, terms if (off <= CLOSE * largest.max(initial=0)).all() else []
 
 
-def _sum(terms: Sequence[_Term]) -> dict[str, Float64]:
+def _sum(terms: Sequence[_Term]) -> tuple[Float64, Float64]:
     """The slope and the offset that terms have together."""
-    parts = [term.scaled() for term in terms]
-    return {name: np.sum([part[i] for part in parts], axis=0) for i, name in enumerate(("slope", "offset"))}
+    slopes, offsets = zip(*(term.scaled() for term in terms), strict=True)
+    return np.sum(slopes, axis=0), np.sum(offsets, axis=0)
 
 
 def _size(field: Field, cols: int) -> int:

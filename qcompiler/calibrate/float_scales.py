@@ -136,6 +136,7 @@ def with_entries(packed: PackedTensor, entries: Mapping[Field, Float32]) -> Pack
     made = PackedTensor(fmt, packed.rows, packed.cols, packed.data.copy())
     for field, each in entries.items():
         values = each.astype(field.dtype)
+        assert values.size == fmt.entries(packed, field.name).size  # one would be spread over all
         if field.offset is None:
             made.section(field.name).reshape(-1)[:] = values
         else:

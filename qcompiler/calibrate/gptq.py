@@ -23,6 +23,7 @@ Transformers", ICLR 2023 (arXiv 2210.17323); damping and act-order as in its aut
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,38 +75,36 @@ def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
     """Chooses the codes of `nearest`, which holds the matrix `weights` (rows, K), and its scales, by `moments`.
 
     `moments` is X^T X (K, K) of the layer's inputs.  A column whose inputs were all zero gets its nearest codes; a row
-    whose error would not fall stays as it is.  Rows do not depend on each other: `ROWS` of them are in memory as fp64
-    at a time.  CalibrationError for moments without a factor at any damping.
+    whose error does not fall stays as `nearest` has it.  Rows do not depend on each other: `ROWS` of them are in memory
+    as fp64 at a time.  CalibrationError for moments without a factor at any damping.
     """
-    live = np.flatnonzero(np.diag(moments) > 0)
-    if not live.size:
+    if not (np.diag(moments) > 0).any():
         return Solved(nearest, weights, 0.0, 0.0)
     if nearest.format.declaration.trellis is not None:
         return _solve_paths(weights, nearest, moments)
-    order = live[np.argsort(-np.diag(moments)[live], kind="stable")]
-    factor, start = _factor(moments, order), _fitted(weights, nearest)
-    codes, start_codes, rounded = codes_of(nearest), codes_of(start), np.empty(weights.shape, np.float32)
-    scales, worse = dict[Field, list[Float32]](), np.zeros(nearest.rows, np.bool_)
+    order = np.argsort(-np.diag(moments), kind="stable")
+    damped, factor = _factor(moments, order)
+    start = _fitted(weights, nearest)
+    codes, start_codes, rounded = codes_of(nearest), codes_of(start), weights.astype(np.float32)
+    scales, better = dict[Field, list[Float32]](), np.zeros(nearest.rows, np.bool_)
     total = before = after = 0.0
     for first in range(0, nearest.rows, ROWS):
-        stop = min(first + ROWS, nearest.rows)
-        rows = Rows(weights, start, start_codes, moments, first, stop)
+        part = slice(first, min(first + ROWS, nearest.rows))
+        rows = Rows(weights, start, start_codes, damped, part.start, part.stop)
         wanted = rows.wanted.T
-        errors = _squares(wanted - nearest.format.decode_rows(nearest, first, stop), moments)
+        old = _squares(wanted - nearest.format.decode_rows(nearest, part.start, part.stop), moments)
         _choose(rows, order, factor)
-        worse[first:stop] = rows.errors >= errors
-        if worse[first:stop].any():
-            rows.put(Rows(weights, nearest, codes, moments, first, stop), worse[first:stop])
-        codes[first:stop], rounded[first:stop] = rows.codes.T, rows.targets.T
+        new = _squares(wanted - rows.values.T, moments)
+        better[part] = taken = new < old
+        codes[part][taken], rounded[part][taken] = rows.codes.T[taken], rows.targets.T[taken]
         for field, entries in rows.scales.items():
             scales.setdefault(field, []).append(entries)
         total += float(_squares(wanted, moments).sum())
-        before += float(errors.sum())
-        after += float(rows.errors.sum())
+        before += float(old.sum())
+        after += float(np.where(taken, new, old).sum())
     if not total:
         return Solved(nearest, weights, 0.0, 0.0)
-    start = start if start is nearest else _with_rows(start, nearest, worse)
-    packed = with_entries(start, {field: np.concatenate(parts).reshape(-1) for field, parts in scales.items()})
+    packed = _with_scales(start, nearest, {field: np.concatenate(parts) for field, parts in scales.items()}, better)
     return Solved(with_codes(packed, codes), rounded, before / total, after / total)
 
 
@@ -114,29 +113,38 @@ def _fitted(weights: Float32, nearest: PackedTensor) -> PackedTensor:
     return nearest if why_no_scales(nearest.format, nearest.cols) else hqq.solve(weights, nearest)
 
 
-def _with_rows(fitted: PackedTensor, nearest: PackedTensor, which: npt.NDArray[np.bool_]) -> PackedTensor:
-    """`fitted` with the scales and zero points that `nearest` has for the rows in `which` (rows,)."""
-    of_both = zip(scales_of(fitted), scales_of(nearest), strict=True)
-    repeated = np.repeat(which, fitted.cols // FreeScales.of(fitted.format, fitted.cols).size)
-    scales, zeros = (np.where(repeated, theirs, mine) for mine, theirs in of_both)
-    return assemble(fitted.format, fitted.rows, fitted.cols, codes_of(fitted), scales, zeros)
+def _with_scales(
+    start: PackedTensor, nearest: PackedTensor, scales: Mapping[Field, Float32], better: npt.NDArray[np.bool_]
+) -> PackedTensor:
+    """`nearest` with the zero points of `start` and with `scales` (rows, entries) in the rows that are `better`."""
+    fmt, packed = nearest.format, nearest
+    if start is not nearest:
+        repeated = np.repeat(better, nearest.cols // FreeScales.of(fmt, nearest.cols).size)
+        of_both = zip(scales_of(start), scales_of(nearest), strict=True)
+        own, zeros = (np.where(repeated, theirs, mine) for theirs, mine in of_both)
+        packed = assemble(fmt, nearest.rows, nearest.cols, codes_of(nearest), own, zeros)
+    found = {}
+    for field, entries in scales.items():
+        kept = np.ascontiguousarray(fmt.entries(nearest, field.name)).reshape(entries.shape).astype(np.float32)
+        found[field] = np.where(better[:, None], entries, kept).reshape(-1)
+    return with_entries(packed, found)
 
 
 def _choose(rows: Rows, order: npt.NDArray[np.intp], factor: Float64) -> None:
-    """Scales and codes of some rows."""
+    """Scales and codes of some rows; `factor` is U for the columns in `order`."""
     for _ in range(SWEEPS):
         rows.take(*_sweep(rows, order, factor))
         rows.fit_scales()
-    for turn in range(DESCENTS):
-        if turn:
-            rows.fit_scales()
+    rows.fit_codes()
+    for _ in range(DESCENTS - 1):
+        rows.fit_scales()
         rows.fit_codes()
 
 
 def _solve_paths(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
     """The same for codes of a trellis, which are chosen by the sequence (trellis_gptq.py)."""
     order = trellis_gptq.order_of(moments)
-    factor, codes = _factor(moments, order), codes_of(nearest)
+    (_, factor), codes = _factor(moments, order), codes_of(nearest)
     total = before = after = 0.0
     for first in range(0, nearest.rows, ROWS):
         rows = slice(first, min(first + ROWS, nearest.rows))
@@ -173,13 +181,14 @@ def _sweep(rows: Rows, order: npt.NDArray[np.intp], factor: Float64) -> tuple[Co
     return codes, values, moved
 
 
-def _factor(moments: Float64, order: npt.NDArray[np.intp]) -> Float64:
-    """The upper Cholesky factor of the inverse of the damped moments of these columns."""
-    damped = moments[np.ix_(order, order)]
-    mean, share = float(np.mean(np.diag(damped))), DAMPING
+def _factor(moments: Float64, order: npt.NDArray[np.intp]) -> tuple[Float64, Float64]:
+    """The damped moments, and the upper Cholesky factor of the inverse of those of the columns in `order`."""
+    diagonal, share = np.diag(moments), DAMPING
+    mean = float(np.mean(diagonal[diagonal > 0]))
     while True:
+        damped = moments + share * mean * np.eye(len(moments))
         try:
-            return _upper(damped + share * mean * np.eye(len(order)))
+            return damped, _upper(damped[np.ix_(order, order)])
         except np.linalg.LinAlgError:
             share *= 10
             if share > LARGEST_DAMPING:

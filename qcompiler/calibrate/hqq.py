@@ -29,6 +29,8 @@ FACTORS = np.linspace(0.5, 1.1, 25, dtype=np.float32)
 SHIFTS = (0, -1, 1)
 """Of the encoder's zero point.  Fitting alone never moved one: where codes are nearest, its errors have no mean."""
 STEPS = 10
+SETTINGS = (NORM, FACTORS.tolist(), SHIFTS, STEPS)
+"""What a result depends on, for those who keep results."""
 ELEMENTS = 1 << 20
 """Elements that are fitted at a time: it bounds the memory."""
 
@@ -94,11 +96,11 @@ class _Fit:
         if self.scheme.zeros:
             shifts, sums = codes - self.groups / scales[:, None], weights.sum(axis=1)
             mean = np.divide((weights * shifts).sum(axis=1), sums, out=zeros.copy(), where=sums > 0)
-            zeros = np.clip(np.rint(mean), 0, self.scheme.last)
+            zeros = np.clip(np.rint(np.where(np.isfinite(mean), mean, zeros)), 0, self.scheme.last)
         units = codes - zeros[:, None]
         squares = (weights * np.square(units)).sum(axis=1)
         found = np.divide((weights * units * self.groups).sum(axis=1), squares, out=scales.copy(), where=squares > 0)
-        return self.scheme.storable(np.where(found == 0, scales, found)), zeros
+        return self.scheme.storable(np.where(np.isfinite(found) & (found != 0), found, scales)), zeros
 
 
-__all__ = ["solve"]
+__all__ = ["SETTINGS", "solve"]

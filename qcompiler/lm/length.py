@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,7 @@ from qcompiler.errors import ExportError
 from qcompiler.frontends.torch.common.origins import line_of_frame
 
 Size = int | torch.SymInt
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
 class Length:
@@ -105,7 +107,7 @@ class Length:
 
 def _decides() -> ExportError:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     line, _ = line_of_frame(frame)
     return ExportError(

@@ -15,7 +15,7 @@ from turned_linear import Conv1D
 
 import qcompiler as qc
 from qcompiler import formats
-from qcompiler.calibrate import gptq
+from qcompiler.calibrate import gptq, hqq
 from qcompiler.calibrate.descent import Rows
 from qcompiler.calibrate.float_scales import KINDS, FloatScales, why_fixed, with_entries
 from qcompiler.calibrate.levels import Levels, why_no_levels, with_codes
@@ -28,11 +28,11 @@ from qcompiler.frontends.torch.frontend import import_torch
 ROWS, K = 12, 256
 TEXTS = [name for name in formats.FORMATS if not why_no_levels(resolve_format(name), K)] + [
     "int4:group=128,symmetric=False", "int3:group=row", "nf4:double_quant", "int8:symmetric=False",
-    "fp8_e5m2:per=block", "int2:group=128,symmetric=False",
+    "fp8_e5m2:per=block", "int2:group=128,symmetric=False", "int4:scale=bf16",
 ]  # fmt: skip
 
 
-SHORT = ("int4", "nf4", "q4_K", "mxfp4", "int2:group=128,symmetric=False")
+SHORT = ("int4", "nf4", "q4_K", "mxfp4", "int2:group=128,symmetric=False", "int4:scale=bf16")
 
 
 def weights(rows: int = ROWS, cols: int = K) -> np.ndarray:
@@ -69,32 +69,104 @@ def test_levels_are_what_the_format_decodes_and_codes_can_be_put_back(text: str)
 @pytest.mark.parametrize(
     "text", [pytest.param(text, marks=() if text in SHORT else pytest.mark.slow) for text in TEXTS]
 )
-def test_the_error_of_the_outputs_falls_in_every_format(text: str) -> None:
+def test_the_error_of_the_outputs_falls_in_every_format(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three pieces of rows, each of which is solved by itself."""
+    monkeypatch.setattr(gptq, "ROWS", 5)
     fmt, h = resolve_format(text), moments()
     nearest = fmt.encode(weights())
-    solved = gptq.solve(weights(), nearest, h)
+    solved, swept = gptq.solve(weights(), nearest, h), one_sweep(nearest, h)
     before, after = (lost(fmt.decode(each), weights(), h) for each in (nearest, solved.packed))
     whole = lost(np.zeros((ROWS, K)), weights(), h)
-    assert after < 0.8 * before
+    assert after < 0.97 * swept < 0.8 * before
     np.testing.assert_allclose((solved.nearest_error, solved.error), (before / whole, after / whole), rtol=1e-3)
     for field in fmt.declaration.fields:
         same = [fmt.entries(each, field.name).view(np.uint8) for each in (nearest, solved.packed)]
-        if field.covers != 1 and (
-            field.kind not in KINDS or field.covers == "tensor" or fmt.params.get("double_quant")
-        ):
+        if field.covers != 1 and field.name != "zeros" and (field.kind not in KINDS or text in FIXED_SCALES):
             np.testing.assert_array_equal(*same, err_msg=f"{field.name} is no scale that a row has to itself")
 
 
-@pytest.mark.parametrize("text", [*SHORT, *(pytest.param(text, marks=pytest.mark.slow) for text in TEXTS)])
+def one_sweep(packed: Any, h: np.ndarray) -> float:
+    """What GPTQ leaves in one sweep with the scales of a matrix."""
+    rows, order = Rows(weights(), packed, gptq.codes_of(packed), h, 0, ROWS), np.argsort(-np.diag(h), kind="stable")
+    return lost(gptq._sweep(rows, order, gptq._factor(h, order)[1])[1].T, weights(), h)
+
+
+@pytest.mark.parametrize("text", ["int2:group=128", "int2:group=128,symmetric=False"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SWEEPS", 1), ("DESCENTS", 1), ("_fitted", lambda _, nearest: nearest)],
+    ids=["one sweep", "one descent", "the encoder's scales"],
+)
+def test_each_step_pays(name: str, value: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nearest, rows = resolve_format(text).encode(weights(200)), weights(200)
+    all_steps = gptq.solve(rows, nearest, moments()).error
+    monkeypatch.setattr(gptq, name, value)
+    assert gptq.solve(rows, nearest, moments()).error > 1.01 * all_steps
+
+
+def test_rows_that_end_no_better_than_nearest_codes_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every step but the start is left out, and the start is worse in some rows."""
+    monkeypatch.setattr(gptq, "_choose", lambda *_: None)
+    monkeypatch.setattr(gptq, "ROWS", 5)
+    for text in ("int4", "nf4", "int2:group=128,symmetric=False"):
+        fmt = resolve_format(text)
+        nearest, better = fmt.encode(weights()), hqq.solve(weights(), fmt.encode(weights()))
+        bad = np.arange(ROWS) % 3 == 1
+        mixed = weights()
+        mixed[bad] *= 3
+        worse = fmt.encode(mixed)
+        start = gptq._with_scales(worse, better, {}, bad)
+        for field in fmt.declaration.fields:
+            if field.kind in KINDS:
+                entries = [fmt.entries(each, field.name).reshape(ROWS, -1) for each in (better, worse)]
+                chosen = np.where(bad[:, None], entries[1], entries[0]).astype(np.float32).reshape(-1)
+                start = with_entries(start, {field: chosen})
+        start = with_codes(start, np.where(bad[:, None], gptq.codes_of(worse), gptq.codes_of(better)))
+        monkeypatch.setattr(gptq, "_fitted", lambda *_, start=start: start)
+        found = fmt.decode(gptq.solve(weights(), nearest, np.eye(K)).packed)
+        np.testing.assert_array_equal(found[bad], fmt.decode(nearest)[bad])
+        np.testing.assert_array_equal(found[~bad], fmt.decode(better)[~bad])
+
+
+def test_quiet_columns_do_not_lose_their_weights_to_loud_ones() -> None:
+    """Inputs a hundred times smaller in half of the columns, and ten times louder there than while calibrating."""
+    quiet = np.r_[np.full(K // 2, 0.01), np.ones(K // 2)]
+    h, heard = (moments() * np.outer(each, each) for each in (quiet, np.where(quiet < 1, 10 * quiet, 1)))
+    for text in ("int4:group=128", "nf4", "q4_K"):
+        fmt = resolve_format(text)
+        nearest = fmt.encode(weights())
+        solved = gptq.solve(weights(), nearest, h)
+        assert solved.error < 0.9 * solved.nearest_error
+        before, after = (lost(fmt.decode(each), weights(), heard) for each in (nearest, solved.packed))
+        assert after < 1.1 * before
+        error = np.square(fmt.decode(solved.packed) - weights())[:, : K // 2].sum()
+        assert error < 0.1 * np.square(weights()[:, : K // 2]).sum()
+
+
+@pytest.mark.parametrize("text", ["int8", "fp8_e4m3", "fp8_e5m2", "int3:group=row,scale=fp32"])
+def test_rows_that_are_not_whole_pieces_with_scales_in_fp32(text: str) -> None:
+    """Noise of 1e-16 decided once whether scales were chosen, piece by piece."""
+    fmt, h = resolve_format(text), moments(64)
+    matrix = weights(gptq.ROWS + 1, 64)
+    solved = gptq.solve(matrix, fmt.encode(matrix), h)
+    error = lost(fmt.decode(solved.packed), matrix, h) / lost(np.zeros_like(matrix), matrix, h)
+    np.testing.assert_allclose(solved.error, error, rtol=1e-3)
+    assert solved.error < 0.8 * solved.nearest_error
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=() if text in SHORT else pytest.mark.slow) for text in TEXTS]
+)
 def test_no_step_raises_the_error_which_is_that_of_what_is_stored(text: str) -> None:
     """Rows 3 to 11 of the matrix, after each of the three kinds of steps."""
     fmt, h = resolve_format(text), moments()
     nearest, part = fmt.encode(weights()), slice(3, 11)
     codes, h[:, 7], h[7] = gptq.codes_of(nearest), 0, 0
-    rows = Rows(weights(), nearest, codes, h, part.start, part.stop)
-    order = np.delete(np.argsort(-np.diag(h), kind="stable"), -1)
-    steps = (lambda: rows.take(*gptq._sweep(rows, order, gptq._factor(h, order))), rows.fit_scales, rows.fit_codes)
-    last = np.full(part.stop - part.start, np.inf)
+    order = np.argsort(-np.diag(h), kind="stable")
+    damped, factor = gptq._factor(h, order)
+    rows = Rows(weights(), nearest, codes, damped, part.start, part.stop)
+    steps = (lambda: rows.take(*gptq._sweep(rows, order, factor)), rows.fit_scales, rows.fit_codes)
+    last = rows.errors
     for step in (*steps, *steps, rows.fit_scales):
         step()
         whole = with_codes(nearest, np.concatenate([codes[: part.start], rows.codes.T, codes[part.stop :]]))
@@ -104,9 +176,9 @@ def test_no_step_raises_the_error_which_is_that_of_what_is_stored(text: str) -> 
             scales[field][part] = entries
         stored = fmt.decode(with_entries(whole, {field: each.reshape(-1) for field, each in scales.items()}))
         error = stored[part].astype(np.float64) - weights()[part]
-        np.testing.assert_allclose(np.einsum("nk,nk->n", error @ h, error), rows.errors, rtol=1e-4)
+        np.testing.assert_allclose(np.einsum("nk,nk->n", error @ damped, error), rows.errors, rtol=1e-4)
         assert (rows.errors <= last * (1 + 1e-9)).all()
-        last = rows.errors.copy()
+        last = rows.errors
     assert bool(rows.scales) == (text not in FIXED_SCALES)
 
 
@@ -122,7 +194,7 @@ def test_scales_are_the_least_squares_of_what_their_codes_stand_for(text: str) -
     fmt, h = resolve_format(text), moments()
     packed, root = fmt.encode(weights()), np.linalg.cholesky(h).T
     rows = Rows(weights(), packed, gptq.codes_of(packed), h, 0, ROWS)
-    for _ in range(1 if text == "int8:group=row" else 60):
+    for _ in range(2 if text == "int8:group=row" else 60):
         rows.fit_scales()
     for row in range(ROWS):
         parts = []
@@ -137,7 +209,7 @@ def test_scales_are_the_least_squares_of_what_their_codes_stand_for(text: str) -
 
 
 def test_a_weight_that_the_format_holds_exactly_stays_as_it_is() -> None:
-    """Some of its rows: the others get other scales and zero points."""
+    """Some of its rows."""
     for text in ("int4", "nf4", "q4_0", "int2:group=128,symmetric=False"):
         fmt, mixed = resolve_format(text), weights()
         mixed[::3] = fmt.decode(fmt.encode(weights()))[::3]
@@ -167,11 +239,9 @@ def test_the_factor_gives_what_elimination_gives() -> None:
     """300 columns: more than two blocks whose corrections are collected, and an odd rest."""
     for text, cols in (("int8:group=row", 300), ("int4:group=32", 320)):
         packed, h = resolve_format(text).encode(weights(5, cols)), moments(cols)
-        rows, order = (
-            Rows(weights(5, cols), packed, gptq.codes_of(packed), h, 0, 5),
-            np.argsort(-np.diag(h), kind="stable"),
-        )
-        _, values, _ = gptq._sweep(rows, order, gptq._factor(h, order))
+        rows = Rows(weights(5, cols), packed, gptq.codes_of(packed), h, 0, 5)
+        order = np.argsort(-np.diag(h), kind="stable")
+        _, values, _ = gptq._sweep(rows, order, gptq._factor(h, order)[1])
         np.testing.assert_allclose(values.T, by_elimination(weights(5, cols), packed, h), atol=1e-5)
 
 
@@ -443,8 +513,6 @@ import torch
 from torch import nn
 import qcompiler as qc
 from qcompiler.calibrate import gptq
-from qcompiler.calibrate.descent import Rows
-from qcompiler.calibrate.float_scales import KINDS, FloatScales, why_fixed, with_entries
 
 folder, die_at = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
@@ -491,7 +559,7 @@ def test_a_killed_run_goes_on_behind_the_last_weight_and_ends_in_the_same_file(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "least"), [("int4:group=128", 0.60), ("int3:group=128", 0.65), ("int2:group=128", 0.75)]
+    ("text", "least"), [("int4:group=128", 0.69), ("int3:group=128", 0.75), ("int2:group=128", 0.825)]
 )
 def test_it_closes_most_of_the_gap_on_the_trained_language_model(text: str, least: float) -> None:
     """The share of the KL of nearest codes; chosen on one part of the held-out text and judged by another."""

@@ -512,7 +512,7 @@ class _Rewriter(GraphTensors):
         """Identifies the values, and the importance that they are encoded with."""
         values = self.source.identity(weight.targets, weight.tensor)
         if self.recipe.algorithm == "hqq" and not why_encoders_scales(weight):
-            values = {**values, "scales": f"hqq {hqq.NORM}"}
+            values = {**values, "scales": f"hqq {hqq.SETTINGS}"}
         if weight.targets[0] in self.solved:
             codes = self.solved[weight.targets[0]].data
             return {**values, "codes": hashlib.sha256(codes.data).hexdigest()}

@@ -29,7 +29,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from qcompiler.calibrate import clipping, gptq
+from qcompiler.calibrate import clipping, gptq, hqq
 from qcompiler.calibrate.chosen_codes import NO_INPUTS, Moments, choose_codes, clip_scales
 from qcompiler.calibrate.levels import Float64
 from qcompiler.errors import CalibrationError
@@ -266,7 +266,7 @@ class _Journal:
             VERSION,
             solver.algorithm,
             learn_rounding.STEPS,
-            (gptq.DAMPING, gptq.SWEEPS, gptq.DESCENTS),
+            (gptq.DAMPING, gptq.SWEEPS, gptq.DESCENTS, hqq.SETTINGS),
             clipping.FACTORS,
             solver.rounded is not None,
             str(run.program.graph),
