@@ -43,8 +43,8 @@ from qcompiler.errors import RecipeError  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "quantisation.md"
 FORMATS = (
-    "int4:group=128", "int3:group=128", "int2:group=128", "int4", "nf4", "mxfp4", "q4_0", "q4_K", "q3_K", "q2_K",
-    "iq4_xs", "q6_K", "int8",
+    "int4:group=128", "int3:group=128", "int2:group=128", "int2:group=128,symmetric=False", "int4", "nf4", "mxfp4",
+    "q4_0", "q4_K", "q3_K", "q2_K", "iq4_xs", "q6_K", "int8",
 )  # fmt: skip
 INPUTS = 64
 """Windows of 512 bytes for calibration."""
