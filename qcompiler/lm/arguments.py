@@ -107,7 +107,9 @@ def add_sizes(command: argparse.ArgumentParser, where: str) -> None:
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--tokens", type=int, help="how many to generate at most")
+    command.add_argument(
+        "--tokens", "--max-new-tokens", type=int, metavar="N", help="how many to generate at most"
+    )  # fmt: skip
     for name, kind, place, text in (
         ("--temperature", float, "T", "draw tokens; above 1 unlikely ones more often (default: take the likeliest)"),
         ("--top-k", int, "K", "draw only from the K likeliest tokens"),

@@ -160,7 +160,7 @@ def test_a_chat_reads_only_what_is_new(path: Path, capsys: pytest.CaptureFixture
 def test_chat_as_a_process(path: Path) -> None:
     lines = "hello\n\n/reset\nhello\n"
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "qcompiler", "chat", str(path), "--tokens", "3", "--json"],
+        [sys.executable, "-P", "-m", "qcompiler", "chat", str(path), "--max-new-tokens", "3", "--json"],
         input=lines, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
