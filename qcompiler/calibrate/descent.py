@@ -168,7 +168,7 @@ def _terms(packed: PackedTensor, first: int, stop: int) -> tuple[Levels, list[_T
     whole = Levels.of(packed, first, stop).columns()
     fields = [] if why_fixed(fmt, cols) else float_fields(fmt)
     sizes = [_size(field, cols) for field in fields]
-    if not all(sizes):
+    if not fields or not all(sizes):
         return whole, []
     terms = []
     for field, size in zip(fields, sizes, strict=True):

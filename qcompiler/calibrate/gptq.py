@@ -110,7 +110,9 @@ def solve(weights: Float32, nearest: PackedTensor, moments: Float64) -> Solved:
 
 def _fitted(weights: Float32, nearest: PackedTensor) -> PackedTensor:
     """The matrix with scales that fit the weights, where its format has such; as it is elsewhere."""
-    return nearest if why_no_scales(nearest.format, nearest.cols) else hqq.solve(weights, nearest)
+    if why_no_scales(nearest.format, nearest.cols):
+        return nearest
+    return hqq.solve(weights, nearest, hqq.SHIFTS)
 
 
 def _with_scales(
