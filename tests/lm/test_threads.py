@@ -3,6 +3,7 @@ another thread's model; a model that two threads compile would change while it i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,9 +15,13 @@ from by_path import load
 
 import qcompiler as qc
 from qcompiler.errors import ExportError
+from qcompiler.frontends.quantise.insert_qdq import insert_qdq
+from qcompiler.frontends.torch.capture.export import export_model
+from qcompiler.frontends.torch.importer import import_program
 from qcompiler.lm.step import prepared
 
 IDS = list(range(3, 20))
+SHAPES = {"input_ids": {1: torch.export.Dim("s", min=2, max=64)}}
 
 
 def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -90,3 +95,32 @@ def test_two_threads_compile_one_model() -> None:
         assert np.linalg.norm(out - before) <= 1e-5 * np.linalg.norm(before)
     assert model.config._attn_implementation == attention
     np.testing.assert_array_equal(wanted(model), before)
+
+
+class Sleeping(torch.nn.Module):
+    """Tells that it is traced, which then takes a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.traced, self.until = threading.Event(), threading.Event()
+
+    def forward(self, x: Any) -> Any:
+        self.traced.set()
+        self.until.wait(2)
+        return x * x.shape[0]
+
+
+def test_a_graph_is_not_rewritten_or_imported_while_another_thread_traces() -> None:
+    """Sizes of one thread's graph became nodes of what the other one traced: torch keeps that state for all threads."""
+    build, ids = load("tests/models/zoo.py").DECODERS["mixtral"].build, torch.tensor([IDS])
+    exported = [export_model(build(), (ids,), {"use_cache": False}, SHAPES) for _ in range(2)]
+    rewritten = insert_qdq(exported[1], "int8")
+    for follows in (lambda: insert_qdq(exported[0], "int8"), lambda: import_program(rewritten)):
+        model = Sleeping()
+        with ThreadPoolExecutor(1) as pool:
+            sizes = ({0: torch.export.Dim("n", min=2, max=64)},)
+            traced = pool.submit(export_model, model, (torch.ones(3, 4),), None, sizes)
+            assert model.traced.wait(60)
+            follows()
+            assert traced.done(), "it waited for the other thread"
+            traced.result()

@@ -61,6 +61,7 @@ from qcompiler.frontends.quantise.tune_weights import tune
 from qcompiler.frontends.torch.aten import recurrent
 from qcompiler.frontends.torch.capture import eager_graph, expert_weights
 from qcompiler.frontends.torch.capture.export import Exported
+from qcompiler.frontends.torch.capture.one_at_a_time import TRACING
 from qcompiler.frontends.torch.common.origins import readable
 from qcompiler.frontends.torch.common.values import row_major, to_numpy
 from qcompiler.frontends.torch.qc_ops import torch_ops
@@ -137,7 +138,8 @@ def insert_qdq(
     source = source if source is not None else ModuleWeights()
     files = files if files is not None else _default_files(exported, source)
     try:
-        return _Rewriter(exported, QuantConfig.of(quant), source, files, calibration).run()
+        with TRACING:
+            return _Rewriter(exported, QuantConfig.of(quant), source, files, calibration).run()
     finally:
         files.abandon()
 

@@ -35,6 +35,7 @@ from qcompiler.frontends.torch.aten.table import BUILDERS
 from qcompiler.frontends.torch.capture import signature
 from qcompiler.frontends.torch.capture.fallback import Fallback, TorchPart
 from qcompiler.frontends.torch.capture.graph_values import Lines, compared, lines_of
+from qcompiler.frontends.torch.capture.one_at_a_time import TRACING
 from qcompiler.frontends.torch.capture.writes import is_read
 from qcompiler.frontends.torch.common.empty_weights import is_empty
 from qcompiler.frontends.torch.common.origins import describe
@@ -176,6 +177,10 @@ class Importer:
         self._tied = {path: row.parameters for row in quantized.ledger for path in row.parameters}
 
     def run(self) -> ImportResult:
+        with TRACING:
+            return self._run()
+
+    def _run(self) -> ImportResult:
         self._placeholders()
         for node in self.program.graph.nodes:
             if node.op == "call_function" and node.users and node.target not in IGNORED:

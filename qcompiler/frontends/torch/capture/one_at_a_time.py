@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from torch import nn
 
 TRACING = threading.RLock()
-"""Held while a model is traced: torch.export keeps its state for the whole process, and replaced functions of torch and
-of transformers serve all threads. Passes and kernels of several compilations go on meanwhile."""
+"""Held while a model is traced, and while its graph is rewritten and imported: torch keeps what traces for the whole
+process, so that a size that another thread computes would become a node of this model's graph; and replaced functions
+of torch and of transformers serve all threads. Passes and kernels of several compilations go on meanwhile."""
 
 _found = threading.Lock()
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
