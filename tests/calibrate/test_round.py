@@ -264,11 +264,14 @@ def test_models_in_16_bits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "least"), [("int3:group=128", 0.80), ("int2:group=128,symmetric=False", 0.925)])
+@pytest.mark.parametrize(
+    ("text", "least"), [("int3:group=128", 0.80), ("int2:group=128", 0.90), ("int2:group=128,symmetric=False", 0.925)]
+)
 def test_it_closes_more_of_the_gap_on_the_trained_language_model_than_gptq(text: str, least: float) -> None:
     """The share of the KL of nearest codes; chosen on one part of the held-out text and judged by another.
 
-    Measured: 81.6 ± 0.3 % in int3 and 93.8 ± 0.1 % in int2, where GPTQ closes 75.8 and 88.7 ± 0.2 %.
+    Measured: 81.6 ± 0.3 % in int3 and 93.8 ± 0.1 % in int2 with zero points (90.8 without), where GPTQ
+    closes 75.8 and 88.7 ± 0.2 % (83.0).
     """
     bench = load("benchmarks/chosen_codes.py")
     row = bench.row(text, bench.calibration(64), bench.judge(), ("round",))
