@@ -6,7 +6,8 @@
 //
 //     3 … 8 rows   straight from codes. Those of up to 5 bits are summed as they are over the columns of a scale, as
 //                  few_rows.h does for one and two rows.
-//     9 … 16       two blocks of six or eight rows, where codes are summed
+//     9 … 16       two blocks of six or eight rows, where codes are summed. On a Zen 4, of any weight, one block of
+//                  twelve or sixteen rows by one panel.
 //     more         passes over up to 128 rows. The first block multiplies what it decodes, and stores it for the
 //                  others. An element's additions have gemm.h's order, in blocks of k.
 #pragma once
@@ -62,9 +63,9 @@ static void qg_by_columns(const float* x, int64_t stride, int count, int64_t col
     vtranspose(last[0], 16, to + j * width, width);
 }
 
-// Whether eight rows straight from codes are multiplied by two panels, which gives the bits of one. Not on a Zen 4:
-// there a broadcast takes a pipe of shuffles, and memory gives a number for each multiplication. Asked once, since in
-// virtual machines it takes microseconds. Tests define QG_BROADCASTS.
+// Whether five to sixteen rows straight from codes are multiplied by two panels, which gives the bits of one. Not on a
+// Zen 4: there a broadcast takes a pipe of shuffles, and memory gives a number for each multiplication. Asked once,
+// since in virtual machines it takes microseconds. Tests define QG_BROADCASTS.
 QC_COLD bool qg_broadcasts() {
 #if defined(QG_BROADCASTS)
     return QG_BROADCASTS;
@@ -85,41 +86,46 @@ QC_COLD bool qg_broadcasts() {
 
 // --- blocks of rows --------------------------------------------------------------------------------------------------
 
-// sum += MR numbers of x times a column of two panels.
-template <int MR> QC_INLINE void qg_add_column(vf first, vf second, const float* x, vf (&sum)[MR][QG_NP]) {
+// sum += MR numbers of x times a column of NP panels.
+template <int MR, int NP> QC_INLINE void qg_add_column(const vf (&w)[NP], const float* x, vf (&sum)[MR][NP]) {
     QG_UNROLL for (int i = 0; i < MR; i++) {
         const vf a = vset(x[i]);
-        sum[i][0] = vfma(a, first, sum[i][0]);
-        sum[i][1] = vfma(a, second, sum[i][1]);
+        QG_UNROLL for (int p = 0; p < NP; p++) sum[i][p] = vfma(a, w[p], sum[i][p]);
     }
 }
+// The same with the column in memory, [panel][16].
+template <int MR, int NP> QC_INLINE void qg_add_column(const float* column, const float* x, vf (&sum)[MR][NP]) {
+    vf w[NP];
+    QG_UNROLL for (int p = 0; p < NP; p++) w[p] = vload(column + p * 16);
+    qg_add_column<MR, NP>(w, x, sum);
+}
 
-// Columns k + J of one group: MR rows of x times the elements of two panels, or with CODES times the values of their
+// Columns k + J of one group: MR rows of x times the elements of NP panels, or with CODES times the values of their
 // codes. With STORES, these are stored as well, [column][panel][16].
-template <class D, int MR, bool CODES, bool STORES> struct qg_column_step {
-    const D (&decoder)[QG_NP];
+template <class D, int MR, int NP, bool CODES, bool STORES> struct qg_column_step {
+    const D (&decoder)[NP];
     const float* x;
-    vf (&sum)[MR][QG_NP];
+    vf (&sum)[MR][NP];
     float* to;
     template <int J> QG_METHOD void step() {
-        vf w[QG_NP];
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+        vf w[NP];
+        QG_UNROLL for (int p = 0; p < NP; p++) {
             if constexpr (CODES) w[p] = decoder[p].template code<J>();
             else w[p] = decoder[p].template value<J>();
-            if (STORES) vstore(to + (J * QG_NP + p) * 16, w[p]);
+            if (STORES) vstore(to + (J * NP + p) * 16, w[p]);
         }
-        qg_add_column<MR>(w[0], w[1], x + J * MR, sum);
+        qg_add_column<MR, NP>(w, x + J * MR, sum);
     }
 };
 
-// Columns [k, k + count) of two panels, fewer than a group, decoded to memory to keep the code small:
+// Columns [k, k + count) of NP panels, fewer than a group, decoded to memory to keep the code small:
 // [column][panel][16].
-template <class D> QC_COLD void qg_decode_last(
+template <class D, int NP> QC_COLD void qg_decode_last(
     const qg_job* job, int64_t panel, int64_t next, int64_t k, int64_t count, float* to) {
     float one[D::GROUP * 16];
-    for (int p = 0; p < QG_NP; p++) {
+    for (int p = 0; p < NP; p++) {
         qg_decode_panel<D>(job, p ? next : panel, k, count, one);
-        for (int64_t j = 0; j < count; j++) vstore(to + (j * QG_NP + p) * 16, vload(one + j * 16));
+        for (int64_t j = 0; j < count; j++) vstore(to + (j * NP + p) * 16, vload(one + j * 16));
     }
 }
 
@@ -132,25 +138,27 @@ template <int MR> static void qg_add_columns(const float* x, int64_t span, int64
     }
 }
 
-// MR rows by columns times two panels: tile[i][p] = sums by codes, with their totals. `next` repeats the only panel of
-// a short unit. A sum may be no number where that of elements is one: 0 * infinity.
-template <class D, int MR> static void qg_block_by_codes(
+// MR rows by columns times NP panels: tile[i][p] = sums by codes, with their totals. `next` is the last of the panels; a
+// short unit repeats its only one. A sum may be no number where that of elements is one: 0 * infinity.
+template <class D, int MR, int NP> static void qg_block_by_codes(
     const qg_job* job, const float* x, const float* totals, int64_t panel, int64_t next, float* tile) {
-    D decoder[QG_NP];
-    decoder[0].start(job, panel), decoder[1].start(job, next);
+    D decoder[NP];
+    QG_UNROLL for (int p = 0; p < NP; p++) decoder[p].start(job, p ? next : panel);
     QG_UNROLL for (int i = 0; i < MR; i++)
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) vstore(tile + i * QG_WIDE + p * 16, vzero());
+        QG_UNROLL for (int p = 0; p < NP; p++) vstore(tile + i * QG_WIDE + p * 16, vzero());
     int64_t k = 0;
     for (; k + D::SHARED <= job->k; k += D::SHARED, totals += MR) {
-        vf part[MR][QG_NP] = {};
-        decoder[0].ask(next + 1, k), decoder[1].ask(next + 2, k);
-        decoder[0].entries_at(k), decoder[1].entries_at(k);
+        vf part[MR][NP] = {};
+        QG_UNROLL for (int p = 0; p < NP; p++) {
+            if (NP > 1) decoder[p].ask(next + 1 + p, k);  // a Zen 4, which takes one panel, is slower by it
+            decoder[p].entries_at(k);
+        }
         for (int at = 0; at < D::SHARED; at += D::GROUP) {
-            QG_UNROLL for (int p = 0; p < QG_NP; p++) decoder[p].look_ahead(k + at, QG_NP), decoder[p].codes_at(k + at);
-            qg_column_step<D, MR, true, false> body{decoder, x + (k + at) * MR, part, nullptr};
+            QG_UNROLL for (int p = 0; p < NP; p++) decoder[p].look_ahead(k + at, NP), decoder[p].codes_at(k + at);
+            qg_column_step<D, MR, NP, true, false> body{decoder, x + (k + at) * MR, part, nullptr};
             qg_steps<0, D::GROUP>(body, D::GROUP);
         }
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+        QG_UNROLL for (int p = 0; p < NP; p++) {
             const vf scale = decoder[p].scale();
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 float* const to = tile + i * QG_WIDE + p * 16;
@@ -161,54 +169,53 @@ template <class D, int MR> static void qg_block_by_codes(
         }
     }
     if (k == job->k) return;
-    float last[D::GROUP * QG_NP * 16];
+    float last[D::GROUP * NP * 16];
     for (; k < job->k; k += D::GROUP) {
         const int64_t left = qc_min(job->k - k, D::GROUP);
-        qg_decode_last<D>(job, panel, next, k, left, last);
-        vf sum[MR][QG_NP];
+        qg_decode_last<D, NP>(job, panel, next, k, left, last);
+        vf sum[MR][NP];
         QG_UNROLL for (int i = 0; i < MR; i++)
-            QG_UNROLL for (int p = 0; p < QG_NP; p++) sum[i][p] = vload(tile + i * QG_WIDE + p * 16);
-        for (int64_t j = 0; j < left; j++)
-            qg_add_column<MR>(vload(last + j * 32), vload(last + j * 32 + 16), x + (k + j) * MR, sum);
+            QG_UNROLL for (int p = 0; p < NP; p++) sum[i][p] = vload(tile + i * QG_WIDE + p * 16);
+        for (int64_t j = 0; j < left; j++) qg_add_column<MR, NP>(last + j * NP * 16, x + (k + j) * MR, sum);
         QG_UNROLL for (int i = 0; i < MR; i++)
-            QG_UNROLL for (int p = 0; p < QG_NP; p++) vstore(tile + i * QG_WIDE + p * 16, sum[i][p]);
+            QG_UNROLL for (int p = 0; p < NP; p++) vstore(tile + i * QG_WIDE + p * 16, sum[i][p]);
     }
 }
 
 // The sums of MR rows over a block of k: added to the tile where the block is not the first one.
-template <int MR> QC_INLINE void qg_store_block(const vf (&sum)[MR][QG_NP], float* tile, bool add) {
+template <int MR, int NP> QC_INLINE void qg_store_block(const vf (&sum)[MR][NP], float* tile, bool add) {
     QG_UNROLL for (int i = 0; i < MR; i++)
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
+        QG_UNROLL for (int p = 0; p < NP; p++) {
             float* const to = tile + i * QG_WIDE + p * 16;
             vstore(to, add ? vload(to) + sum[i][p] : sum[i][p]);
         }
 }
 
-// MR rows by columns times the elements of columns [k0, k0 + kc) of two panels, which STORES leaves in `decoded`.
-template <class D, int MR, bool STORES> static void qg_block_by_elements(
+// MR rows by columns times the elements of columns [k0, k0 + kc) of NP panels, which STORES leaves in `decoded`.
+template <class D, int MR, int NP, bool STORES> static void qg_block_by_elements(
     const qg_job* job, const float* x, int64_t k0, int64_t kc, int64_t panel, int64_t next, float* decoded,
     float* tile) {
-    D decoder[QG_NP];
-    decoder[0].start(job, panel), decoder[1].start(job, next);
-    vf sum[MR][QG_NP] = {};
+    D decoder[NP];
+    QG_UNROLL for (int p = 0; p < NP; p++) decoder[p].start(job, p ? next : panel);
+    vf sum[MR][NP] = {};
     int64_t k = 0;
     for (; k + D::GROUP <= kc; k += D::GROUP) {
-        QG_UNROLL for (int p = 0; p < QG_NP; p++) {
-            decoder[p].ask((p ? next : panel) + QG_NP, k0 + k);
-            decoder[p].look_ahead(k0 + k, QG_NP), decoder[p].at(k0 + k);
+        QG_UNROLL for (int p = 0; p < NP; p++) {
+            if (NP > 1) decoder[p].ask((p ? next : panel) + NP, k0 + k);
+            decoder[p].look_ahead(k0 + k, NP), decoder[p].at(k0 + k);
         }
-        qg_column_step<D, MR, false, STORES> body{decoder, x + k * MR, sum, decoded + k * QG_NP * 16};
+        qg_column_step<D, MR, NP, false, STORES> body{decoder, x + k * MR, sum, decoded + k * NP * 16};
         qg_steps<0, D::GROUP>(body, D::GROUP);
     }
     if (k < kc) {
-        float last[D::GROUP * QG_NP * 16];
-        qg_decode_last<D>(job, panel, next, k0 + k, kc - k, last);
-        for (const float* w = last; k < kc; k++, w += QG_NP * 16) {
-            qg_add_column<MR>(vload(w), vload(w + 16), x + k * MR, sum);
-            if (STORES) memcpy(decoded + k * QG_NP * 16, w, QG_NP * 64);
+        float last[D::GROUP * NP * 16];
+        qg_decode_last<D, NP>(job, panel, next, k0 + k, kc - k, last);
+        for (const float* w = last; k < kc; k++, w += NP * 16) {
+            qg_add_column<MR, NP>(w, x + k * MR, sum);
+            if (STORES) memcpy(decoded + k * NP * 16, w, NP * 64);
         }
     }
-    qg_store_block<MR>(sum, tile, k0 > 0);
+    qg_store_block<MR, NP>(sum, tile, k0 > 0);
 }
 
 // The same with elements in memory: `step` floats from one column of a panel to the next.
@@ -217,8 +224,8 @@ template <int MR> static void qg_block_of_panels(
     bool add) {
     vf sum[MR][QG_NP] = {};
     _Pragma("GCC unroll 2") for (int64_t k = 0; k < columns; k++, first += step, second += step)
-        qg_add_column<MR>(vload(first), vload(second), x + k * MR, sum);
-    qg_store_block<MR>(sum, tile, add);
+        qg_add_column<MR, QG_NP>({vload(first), vload(second)}, x + k * MR, sum);
+    qg_store_block<MR, QG_NP>(sum, tile, add);
 }
 
 QC_COLD void qg_block_of_panels_any(
@@ -254,7 +261,8 @@ template <class D, int MR, int SUMS, bool CODES> struct qg_few_column_step {
 
 template <class D, int MR> static void qg_few_columns(
     const qg_job* job, const float* x, const float* totals, int64_t panel, float* tile) {
-    constexpr int SUMS = MR < 8 ? 2 : 1;  // at least six chains of additions hide the latency of FMA
+    // Five chains of additions hide the latency of FMA. Where two panels may be multiplied, each row has one.
+    constexpr int SUMS = MR < 8 && MR < qg_both_from<D>() ? 2 : 1;
     vf sum[MR][SUMS] = {};
     D decoder;
     decoder.start(job, panel);
@@ -296,9 +304,9 @@ template <class D, int MR> static void qg_few_columns(
 // Panels [panel, end) of one unit times MR rows by columns. `x`: the rows as they were.
 template <class D, int MR> static void qg_few_columns_unit(
     const qg_job* job, const qg_few_x& x, const float* columns, int64_t panel, int64_t end, float* tile) {
-    const bool both = MR >= qg_both_from<D>() && (MR < 8 || qg_broadcasts());
+    const bool both = MR >= qg_both_from<D>() && qg_broadcasts();
     if constexpr (MR >= qg_both_from<D>())
-        if (both) qg_block_by_codes<D, MR>(job, columns, x.totals, panel, end - 1, tile);
+        if (both) qg_block_by_codes<D, MR, QG_NP>(job, columns, x.totals, panel, end - 1, tile);
     for (int64_t p = panel; p < end; p++) {
         float* const to = tile + (p - panel) * 16;
         if (!both) qg_few_columns<D, MR>(job, columns, x.totals, p, to);
@@ -351,7 +359,7 @@ struct qg_pass_x {
     int blocks;
     int rows[QG_BLOCKS_OF_PASS];
     const float* columns[QG_BLOCKS_OF_PASS];  // [k][rows]
-    const float* totals[2];  // where blocks are multiplied by codes
+    const float* totals[2];  // where codes are summed
     float *tile, *decoded;
 };
 
@@ -394,7 +402,7 @@ template <class D> static void qg_pass_unit(const qg_job* job, const qg_pass_x& 
     int64_t k0 = 0;
     do {  // once even for k = 0, whose sums are zero
         const int64_t kc = qc_min(job->k - k0, block);
-        qg_block_by_elements<D, FIRST, !IN_PLACE>(
+        qg_block_by_elements<D, FIRST, QG_NP, !IN_PLACE>(
             job, x.columns[0] + k0 * FIRST, k0, kc, panel, next, x.decoded, x.tile);
         if (IN_PLACE) first = (const float*)job->codes + (panel * job->k + k0) * 16;
         if (IN_PLACE) second = first + (next - panel) * job->k * 16;
@@ -406,44 +414,74 @@ template <class D> static void qg_pass_unit(const qg_job* job, const qg_pass_x& 
     } while (k0 < job->k);
 }
 
-// Two blocks of MR rows, straight from codes.
-template <class D, int MR> static void qg_two_blocks(
-    const qg_job* job, const qg_pass_x& x, int64_t panel, int64_t next) {
-    for (int b = 0; b < 2; b++) {
-        float* const tile = x.tile + b * MR * QG_WIDE;
-        qg_block_by_codes<D, MR>(job, x.columns[b], x.totals[b], panel, next, tile);
-        bool bad[MR], any = false;  // a sum of codes may be no number where that of elements is one
-        for (int i = 0; i < MR; i++) {
-            const vf first = vload(tile + i * QG_WIDE), second = vload(tile + i * QG_WIDE + 16);
-            any |= bad[i] = vsum((first - first) + (second - second)) != 0.0f;
+// Block b of a few rows, MR of them, times NP panels: straight from codes.
+template <class D, int MR, int NP> static void qg_straight_block(
+    const qg_job* job, const qg_pass_x& x, int b, int64_t panel, int64_t next, float* tile) {
+    constexpr bool STORES = MR == QG_DECODING_ROWS && NP == QG_NP;  // one function less: a pass's first block
+    bool bad[MR], any = !D::SUMMED;
+    if constexpr (D::SUMMED) {
+        qg_block_by_codes<D, MR, NP>(job, x.columns[b], x.totals[b], panel, next, tile);
+        for (int i = 0; i < MR; i++) {  // a sum of codes may be no number where that of elements is one
+            const vf first = vload(tile + i * QG_WIDE), last = vload(tile + i * QG_WIDE + 16 * (NP - 1));
+            any |= bad[i] = vsum((first - first) + (last - last)) != 0.0f;
         }
-        if (!any) continue;
-        float elements[MR * QG_WIDE];
-        const int64_t block = qg_block(job->k);
-        for (int64_t k0 = 0; k0 < job->k; k0 += block)
-            qg_block_by_elements<D, MR, true>(
-                job, x.columns[b] + k0 * MR, k0, qc_min(job->k - k0, block), panel, next, x.decoded, elements);
-        for (int i = 0; i < MR; i++)
-            if (bad[i]) memcpy(tile + i * QG_WIDE, elements + i * QG_WIDE, 4 * QG_WIDE);
     }
+    if (!any) return;
+    float elements[MR * QG_WIDE];
+    float* const to = D::SUMMED ? elements : tile;
+    const int64_t block = qg_block(job->k);
+    int64_t k0 = 0;
+    do {  // once even for k = 0, whose sums are zero
+        qg_block_by_elements<D, MR, NP, STORES>(
+            job, x.columns[b] + k0 * MR, k0, qc_min(job->k - k0, block), panel, next, x.decoded, to);
+        k0 += block;
+    } while (k0 < job->k);
+    for (int i = 0; D::SUMMED && i < MR; i++)
+        if (bad[i]) memcpy(tile + i * QG_WIDE, elements + i * QG_WIDE, 64 * NP);
 }
 
 // A unit of two panels times the rows in `x`.
 typedef void (*qg_unit)(const qg_job* job, const qg_pass_x& x, int64_t panel, int64_t next);
 
-// All rows by columns in two blocks of MR, and what multiplies them.
-template <class D, int MR> static qg_unit qg_load_two(const qg_job* job, float* columns, float* totals, qg_pass_x* x) {
-    for (int b = 0; b < 2; b++) {
+template <class D, int MR> static void qg_two_blocks(
+    const qg_job* job, const qg_pass_x& x, int64_t panel, int64_t next) {
+    for (int b = 0; b < 2; b++)
+        qg_straight_block<D, MR, QG_NP>(job, x, b, panel, next, x.tile + b * MR * QG_WIDE);
+}
+template <class D, int MR> static void qg_one_block(
+    const qg_job* job, const qg_pass_x& x, int64_t panel, int64_t next) {
+    for (int64_t p = panel; p <= next; p++)
+        qg_straight_block<D, MR, 1>(job, x, 0, p, p, x.tile + (p - panel) * 16);
+}
+
+// All rows by columns in `blocks` blocks of MR.
+template <class D, int MR> static void qg_load_blocks(
+    const qg_job* job, int blocks, float* columns, float* totals, qg_pass_x* x) {
+    for (int b = 0; b < blocks; b++) {
         x->columns[b] = columns, x->totals[b] = totals;
         qg_load_columns(job, b * MR, (int)qc_min(job->m - b * MR, MR), columns, MR, x->decoded);
         if constexpr (qg_needs_totals<D>()) qg_add_columns<MR>(columns, D::SHARED, job->k / D::SHARED, totals);
-        columns += MR * ((job->k + 15) / 16 * 16), totals += qg_columns(job->k / 32, QG_DECODING_ROWS);
+        columns += MR * ((job->k + 15) / 16 * 16), totals += qg_columns(job->k / 32, MR);
     }
-    return qg_two_blocks<D, MR>;
 }
 
-// `by_codes`: two blocks of rows straight from codes, of up to 16 rows in all.
-struct qg_pass_call { qg_job* job; int64_t chunks, groups; bool by_codes; };
+// Up to 16 rows by columns, and what multiplies them.
+template <class D> static qg_unit qg_load_straight(const qg_job* job, float* columns, float* totals, qg_pass_x* x) {
+    constexpr int LOW = QG_LOW_ROWS, HIGH = QG_DECODING_ROWS;
+    const bool low = job->m <= 2 * LOW;
+    if constexpr (D::SUMMED)
+        if (qg_broadcasts()) {
+            if (low) qg_load_blocks<D, LOW>(job, 2, columns, totals, x);
+            else qg_load_blocks<D, HIGH>(job, 2, columns, totals, x);
+            return low ? qg_two_blocks<D, LOW> : qg_two_blocks<D, HIGH>;
+        }
+    if (low) qg_load_blocks<D, 2 * LOW>(job, 1, columns, totals, x);
+    else qg_load_blocks<D, 2 * HIGH>(job, 1, columns, totals, x);
+    return low ? qg_one_block<D, 2 * LOW> : qg_one_block<D, 2 * HIGH>;
+}
+
+// `straight`: up to 16 rows in all, straight from codes.
+struct qg_pass_call { qg_job* job; int64_t chunks, groups; bool straight; };
 
 // Task t takes a pass of rows, and a share of the panels.
 template <class D> static void qg_pass_task(void* arg, int64_t task, char* scratch) {
@@ -459,12 +497,10 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
     x.decoded = x.tile + qg_pass(job->k) * QG_WIDE;
     float* const columns = x.decoded + QG_WIDE * ((qg_block(job->k) + 15) / 16 * 16);
     float* const totals = columns + qg_columns(job->k, qg_pass(job->k));
-    qg_unit multiply = nullptr;
-    if constexpr (D::SUMMED)
-        if (call.by_codes)
-            multiply = count > 2 * QG_LOW_ROWS ? qg_load_two<D, QG_DECODING_ROWS>(job, columns, totals, &x)
-                                               : qg_load_two<D, QG_LOW_ROWS>(job, columns, totals, &x);
-    if (!multiply) {
+    qg_unit multiply;
+    if (call.straight) {
+        multiply = qg_load_straight<D>(job, columns, totals, &x);
+    } else {
         qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
         multiply = qg_pass_unit<D>;
     }
@@ -477,9 +513,9 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
 
 // How a product is cut into passes and shares of its panels: by the time until the last thread is done, in units of a
 // row times a column. A cut never changes a result.
-QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool by_codes, int64_t threads) {
+QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool straight, int64_t threads) {
     const int64_t units = qg_up(qg_up(job->n, 16), QG_NP), worth = units * job->k * (job->m + 3) / QG_TASK;
-    qg_pass_call best = {job, by_codes ? 1 : qg_up(job->m, qg_pass(job->k)), 1, by_codes};
+    qg_pass_call best = {job, straight ? 1 : qg_up(job->m, qg_pass(job->k)), 1, straight};
     if (threads == 1 || worth < 2) return best;
     double least = INFINITY;
     for (int64_t chunks = best.chunks;; chunks *= 2) {
@@ -492,14 +528,14 @@ QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool by_codes, int64_t threads) 
             const double cost = task * qg_up(chunks * groups, threads);
             if (cost < least) least = cost, best.chunks = chunks, best.groups = groups;
         }
-        if (by_codes || chunks * units >= 2 * threads || job->m / (2 * chunks) < QG_DECODING_ROWS) return best;
+        if (straight || chunks * units >= 2 * threads || job->m / (2 * chunks) < QG_DECODING_ROWS) return best;
     }
 }
 
 // Any number of rows.
 template <class D> static void qg_run_by_columns(qc_ctx* ctx, qg_job* job) {
-    const bool by_codes = D::SUMMED && job->m <= 2 * QG_DECODING_ROWS;
-    qg_pass_call call = qg_cut_passes(job, by_codes, ctx->num_threads);
+    const bool straight = job->m <= 2 * QG_DECODING_ROWS && (D::SUMMED || !qg_broadcasts());
+    qg_pass_call call = qg_cut_passes(job, straight, ctx->num_threads);
     const int64_t tasks = call.chunks * call.groups;
     if (tasks > 1 && ctx->num_threads > 1) return ctx->parallel(ctx, tasks, qg_pass_task<D>, &call);
     for (int64_t task = 0; task < tasks; task++) qg_pass_task<D>(&call, task, ctx->scratch);

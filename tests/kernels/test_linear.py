@@ -181,21 +181,30 @@ def test_passes_of_fewer_rows_where_rows_are_long(
         check(kernels, case, m)
 
 
-STRAIGHT = {"q4_K": {}, "q5_K": {}, "q3_K": {}, "int2": {"group": 64}, "tq": {"bits": 4}}
+STRAIGHT: dict[str, dict[str, Any]] = {
+    "q4_K": {}, "q5_K": {}, "q6_K": {}, "q3_K": {}, "int8": {}, "int2": {"group": 64}, "tq": {"bits": 4}, "layout": {},
+}  # fmt: skip
+OFTEN = ("q5_K", "int8")
+"""Codes in two planes that are summed before they are scaled, and codes that are not."""
 
 
-@pytest.mark.parametrize("fmt", ["q5_K", *(pytest.param(f, marks=pytest.mark.slow) for f in STRAIGHT if f != "q5_K")])
+@pytest.mark.parametrize(
+    "fmt", [*OFTEN, *(pytest.param(f, marks=pytest.mark.slow) for f in STRAIGHT if f not in OFTEN)]
+)
 def test_rows_straight_from_codes_equal_float64(
     build: Callable[..., Any], build_folder: Path, isa: str, fmt: str
 ) -> None:
-    """Whether eight rows are multiplied by one panel, as on a Zen 4, or by two changes no bit."""
-    w = np.random.default_rng(3).standard_normal((83, 512)).astype(np.float32)
-    stored, data, values = stored_weight(w, FormatRef(fmt, STRAIGHT[fmt]), "f32", "cpu_p16_v2")
+    """Whether rows are multiplied by one panel, as on a Zen 4, or by two changes no bit, nor does an infinity in one of
+    them. "layout": a plain weight in panels."""
+    k = 523 if fmt in ("int8", "layout") else 512
+    w = np.random.default_rng(3).standard_normal((83, k)).astype(np.float32)
+    kind = fmt if fmt == "layout" else FormatRef(fmt, STRAIGHT[fmt])
+    stored, data, values = stored_weight(w, kind, "f32", "cpu_p16_v2")
     specs = []
     for m_class in ("2-8", "large"):
-        x = Operand(name="x", dtype="f32", access="r", shape=("m", 512), strides=(515, 1))
+        x = Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k + 3, 1))
         out = Operand(name="out", dtype="f32", access="w", shape=("m", 83), strides=(83, 1))
-        body = LinearKernel(m="m", n=83, k=512, m_class=m_class, has_bias=False)
+        body = LinearKernel(m="m", n=83, k=k, m_class=m_class, has_bias=False)
         name = f"straight_{m_class[0]}"
         specs.append(KernelSpec(name=name, symbols=("m",), operands=(x, stored, out), body=body))
     kernels, found = build(specs, isa), []
@@ -205,12 +214,16 @@ def test_rows_straight_from_codes_equal_float64(
         source = f"#define QG_BROADCASTS {broadcasts}\n" + kernels.source + harness.PARALLEL
         kernels.library = harness.compile_source(source, isa, build_folder)
         for spec, ms in zip(specs, ((3, 4, 5, 6, 7, 8, 11), (9, 11, 12, 13, 16, 17)), strict=True):
-            for m in ms:
-                x = np.random.default_rng(m).standard_normal((m, 515)).astype(np.float32)
+            for m, bad in ((m, bad) for m in ms for bad in (False, True)):
+                x = np.random.default_rng(m).standard_normal((m, k + 3)).astype(np.float32)
+                x[m - 1, 77] = np.inf if bad else 1
                 given = lambda x=x, m=m: [x, aligned(data), np.full((m, 83), np.nan, np.float32)]  # noqa: E731
                 got = kernels.run_both(spec.name, given, (m,))[-1]
-                wanted = x[:, :512].astype(np.float64) @ values.astype(np.float64).T
-                assert np.linalg.norm(got - wanted) <= BOUNDS["f32"] * np.linalg.norm(wanted), (spec.name, m)
+                wanted = x[: m - bad, :k].astype(np.float64) @ values.astype(np.float64).T
+                error = np.linalg.norm(got[: m - bad] - wanted)
+                assert error <= BOUNDS["f32"] * np.linalg.norm(wanted), (spec.name, m)
+                signs = np.copysign(np.inf, values[:, 77])
+                assert not bad or (got[-1] == signs)[values[:, 77] != 0].all()
                 found.append(got.tobytes())
     assert found[: len(found) // 2] == found[len(found) // 2 :]
 
