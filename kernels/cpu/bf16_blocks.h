@@ -252,7 +252,9 @@ template <class D, int MR, qb_form FORM, bool ELEMENTS> QC_COLD void qb_block(
         row[t] = rows.ordered + 3 * t * stride + 2 * k0;
         asm("" : "+r"(row[t]));  // a register of its own
     }
-    for (int64_t k = k0; k < k1; k += piece) {
+    // One pointer for each thing: registers are scarce here.
+    const float* scale = unit.scale + k0 / span * 32;
+    for (int64_t k = k0; k < k1; k += piece, scale += 32) {  // where there are several, each has a scale
         if (asks && !ELEMENTS) {
             decltype(D::entries)::ask(job->packed, unit.next + 1, k);
             decltype(D::entries)::ask(job->packed, unit.next + 2, k);
@@ -269,8 +271,7 @@ template <class D, int MR, qb_form FORM, bool ELEMENTS> QC_COLD void qb_block(
             }
         };
         if constexpr (FORM == QB_FINDS) {
-            int64_t at = k;
-            for (; at < end; at += 4, word += 64) {
+            for (const uint32_t* const stop = word + 16 * (end - k); word != stop; word += 64) {
                 const int32_t* const w = (const int32_t*)word;
                 qb_block_step<MR, SUMS>(0, (qu)q_load(w), (qu)q_load(w + 16), row, stride, part);
                 qb_block_step<MR, SUMS>(1, (qu)q_load(w + 32), (qu)q_load(w + 48), row, stride, part);
@@ -285,7 +286,6 @@ template <class D, int MR, qb_form FORM, bool ELEMENTS> QC_COLD void qb_block(
                 advance(walk_of::COLUMNS);
             }
         }
-        const float* const scale = unit.scale + k / span * 32;
         QG_UNROLL for (int p = 0; p < 2; p++) {
             [[maybe_unused]] qf factor;
             if constexpr (!ELEMENTS) factor = q_load(scale + 16 * p);
