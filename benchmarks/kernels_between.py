@@ -2,12 +2,15 @@
 
     .venv/bin/python benchmarks/kernels_between.py --before 83d3faa5 --products nf4:exact q4_K:bf16 q4_0:int8
         [--m 8 32 128] [--shapes 4096x4096 2048x5632] [--rounds 9] [--threads 2] [--cached] [--json out.json]
+        [--without=-mtune=icelake-server]
 
 The headers of `--before`, a revision of this repository, and those of the working tree are compiled with the same
 emitted kernels. Each round times both, in alternating order, and the probes of the machine's rates; the table gives
 the median of the time over that of the kernels before, taken within rounds, and the share of the rate of the
 arithmetic. A weight is in memory when its turn comes, as in matmul_cpu.py; with `--cached` two copies of it take turns.
-Headers whose kernels are emitted in another way, or take more scratch, do not compile against this tree.
+Headers whose kernels are emitted in another way, or take more scratch, do not compile against this tree. `--without`
+leaves flags of the compiler out of the kernels before: with `--before HEAD`, and nothing changed since, the table says
+what these are worth.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from cpubench.turns import ROOT, about, in_turns
 
 from qcompiler.config import parse_format
 from qcompiler.kernels.cpu import emit
+from qcompiler.runtime import compiler
 from qcompiler.runtime.isa import host_isa
 
 LEAST = 0.02
@@ -56,6 +60,12 @@ def headers_of(revision: str) -> Callable[[str], str]:
         return emit.alone(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     return read
+
+
+def flags_without(left_out: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """compiler.py's `flags_for`, with some flags left out."""
+    flags_for = compiler.flags_for
+    return lambda isa: tuple(flag for flag in flags_for(isa) if flag not in left_out)
 
 
 def product_of(text: str) -> Product:
@@ -92,6 +102,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cached", action="store_true")
+    parser.add_argument("--without", nargs="*", default=[], metavar="FLAG", help="of the compiler, for those before")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     total = 1 if given.cached else ours.TIMES_THE_CACHE * ours.cache_bytes()
@@ -99,7 +110,10 @@ def main() -> None:
     for shape in given.shapes:
         n, k = (int(size) for size in shape.split("x"))
         specs = [spec for product in given.products for m in given.m for spec in ours.specs(product, m, n, k)]
-        with mock.patch.object(emit, "header", headers_of(given.before)):
+        with (
+            mock.patch.object(emit, "header", headers_of(given.before)),
+            mock.patch.object(compiler, "flags_for", flags_without(given.without)),
+        ):
             before = Bench(specs, given.threads)
         after = Bench(specs, given.threads)
         after.context, after.dots = before.context, before.dots  # the same memory: where scratch lies counts
@@ -115,8 +129,9 @@ def main() -> None:
                 )
     if given.json:
         what = about(
-            before=given.before, isa=host_isa(), threads=given.threads, rounds=given.rounds, cached=given.cached
-        )
+            before=given.before, isa=host_isa(), threads=given.threads, rounds=given.rounds, cached=given.cached,
+            without=given.without,
+        )  # fmt: skip
         given.json.write_text(json.dumps(what | {"cells": [asdict(cell) for cell in cells]}, indent=1))
 
 
