@@ -20,18 +20,30 @@ template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb
 }
 #endif
 
-// On processors with tiles, where `vdpbf16ps` has half the rate of FMA, up to qb_coded<D>::FLOATS rows are multiplied
-// in fp32 if the products are the same. On a Xeon of family 6, model 207, that takes 0.53 to 0.95 of the time for 1 to
-// 8 rows of int8 and q8_0, and 0.80 to 0.93 for 1 and 2 rows of codes of 2 and 4 bits in one plane (int2, int4, q4_0,
-// q4_1, q4_K, iq4_nl, mxfp4). nf4 stays, since bf16 rounds its values, and so do codes in two planes, which take longer
-// in fp32.
+// How many rows are multiplied in fp32, where the products are the same.
+//
+// On processors with tiles, where `vdpbf16ps` has half the rate of FMA, up to qb_coded<D>::FLOATS. On a Xeon of family 6,
+// model 207, that takes 0.53 to 0.95 of the time for 1 to 8 rows of int8 and q8_0, and 0.80 to 0.93 for 1 and 2 rows of
+// codes of 2 and 4 bits in one plane (int2, int4, q4_0, q4_1, q4_K, iq4_nl, mxfp4). nf4 stays, since bf16 rounds its
+// values, and so do codes in two planes, which take longer in fp32.
+//
+// Elsewhere one row of codes of 8 bits: making pairs of them takes longer than the products that these save (0.8 to 0.9
+// of the time on a Zen 4); and where fp32 has a faster decoder, as many rows as that serves.
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
+template <class D> QC_INLINE int64_t qb_rows_in_floats(const qc_ctx* ctx) {
+    if (ctx->bf16_units == QC_BF16_TILES) return qb_coded<D>::FLOATS;
+    if constexpr (qb_coded<D>::ALONE && !std::is_void_v<typename qg_faster_of<D>::type>)
+        if (qg_faster_of<D>::runs()) return qg_faster_of<D>::ROWS;
+    return qb_coded<D>::ALONE;
+}
+#endif
 
 // Few rows of T, MAX at a time; without AVX512-BF16 in fp32. `m`: the most rows for which tiles have room at a time, 0
 // for any.
 template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
     if constexpr (qb_coded<D>::FLOATS > 0)
-        if (ctx->bf16_units == QC_BF16_TILES && job->m <= qb_coded<D>::FLOATS) return qg_run_few<D, MAX>(ctx, job);
+        if (job->m <= qb_rows_in_floats<D>(ctx)) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (MAX > 1)
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
     if (__builtin_cpu_supports("avx512bf16")) return qb_run_straight<D, T, MAX, MAX>(ctx, job);

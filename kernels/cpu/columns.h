@@ -4,10 +4,10 @@
 // load its number, and a Zen 5, as cores of Intel's, begins as many loads in a cycle as multiplications. Decoding runs
 // in the pipes that FMA leaves idle: shifts, permutations and stores.
 //
-//     3 … 8 rows   straight from codes. Those of up to 5 bits are summed as they are over the columns of a scale, as
+//     3 … 8 rows   straight from codes, which are summed as they are over the columns of a scale of 16 or more, as
 //                  few_rows.h does for one and two rows.
-//     9 … 16       two blocks of six or eight rows, where codes are summed. On a Zen 4, of any weight, one block of
-//                  twelve or sixteen rows by one panel.
+//     9 … 16       two blocks of six or eight rows, where a scale has 32 columns or more. On a Zen 4, of any weight, one
+//                  block of twelve or sixteen rows by one panel.
 //     more         passes over up to 128 rows. The first block multiplies what it decodes, and stores it for the
 //                  others. An element's additions have gemm.h's order, in blocks of k.
 #pragma once
@@ -45,7 +45,7 @@ constexpr int64_t qg_columns(int64_t k, int64_t rows) { return (k + 15) / 16 * 1
 
 // Bytes of scratch of qg_few_columns_task and of qg_pass_task.
 constexpr int64_t qg_few_columns_scratch(int64_t k, int64_t rows, bool converts) {
-    return qg_few_scratch(k, rows, converts) + 4 * (qg_columns(k, rows) + qg_columns(k / 32, rows));
+    return qg_few_scratch(k, rows, converts) + 4 * (qg_columns(k, rows) + qg_columns(k / 16, rows));
 }
 constexpr int64_t qg_pass_scratch(int64_t k) {
     return 4 * (qg_pass(k) * QG_WIDE + QG_WIDE * ((qg_block(k) + 15) / 16 * 16) + qg_columns(k, qg_pass(k)) +
@@ -339,11 +339,14 @@ template <class D, int MR> static void qg_few_columns_units(
 }
 
 // As qg_few_task.
-template <class D, int MAX> static void qg_few_columns_task(void* arg, int64_t task, char* scratch) {
+template <class D, int MAX> struct qg_few_columns_task {
+    static void run(void* arg, int64_t task, char* scratch);
+};
+template <class D, int MAX> void qg_few_columns_task<D, MAX>::run(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
     float* const tile = (float*)scratch;
     float* const totals = tile + MAX * QG_NP * 16;
-    float* const columns = totals + qc_max(qg_most_totals(job->k), qg_columns(job->k / 32, MAX));
+    float* const columns = totals + qc_max(qg_most_totals(job->k), qg_columns(job->k / 16, MAX));
     float* const converted = columns + qg_columns(job->k, MAX);
     for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
         const int64_t count = qc_min(job->m - m0, MAX);
@@ -414,12 +417,19 @@ template <class D> static void qg_pass_unit(const qg_job* job, const qg_pass_x& 
     } while (k0 < job->k);
 }
 
+// Whether blocks of 9 to 16 rows sum codes: where a scale has fewer columns, elements are as fast.
+template <class D> constexpr bool qg_sums_blocks() {
+    if constexpr (D::SUMMED) return D::SHARED >= 32;
+    return false;
+}
+
 // Block b of a few rows, MR of them, times NP panels: straight from codes.
 template <class D, int MR, int NP> static void qg_straight_block(
     const qg_job* job, const qg_pass_x& x, int b, int64_t panel, int64_t next, float* tile) {
     constexpr bool STORES = MR == QG_DECODING_ROWS && NP == QG_NP;  // one function less: a pass's first block
-    bool bad[MR], any = !D::SUMMED;
-    if constexpr (D::SUMMED) {
+    constexpr bool SUMS = qg_sums_blocks<D>();
+    bool bad[MR], any = !SUMS;
+    if constexpr (SUMS) {
         qg_block_by_codes<D, MR, NP>(job, x.columns[b], x.totals[b], panel, next, tile);
         for (int i = 0; i < MR; i++) {  // a sum of codes may be no number where that of elements is one
             const vf first = vload(tile + i * QG_WIDE), last = vload(tile + i * QG_WIDE + 16 * (NP - 1));
@@ -428,7 +438,7 @@ template <class D, int MR, int NP> static void qg_straight_block(
     }
     if (!any) return;
     float elements[MR * QG_WIDE];
-    float* const to = D::SUMMED ? elements : tile;
+    float* const to = SUMS ? elements : tile;
     const int64_t block = qg_block(job->k);
     int64_t k0 = 0;
     do {  // once even for k = 0, whose sums are zero
@@ -436,7 +446,7 @@ template <class D, int MR, int NP> static void qg_straight_block(
             job, x.columns[b] + k0 * MR, k0, qc_min(job->k - k0, block), panel, next, x.decoded, to);
         k0 += block;
     } while (k0 < job->k);
-    for (int i = 0; D::SUMMED && i < MR; i++)
+    for (int i = 0; SUMS && i < MR; i++)
         if (bad[i]) memcpy(tile + i * QG_WIDE, elements + i * QG_WIDE, 64 * NP);
 }
 
@@ -460,7 +470,8 @@ template <class D, int MR> static void qg_load_blocks(
     for (int b = 0; b < blocks; b++) {
         x->columns[b] = columns, x->totals[b] = totals;
         qg_load_columns(job, b * MR, (int)qc_min(job->m - b * MR, MR), columns, MR, x->decoded);
-        if constexpr (qg_needs_totals<D>()) qg_add_columns<MR>(columns, D::SHARED, job->k / D::SHARED, totals);
+        if constexpr (qg_sums_blocks<D>() && qg_needs_totals<D>())
+            qg_add_columns<MR>(columns, D::SHARED, job->k / D::SHARED, totals);
         columns += MR * ((job->k + 15) / 16 * 16), totals += qg_columns(job->k / 32, MR);
     }
 }
@@ -469,7 +480,7 @@ template <class D, int MR> static void qg_load_blocks(
 template <class D> static qg_unit qg_load_straight(const qg_job* job, float* columns, float* totals, qg_pass_x* x) {
     constexpr int LOW = QG_LOW_ROWS, HIGH = QG_DECODING_ROWS;
     const bool low = job->m <= 2 * LOW;
-    if constexpr (D::SUMMED)
+    if constexpr (qg_sums_blocks<D>())
         if (qg_broadcasts()) {
             if (low) qg_load_blocks<D, LOW>(job, 2, columns, totals, x);
             else qg_load_blocks<D, HIGH>(job, 2, columns, totals, x);
@@ -534,7 +545,7 @@ QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool straight, int64_t threads) 
 
 // Any number of rows.
 template <class D> static void qg_run_by_columns(qc_ctx* ctx, qg_job* job) {
-    const bool straight = job->m <= 2 * QG_DECODING_ROWS && (D::SUMMED || !qg_broadcasts());
+    const bool straight = job->m <= 2 * QG_DECODING_ROWS && (qg_sums_blocks<D>() || !qg_broadcasts());
     qg_pass_call call = qg_cut_passes(job, straight, ctx->num_threads);
     const int64_t tasks = call.chunks * call.groups;
     if (tasks > 1 && ctx->num_threads > 1) return ctx->parallel(ctx, tasks, qg_pass_task<D>, &call);
@@ -547,7 +558,7 @@ template <class D, int MAX> static void qg_run_rows(qc_ctx* ctx, qg_job* job) {
 #if defined(QC_AVX512)
     if constexpr (MAX > 2) {  // each task puts its rows in order
         const int64_t threads = ctx->num_threads, most = qc_max(qc_min(job->n / 256, 2 * threads), threads);
-        return qg_share_few(ctx, job, qg_few_columns_task<D, MAX>, most);
+        return qg_share_few(ctx, job, qg_task_of<D, MAX, qg_few_columns_task>(), most);
     }
 #endif
     qg_run_few<D, MAX>(ctx, job);

@@ -279,8 +279,9 @@ template <int BITS, int GROUP> struct qg_codes {
     }
     QG_METHOD void at(int64_t k) {
         // Codes in several planes are bound by arithmetic: one more instruction costs more than it saves.
-        if constexpr (MIDDLE == 0 && 32 / LOW <= GROUP)
-            __builtin_prefetch((const char*)(low.words + k / (32 / LOW) * 16) + ahead);
+        if constexpr (MIDDLE == 0)
+            QG_UNROLL for (int line = 0; line < GROUP * LOW / 32; line++)
+                __builtin_prefetch((const char*)(low.words + k / (32 / LOW) * 16) + ahead + 64 * line);
         low.at(k);
         if constexpr (MIDDLE != 0) middle.at(k);
         if constexpr (HIGH != 0) high.at(k);
@@ -594,7 +595,11 @@ QC_INLINE qi qg_sum_of_bytes_vnni(qu x) {
 
 // Windows of a trellis: the sum of the bytes of a product.
 template <uint32_t MULTIPLIER, bool VNNI = false> struct qg_hashed {
-    typedef qg_hashed<MULTIPLIER, true> with_vnni;
+    typedef qg_hashed<MULTIPLIER, true> faster;
+#if defined(QC_AVX512)
+    static constexpr int FASTER_ROWS = 1;  // for one row decoding is most of the time
+    static bool runs() { return __builtin_cpu_supports("avx512vnni"); }
+#endif
     QG_METHOD void start() {}
     template <class C> QG_METHOD void at(const C&) {}
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
@@ -611,8 +616,80 @@ template <uint32_t MULTIPLIER> QC_INLINE float qg_hash_of(uint32_t window) {
     return qg_hashed<MULTIPLIER>::one((qu)q_seti((int32_t)window))[0];
 }
 
+#if defined(QC_AVX512)
+// The upper two bytes of fp32 of the codes 0 … 127; the lower two are zeros.
+template <int MANTISSA> struct qg_float_bytes {
+    uint8_t second[128], first[128];
+    constexpr qg_float_bytes() : second(), first() {
+        for (int code = 0; code < 128; code++) second[code] = (uint8_t)upper(code), first[code] = upper(code) >> 8;
+    }
+    static constexpr int upper(int code) {
+        constexpr int ONE = 1 << MANTISSA, BIAS = MANTISSA == 3 ? 7 : 15;
+        int exponent = code / ONE, mantissa = code % ONE;
+        if (MANTISSA == 3 ? code == 0x7f : exponent == 31) return 0x7f80 | (MANTISSA == 3 ? 0x40 : mantissa << 5);
+        if (code < ONE) {
+            if (code == 0) return 0;
+            for (exponent = 1; mantissa < ONE; exponent--) mantissa *= 2;
+        }
+        return (exponent + 127 - BIAS) << 7 | mantissa % ONE << (7 - MANTISSA);
+    }
+};
+template <int MANTISSA> alignas(64) static constexpr qg_float_bytes<MANTISSA> qg_bytes_of_floats{};
+
+// Where the bytes of column J of four stand in words of these: of its second byte, and of its first one.
+struct qg_byte_places {
+    uint8_t place[4][64];
+    constexpr qg_byte_places() : place() {
+        for (int j = 0; j < 4; j++)
+            for (int lane = 0; lane < 16; lane++)
+                place[j][4 * lane + 2] = (uint8_t)(4 * lane + j), place[j][4 * lane + 3] = (uint8_t)(64 + 4 * lane + j);
+    }
+};
+alignas(64) static constexpr qg_byte_places qg_places_of_bytes;
+
+// 8-bit floats by AVX-512 VBMI, which x86-64-v4 does not promise: bytes of fp32 are looked up for 64 codes at once, and
+// one permutation makes a column of them.
+template <int MANTISSA> struct qg_floats_by_bytes {
+    static constexpr int WORDS = 4;  // most words of a group
+    __m512i tables[4], places[4], second[WORDS], first[WORDS];
+    QG_METHOD void start() {
+        QG_UNROLL for (int i = 0; i < 4; i++) {
+            tables[i] = _mm512_load_si512((const char*)&qg_bytes_of_floats<MANTISSA> + 64 * i);
+            places[i] = _mm512_load_si512(qg_places_of_bytes.place[i]);
+        }
+    }
+    template <class C> QG_METHOD void at(const C& codes) {
+        constexpr int COUNT = sizeof codes.low.w / sizeof codes.low.w[0];
+        static_assert(COUNT <= WORDS, "words of a group");
+        QG_UNROLL for (int i = 0; i < COUNT; i++) {
+            const __m512i code = (__m512i)codes.low.w[i].r[0], sign = _mm512_set1_epi8((char)0x80);
+            second[i] = look_up(tables[0], tables[1], code);
+            // The first byte, or the code's sign.
+            first[i] = _mm512_ternarylogic_epi32(look_up(tables[2], tables[3], code), code, sign, 0xf8);
+        }
+    }
+    template <int J, class C> QG_METHOD vf value(const C&) const {
+        __m512i x = second[J / 4];
+        asm("vpermt2b %2, %1, %0 %{%3%}%{z%}"
+            : "+v"(x) : "v"(places[J % 4]), "v"(first[J / 4]), "Yk"((__mmask64)0xcccccccccccccccc));
+        return vf{{(qf)x}};
+    }
+
+private:
+    static QG_METHOD __m512i look_up(__m512i low, __m512i high, __m512i code) {
+        asm("vpermi2b %2, %1, %0" : "+v"(code) : "v"(low), "v"(high));
+        return code;
+    }
+};
+#endif
+
 // 8-bit floats. Codes without a number (NaN, infinity) are looked for in a whole group at once.
 template <int MANTISSA> struct qg_floats {
+#if defined(QC_AVX512)
+    typedef qg_floats_by_bytes<MANTISSA> faster;
+    static constexpr int FASTER_ROWS = 8;
+    static bool runs() { return __builtin_cpu_supports("avx512vbmi"); }
+#endif
     bool special;
     QG_METHOD void start() {}
     template <class C> QG_METHOD void at(const C& codes) {

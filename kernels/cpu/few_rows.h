@@ -1,8 +1,8 @@
 // Products of few rows on the CPU (`qg_run_few`): codes are decoded in registers straight into the accumulators, and no
-// panel is stored. For one or two rows, codes of up to 5 bits whose element is value * scale, or value * scale +
-// offset, are summed as they are over the columns of a scale, which then multiplies the sum; the offset multiplies the
-// sum of these columns of x, which is made once for all panels. How tasks are cut never changes the order of additions
-// of an element.
+// panel is stored. For one or two rows, codes whose element is value * scale, or value * scale + offset, are summed as
+// they are over the columns of a scale, if it has 16 or more; the scale then multiplies the sum, and the offset the sum
+// of these columns of x, which is made once for all panels. How tasks are cut never changes the order of additions of an
+// element.
 #pragma once
 #include "gemm.h"
 
@@ -76,7 +76,7 @@ struct qg_few_x {
 };
 
 // Floats that totals take, in whole vectors.
-constexpr int64_t qg_most_totals(int64_t k) { return (2 * (k / 32) + 15) / 16 * 16; }
+constexpr int64_t qg_most_totals(int64_t k) { return (2 * (k / 16) + 15) / 16 * 16; }
 
 // `x` with its totals, which are written to `totals` (`qg_most_totals`).
 template <class D>
@@ -175,7 +175,10 @@ template <class F> QC_INLINE void qg_each_unit(
 }
 
 // At most MAX rows at a time.
-template <class D, int MAX> static void qg_few_task(void* arg, int64_t task, char* scratch) {
+template <class D, int MAX> struct qg_few_task {
+    static void run(void* arg, int64_t task, char* scratch);
+};
+template <class D, int MAX> void qg_few_task<D, MAX>::run(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
     float* const tile = (float*)scratch;
     float* const totals = tile + MAX * QG_NP * 16;
@@ -205,19 +208,27 @@ QC_COLD void qg_share_few(
     run(job, 0, ctx->scratch);
 }
 
-// Decoder D with its values in the instructions of AVX-512 VNNI, if they have such a form.
-template <class D, class = void> struct qg_vnni_of { typedef void type; };
-template <class W> struct qg_vnni_of<qg_coded<W>, decltype((void)sizeof(typename W::values::with_vnni))> {
-    struct weight : W { typedef typename W::values::with_vnni values; };
+// Decoder D with its values in instructions that not every processor has, if they have such a form.
+template <class D, class = void> struct qg_faster_of { typedef void type; };
+template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typename W::values::faster))> {
+    struct weight : W { typedef typename W::values::faster values; };
     typedef qg_coded<weight> type;
+    static constexpr int ROWS = W::values::FASTER_ROWS;
+    static bool runs() { return W::values::runs(); }
 };
 
-template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
-#if defined(QC_AVX512) && !defined(QI_NO_VNNI)  // tests leave it out
-    typedef typename qg_vnni_of<D>::type with_vnni;
-    // For one row decoding is most of the time. For more rows a second copy of the loops is not worth its compile.
-    if constexpr (MAX == 1 && !std::is_void_v<with_vnni>)
-        if (__builtin_cpu_supports("avx512vnni")) return qg_share_few(ctx, job, qg_few_task<with_vnni, MAX>);
+// The task for up to MAX rows: `Task<D, MAX>::run`, with D's faster form where the processor has it and a second copy of
+// the loops is worth its compile.
+template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_task_of() {
+#if defined(QC_AVX512) && !defined(QG_NOT_FASTER)  // tests leave it out
+    typedef typename qg_faster_of<D>::type faster;
+    if constexpr (!std::is_void_v<faster>)
+        if constexpr (MAX <= qg_faster_of<D>::ROWS)
+            if (qg_faster_of<D>::runs()) return Task<faster, MAX>::run;
 #endif
-    qg_share_few(ctx, job, qg_few_task<D, MAX>);
+    return Task<D, MAX>::run;
+}
+
+template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
+    qg_share_few(ctx, job, qg_task_of<D, MAX, qg_few_task>());
 }

@@ -128,7 +128,7 @@ template <class W> struct qg_coded {
     // Whether an element is its code's value times a scale of whole SHARED columns, plus an offset perhaps.
     static constexpr int SHARED = W::COVERS;
     static constexpr bool OFFSET = W::OFFSET;
-    static constexpr bool SUMMED = W::SCALED && SHARED >= 32 && SHARED % 16 == 0 && W::BITS <= 5;
+    static constexpr bool SUMMED = W::SCALED && SHARED >= 16 && SHARED % 16 == 0 && W::BITS <= 8;
     static constexpr bool IN_PLANES = (W::BITS & (W::BITS - 1)) != 0;  // in more than one
     // Whether few rows ask for the next panel's entries: not for codes in planes, which arithmetic binds.
     static constexpr bool ASKS = W::SCATTERED && !IN_PLANES;

@@ -83,7 +83,7 @@ struct qb_bf16 {
 // code do not count. Codes of 3, 5 and 6 bits lie in two planes: the bits of the narrower one are put beside those of
 // the wider one, and `vpermi2w` takes 6. Rows of x are put in the same order before.
 template <class D> struct qb_coded {
-    static constexpr bool SUMMED = false, LOOKED_UP = false;
+    static constexpr bool SUMMED = false, LOOKED_UP = false, ALONE = false;
     static constexpr int FLOATS = 0;
 };
 template <class W> struct qb_coded<qg_coded<W>> {
@@ -102,6 +102,7 @@ template <class W> struct qb_coded<qg_coded<W>> {
         else return 0;
     }
     static constexpr int FLOATS = floats();
+    static constexpr bool ALONE = W::BITS == 8 && SUMMED;  // the same for one row, on any processor
     static QG_METHOD int64_t span(int64_t k) { return W::COVERS ? W::COVERS : k / W::GROUP * W::GROUP; }
 };
 

@@ -80,7 +80,7 @@ def block_of(k: int) -> int:
 
 def most_totals(k: int) -> int:
     """few_rows.h's qg_most_totals: floats that the sums of groups of x take."""
-    return _up(2 * (k // 32), 16) * 16
+    return _up(2 * (k // 16), 16) * 16
 
 
 def product_scratch(isa: str, block: int, *, whole: bool) -> int:
@@ -152,7 +152,7 @@ def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     row = 16 * tile.panels + (_up(body.k, 16) * 16 if _converts(spec, body) else 0)
     few = 4 * ((rows or tile.few) * row + most_totals(body.k))
     if by_columns(spec, isa) and rows > 2:
-        few += 4 * (_columns(body.k, rows) + _columns(body.k // 32, rows))
+        few += 4 * (_columns(body.k, rows) + _columns(body.k // 16, rows))
     if multiplies_bf16(spec, isa):
         few = max(few, _few_bf16(body.k, rows or tile.few, tile.panels, rounds=_rounds(spec)))
         if rows != 1:

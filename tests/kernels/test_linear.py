@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -344,6 +345,39 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
         emit(spec, "x86-64-v4")
     with pytest.raises(KernelSelectionError, match="no CPU matrix kernels for ISA 'z80'"):
         scratch_bytes(case.spec, "z80")
+
+
+@pytest.mark.parametrize("fmt", ["fp8_e4m3", pytest.param("fp8_e5m2", marks=pytest.mark.slow)])
+def test_small_floats_are_the_formats_to_the_bit(
+    build: Callable[..., Any], build_folder: Path, isa: str, fmt: str
+) -> None:
+    """All numbers of a type, looked up by AVX-512 VBMI where the processor has it, and computed."""
+    kind = ml_dtypes.float8_e4m3fn if fmt == "fp8_e4m3" else ml_dtypes.float8_e5m2
+    codes = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
+    numbers = codes[np.isfinite(codes)]
+    k = len(numbers)
+    w = np.stack([np.roll(numbers, shift) for shift in range(35)])  # absmax is the type's largest: a scale of 1
+    stored, data, values = stored_weight(w, FormatRef(fmt, {}), "f32", "cpu_p16_v2")
+    assert set(values[0]) == set(numbers)
+    specs = []
+    for m_class in ("1", "2-8"):
+        x = Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1))
+        out = Operand(name="out", dtype="f32", access="w", shape=("m", 35), strides=(35, 1))
+        body = LinearKernel(m="m", n=35, k=k, m_class=m_class, has_bias=False)
+        name = f"{fmt}_{m_class[0]}"
+        specs.append(KernelSpec(name=name, symbols=("m",), operands=(x, stored, out), body=body))
+    kernels = build(specs, isa)
+    assert "QG_NOT_FASTER" in kernels.source and ("vpermt2b" in kernels.source)
+    harness = sys.modules[type(kernels).__module__]
+    for define in ("", "#define QG_NOT_FASTER 1\n"):
+        kernels.library = harness.compile_source(define + kernels.source + harness.PARALLEL, isa, build_folder)
+        for spec, rows in zip(specs, (1, 7), strict=True):
+            for first in range(0, k - rows + 1, rows):
+                x = np.eye(k, dtype=np.float32)[first : first + rows]
+                got = kernels.run_both(
+                    spec.name, lambda x=x: [x, aligned(data), np.empty((len(x), 35), np.float32)], (rows,)
+                )
+                np.testing.assert_array_equal(got[-1], values.T[first : first + rows])
 
 
 def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Callable[..., Any], isa: str) -> None:
