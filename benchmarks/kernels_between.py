@@ -65,6 +65,9 @@ def headers_of(revision: str) -> Callable[[str], str]:
 def flags_without(left_out: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """compiler.py's `flags_for`, with some flags left out."""
     flags_for = compiler.flags_for
+    unknown = set(left_out) - set(flags_for(host_isa()))
+    if unknown:
+        raise SystemExit(f"the compiler gets no {', '.join(sorted(unknown))}, but {' '.join(flags_for(host_isa()))}")
     return lambda isa: tuple(flag for flag in flags_for(isa) if flag not in left_out)
 
 
@@ -102,7 +105,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cached", action="store_true")
-    parser.add_argument("--without", nargs="*", default=[], metavar="FLAG", help="of the compiler, for those before")
+    parser.add_argument("--without", action="append", default=[], metavar="FLAG", help="of the compiler, before")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     total = 1 if given.cached else ours.TIMES_THE_CACHE * ours.cache_bytes()

@@ -63,9 +63,10 @@ static void qg_by_columns(const float* x, int64_t stride, int count, int64_t col
     vtranspose(last[0], 16, to + j * width, width);
 }
 
-// Whether five to sixteen rows straight from codes are multiplied by two panels, which gives the bits of one. Not on a
-// Zen 4: there a broadcast takes a pipe of shuffles, and memory gives a number for each multiplication. Asked once,
-// since in virtual machines it takes microseconds. Tests define QG_BROADCASTS.
+// Whether eight to sixteen rows straight from codes, and five to seven of codes in two planes, are multiplied by two
+// panels, which gives the bits of one. Not on a Zen 4: there a broadcast takes a pipe of shuffles, and memory gives a
+// number for each multiplication. Asked once, since in virtual machines it takes microseconds. Tests define
+// QG_BROADCASTS.
 QC_COLD bool qg_broadcasts() {
 #if defined(QG_BROADCASTS)
     return QG_BROADCASTS;
@@ -261,7 +262,8 @@ template <class D, int MR, int SUMS, bool CODES> struct qg_few_column_step {
 
 template <class D, int MR> static void qg_few_columns(
     const qg_job* job, const float* x, const float* totals, int64_t panel, float* tile) {
-    // Five chains of additions hide the latency of FMA. Where two panels may be multiplied, each row has one.
+    // Where two panels may be multiplied, each row has one sum, as there. Five of these chains hide the latency of FMA on
+    // a Zen 4, which is the one that takes one panel.
     constexpr int SUMS = MR < 8 && MR < qg_both_from<D>() ? 2 : 1;
     vf sum[MR][SUMS] = {};
     D decoder;
@@ -366,7 +368,7 @@ struct qg_pass_x {
     float *tile, *decoded;
 };
 
-// Rows [m0, m0 + count) by columns, as fp32. `converted` has room for 12 rows of a block of k.
+// Rows [m0, m0 + count) by columns, as fp32. `converted` has room for 32 rows of a block of k.
 static void qg_load_columns(
     const qg_job* job, int64_t m0, int count, float* columns, int64_t width, float* converted) {
     const int64_t block = qg_block(job->k), stride = (block + 15) / 16 * 16;
@@ -428,13 +430,14 @@ template <class D, int MR, int NP> static void qg_straight_block(
     const qg_job* job, const qg_pass_x& x, int b, int64_t panel, int64_t next, float* tile) {
     constexpr bool STORES = MR == QG_DECODING_ROWS && NP == QG_NP;  // one function less: a pass's first block
     constexpr bool SUMS = qg_sums_blocks<D>();
-    bool bad[MR], any = !SUMS;
+    bool bad[MR][NP], any = !SUMS;
     if constexpr (SUMS) {
         qg_block_by_codes<D, MR, NP>(job, x.columns[b], x.totals[b], panel, next, tile);
-        for (int i = 0; i < MR; i++) {  // a sum of codes may be no number where that of elements is one
-            const vf first = vload(tile + i * QG_WIDE), last = vload(tile + i * QG_WIDE + 16 * (NP - 1));
-            any |= bad[i] = vsum((first - first) + (last - last)) != 0.0f;
-        }
+        for (int i = 0; i < MR; i++)  // a sum of codes may be no number where that of elements is one
+            for (int p = 0; p < NP; p++) {
+                const vf found = vload(tile + i * QG_WIDE + 16 * p);
+                any |= bad[i][p] = vsum(found - found) != 0.0f;
+            }
     }
     if (!any) return;
     float elements[MR * QG_WIDE];
@@ -447,7 +450,8 @@ template <class D, int MR, int NP> static void qg_straight_block(
         k0 += block;
     } while (k0 < job->k);
     for (int i = 0; SUMS && i < MR; i++)
-        if (bad[i]) memcpy(tile + i * QG_WIDE, elements + i * QG_WIDE, 64 * NP);
+        for (int p = 0; p < NP; p++)  // each panel by itself, as where there is one
+            if (bad[i][p]) memcpy(tile + i * QG_WIDE + 16 * p, elements + i * QG_WIDE + 16 * p, 64);
 }
 
 // A unit of two panels times the rows in `x`.

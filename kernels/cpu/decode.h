@@ -650,7 +650,7 @@ alignas(64) static constexpr qg_byte_places qg_places_of_bytes;
 // 8-bit floats by AVX-512 VBMI, which x86-64-v4 does not promise: bytes of fp32 are looked up for 64 codes at once, and
 // one permutation makes a column of them.
 template <int MANTISSA> struct qg_floats_by_bytes {
-    static constexpr int WORDS = 4;  // most words of a group
+    static constexpr int WORDS = 2;  // most words of a group, of four columns each
     __m512i tables[4], places[4], second[WORDS], first[WORDS];
     QG_METHOD void start() {
         QG_UNROLL for (int i = 0; i < 4; i++) {

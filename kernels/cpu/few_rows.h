@@ -214,13 +214,19 @@ template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typena
     struct weight : W { typedef typename W::values::faster values; };
     typedef qg_coded<weight> type;
     static constexpr int ROWS = W::values::FASTER_ROWS;
-    static bool runs() { return W::values::runs(); }
+    static bool runs() {
+#if defined(QG_NOT_FASTER)  // tests leave it out
+        return false;
+#else
+        return W::values::runs();
+#endif
+    }
 };
 
 // The task for up to MAX rows: `Task<D, MAX>::run`, with D's faster form where the processor has it and a second copy of
 // the loops is worth its compile.
 template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_task_of() {
-#if defined(QC_AVX512) && !defined(QG_NOT_FASTER)  // tests leave it out
+#if defined(QC_AVX512)
     typedef typename qg_faster_of<D>::type faster;
     if constexpr (!std::is_void_v<faster>)
         if constexpr (MAX <= qg_faster_of<D>::ROWS)

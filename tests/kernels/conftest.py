@@ -19,7 +19,7 @@ from qcompiler.kernels.cpu.emit import emit_kernels, header, scratch_bytes
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.amx import BF16_FLAGS, INT8_FLAGS, tiles_refused
-from qcompiler.runtime.compiler import find_compiler, optimisation
+from qcompiler.runtime.compiler import find_compiler, flags_for, optimisation
 from qcompiler.runtime.isa import cpuinfo_flags
 
 CPU_FLAGS = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
@@ -83,19 +83,8 @@ def compile_source(source: str, isa: str, folder: Path, level: str | None = None
     if not library.exists():
         cpp, made = folder / f"{digest}.{os.getpid()}.cpp", folder / f"{digest}.{os.getpid()}.so"
         cpp.write_text(source)
-        march = [] if isa == "generic" else [f"-march={isa}"]
-        flags = [
-            "-DQC_TASK_COST=500",
-            "-std=c++17",
-            level,
-            *march,
-            "-ffp-contract=off",
-            "-fno-math-errno",
-            "-fPIC",
-            "-shared",
-            "-Wall",
-            *sanitized,
-        ]
+        users = [level if flag.startswith("-O") else flag for flag in flags_for(isa)]
+        flags = ["-DQC_TASK_COST=500", *users, "-Wall", *sanitized]
         # GCC 12 warns about its own intrinsics' undefined registers.
         command = [*compiler.command, *flags, "-Werror", "-Wno-maybe-uninitialized", "-Wno-uninitialized", str(cpp)]
         done = subprocess.run(
