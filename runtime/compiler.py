@@ -105,8 +105,8 @@ def flags_for(isa: str) -> tuple[str, ...]:
     # A compiler's default may be above the baseline (in some distributions it is), so generic code names the baseline.
     baseline = ("-march=x86-64",) if platform.machine() in ("x86_64", "AMD64") else ()
     march = baseline if isa == "generic" else (f"-march={isa}",)
-    # Tuned for no processor in particular, g++ keeps integers in vector registers where it has too few others: sums then
-    # leave theirs for the stack, and addresses wait behind all products that are under way (docs/performance.md).
+    # Tuned for no processor in particular, g++ keeps integers in vector registers where it has too few others. Sums
+    # then go to the stack, and addresses wait behind all products under way (docs/performance.md#registers).
     wide = ("-mprefer-vector-width=512", "-mtune=icelake-server") if isa == "x86-64-v4" else ()
     return ("-std=c++17", optimisation(), *march, *wide, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 

@@ -254,7 +254,7 @@ template <class D, int MR, qb_form FORM, bool ELEMENTS> QC_COLD void qb_block(
     }
     // One pointer for each thing: registers are scarce here.
     const float* scale = unit.scale + k0 / span * 32;
-    for (int64_t k = k0; k < k1; k += piece, scale += 32) {  // each piece has a scale; of a longer one there is one piece
+    for (int64_t k = k0; k < k1; k += piece, scale += 32) {  // a scale each; a longer one has one piece
         if (asks && !ELEMENTS) {
             decltype(D::entries)::ask(job->packed, unit.next + 1, k);
             decltype(D::entries)::ask(job->packed, unit.next + 2, k);

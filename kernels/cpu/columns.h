@@ -6,8 +6,8 @@
 //
 //     3 … 8 rows   straight from codes, which are summed as they are over the columns of a scale of 16 or more, as
 //                  few_rows.h does for one and two rows.
-//     9 … 16       two blocks of six or eight rows, where a scale has 32 columns or more. On a Zen 4, of any weight, one
-//                  block of twelve or sixteen rows by one panel.
+//     9 … 16       two blocks of six or eight rows, where a scale has 32 columns or more. On a Zen 4, of any weight,
+//                  one block of twelve or sixteen rows by one panel.
 //     more         passes over up to 128 rows. The first block multiplies what it decodes, and stores it for the
 //                  others. An element's additions have gemm.h's order, in blocks of k.
 #pragma once
@@ -139,8 +139,8 @@ template <int MR> static void qg_add_columns(const float* x, int64_t span, int64
     }
 }
 
-// MR rows by columns times NP panels: tile[i][p] = sums by codes, with their totals. `next` is the last of the panels; a
-// short unit repeats its only one. A sum may be no number where that of elements is one: 0 * infinity.
+// MR rows by columns times NP panels: tile[i][p] = sums by codes, with their totals. `next` is the last of the panels;
+// a short unit repeats its only one. A sum may be no number where that of elements is one: 0 * infinity.
 template <class D, int MR, int NP> static void qg_block_by_codes(
     const qg_job* job, const float* x, const float* totals, int64_t panel, int64_t next, float* tile) {
     D decoder[NP];
@@ -262,8 +262,8 @@ template <class D, int MR, int SUMS, bool CODES> struct qg_few_column_step {
 
 template <class D, int MR> static void qg_few_columns(
     const qg_job* job, const float* x, const float* totals, int64_t panel, float* tile) {
-    // Where two panels may be multiplied, each row has one sum, as there. Five of these chains hide the latency of FMA on
-    // a Zen 4, which is the one that takes one panel.
+    // Where two panels may be multiplied, each row has one sum, as there. Five of these chains hide the latency of FMA
+    // on a Zen 4, which is the one that takes one panel.
     constexpr int SUMS = MR < 8 && MR < qg_both_from<D>() ? 2 : 1;
     vf sum[MR][SUMS] = {};
     D decoder;

@@ -1,8 +1,8 @@
 // Products of few rows on the CPU (`qg_run_few`): codes are decoded in registers straight into the accumulators, and no
 // panel is stored. For one or two rows, codes whose element is value * scale, or value * scale + offset, are summed as
 // they are over the columns of a scale, if it has 16 or more; the scale then multiplies the sum, and the offset the sum
-// of these columns of x, which is made once for all panels. How tasks are cut never changes the order of additions of an
-// element.
+// of these columns of x, which is made once for all panels. How tasks are cut never changes the order of additions of
+// an element.
 #pragma once
 #include "gemm.h"
 
@@ -223,8 +223,8 @@ template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typena
     }
 };
 
-// The task for up to MAX rows: `Task<D, MAX>::run`, with D's faster form where the processor has it and a second copy of
-// the loops is worth its compile.
+// The task for up to MAX rows: `Task<D, MAX>::run`, with D's faster form where the processor has it and a second copy
+// of the loops is worth its compile.
 template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_task_of() {
 #if defined(QC_AVX512)
     typedef typename qg_faster_of<D>::type faster;
