@@ -636,7 +636,8 @@ template <int MANTISSA> struct qg_float_bytes {
 };
 template <int MANTISSA> alignas(64) static constexpr qg_float_bytes<MANTISSA> qg_bytes_of_floats{};
 
-// Where the bytes of column J of four stand in words of these: of its second byte, and of its first one.
+// The indices that make fp32 of column J of a word's four: its second byte stands at 4 lane + J of the second bytes,
+// and its first one at the same place of the first bytes, which a permutation of two vectors counts from 64.
 struct qg_byte_places {
     uint8_t place[4][64];
     constexpr qg_byte_places() : place() {
@@ -664,7 +665,7 @@ template <int MANTISSA> struct qg_floats_by_bytes {
         QG_UNROLL for (int i = 0; i < COUNT; i++) {
             const __m512i code = (__m512i)codes.low.w[i].r[0], sign = _mm512_set1_epi8((char)0x80);
             second[i] = look_up(tables[0], tables[1], code);
-            // The first byte, or the code's sign.
+            // The first byte, with the code's sign.
             first[i] = _mm512_ternarylogic_epi32(look_up(tables[2], tables[3], code), code, sign, 0xf8);
         }
     }
