@@ -114,27 +114,24 @@ QC_INLINE qf q_sigmoid(qf x) {  // e^-|x| never overflows, so the tail below -88
     return q_sel(q_lt(x, qf{}), e, one) / (1.0f + e);
 }
 
-// erf(x) = x + x P(x^2) below 0.93, else 1 - exp(-(t + t Q(t))), t = |x|: the form used by N. Juffa, own coefficients.
+// erf(x) = x / 4 + x P(x^2) / Q(x^2) up to 3.92, from where on it rounds to 1. The quarter is exact, and what is added
+// to it is small where erf nears 1 and a rounding counts most. P and Q: a weighted least-squares fit, own coefficients.
 QC_INLINE qf q_erf(qf x) {
-    const qf t = q_min(q_set(4.0f), q_abs(x)), z = x * x;  // erf(4) rounds to 1; NaN passes
-    qf p = q_set(0x1.5d955cp-14f);
-    p = q_fma(p, z, q_set(-0x1.aa7e38p-11f));
-    p = q_fma(p, z, q_set(0x1.54cfb6p-8f));
-    p = q_fma(p, z, q_set(-0x1.b80f72p-6f));
-    p = q_fma(p, z, q_set(0x1.ce2e14p-4f));
-    p = q_fma(p, z, q_set(-0x1.812744p-2f));
-    p = q_fma(p, z, q_set(0x1.06eba8p-3f));
-    const qf small = q_fma(p, x, x);
-    qf s = q_set(0x1.4b139ap-18f);
-    s = q_fma(s, t, q_set(-0x1.7de1f8p-15f));
-    s = q_fma(s, t, q_set(-0x1.a25a26p-15f));
-    s = q_fma(s, t, q_set(0x1.802974p-9f));
-    s = q_fma(s, t, q_set(-0x1.738344p-6f));
-    s = q_fma(s, t, q_set(0x1.af2918p-4f));
-    s = q_fma(s, t, q_set(0x1.45709ap-1f));
-    s = q_fma(s, t, q_set(0x1.074632p-3f));
-    const qf large = 1.0f - q_exp(-q_fma(s, t, t));
-    return q_sel(q_lt(t, q_set(0.93f)), small, q_or(large, q_sign(x)));
+    const qf t = q_max(q_set(-3.95f), q_min(q_set(3.95f), x)), z = t * t;  // NaN passes both
+    qf p = q_set(-0x1.8bbb18p-17f);
+    p = q_fma(p, z, q_set(-0x1.5877e8p-17f));
+    p = q_fma(p, z, q_set(0x1.8fdc5ep-15f));
+    p = q_fma(p, z, q_set(0x1.39ccf6p-5f));
+    p = q_fma(p, z, q_set(0x1.a62352p-4f));
+    p = q_fma(p, z, q_set(0x1.638ed4p+0f));
+    qf q = q_set(0x1.f8108cp-15f);
+    q = q_fma(q, z, q_set(0x1.e2f4d8p-10f));
+    q = q_fma(q, z, q_set(0x1.848556p-6f));
+    q = q_fma(q, z, q_set(0x1.71ff12p-3f));
+    q = q_fma(q, z, q_set(0x1.96bce6p-1f));
+    q = q_fma(q, z, q_set(0x1.94c9e6p+0f));
+    const qf y = q_fma(t, q_set(0.25f), t * p / q);
+    return q_sel(q_lt(q_set(3.92f), q_abs(x)), q_or(q_set(1.0f), q_sign(x)), y);
 }
 
 // --- through double precision, lane by lane: the compiler vectorises these loops ------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 ULPS = {
     "exp": 1.2, "exp2": 1.3, "expm1": 1.5, "log": 1.0, "log2": 1.5, "log1p": 1.6, "tanh": 1.5, "sigmoid": 2.5,
-    "erf": 1.5, "sin": 0.51, "cos": 0.51, "sqrt": 0.5, "rsqrt": 1.5, "rint": 0, "floor": 0,
+    "erf": 3.3, "sin": 0.51, "cos": 0.51, "sqrt": 0.5, "rsqrt": 1.5, "rint": 0, "floor": 0,
     "ceil": 0, "trunc": 0, "round": 0,
 }  # fmt: skip
 """What was measured, rounded up; the promise is 2 (4 for erf, pow and sigmoid)."""
@@ -25,7 +25,7 @@ REFERENCE: dict[str, Callable[[Any], Any]] = {
     "round": lambda v: np.copysign(np.floor(np.abs(v) + 0.5), v),
 }
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-45, -1e-45, 1.1754944e-38,
-           3.4028235e38, -3.4028235e38, 88.7, 89, -87, -103, -104, 127, 128, -149, -150, 0.625, 0.93)  # fmt: skip
+           3.4028235e38, -3.4028235e38, 88.7, 89, -87, -103, -104, 127, 128, -149, -150, 0.625, 3.92, -3.92, 3.95)  # fmt: skip
 
 SOURCE = r"""
 #define UNARY(f) extern "C" void v_##f(const float* x, float* y, int64_t n) { \
