@@ -382,6 +382,7 @@ template <class D, qb_source WORDS, bool ELEMENTS> static void qb_multiply(
         const int64_t end = qc_min(k + chunk, whole);
         if constexpr (WORDS == QB_BEFORE) qb_make(walk, table, k, end, unit.words);
         each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
+            if (end == whole) qg_ask_for_targets(job, unit.panel, unit.next + 1 - unit.panel, m0 + i, high);
             constexpr qb_form FIRST = WORDS == QB_ANEW ? QB_MAKES : WORDS == QB_FIRST ? QB_STORES : QB_FINDS;
             if (WORDS != QB_FIRST || i == 0) qb_block_rows<D, FIRST, ELEMENTS>(high, unit, own, i == 0, k, end, to);
             else qb_block_rows<D, QB_FINDS, ELEMENTS>(high, unit, own, false, k, end, to);

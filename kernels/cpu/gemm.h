@@ -39,6 +39,7 @@ enum {
     QG_KC = 512,  // most columns of a decoded panel: QG_GROUP panels take 256 KiB, a quarter of a 1 MiB L2
     QG_GROUP = 8,  // most panels of a task
     QG_BLOCKS = 16,  // most blocks of QG_MR rows of a task: bounds its partial sums
+    QG_NEAR = 1048576,  // bytes of a matrix that is in the L2 cache when its turn comes
     QG_LONGEST = 32,  // columns of a step of any decoder divide it: those of a trellis have so many
 };
 
@@ -78,8 +79,9 @@ typedef void (*qg_finish)(
 // `qg_kept_rows` rows.
 typedef void (*qg_multiply)(const qg_job* job, int64_t p0, int64_t p1, int64_t m0, int64_t m1, char* scratch);
 
-// Where `finish` writes: bytes from row to row, and of 16 columns of w's rows (0: not said).
+// Where `finish` writes, or reads beside sums: bytes from row to row, and of 16 columns of w's rows (0: not said).
 struct qg_target { const char* at; int64_t row, panel; };
+enum { QG_TARGETS = 3 };
 
 struct qg_job {
     int64_t m, n, k;
@@ -100,7 +102,7 @@ struct qg_job {
     int64_t batches;       // batched products: how many, and what turns to number `batch` (null: there is one)
     void (*select)(qg_job* job, int64_t batch);
     char* out;             // for `select` and `finish` of batched products
-    qg_target target;      // so that lines of the result are asked for ahead
+    qg_target targets[QG_TARGETS];  // the result, then what is read row for row: their lines are asked for ahead
     // how the work is cut (qg_cut): tasks share items, one group times one chunk each
     int64_t groups, chunks, items, tasks;
 };
@@ -479,12 +481,15 @@ static void qg_copy_rows(char* to, int64_t to_stride, const char* from, int64_t 
     }
 }
 
-// Asks for the lines that `finish` will write for `panels` panels, so that they arrive while these are multiplied.
-QC_INLINE void qg_ask_for_result(const qg_job* job, int64_t panel, int64_t panels, int64_t m0, int64_t rows) {
-    const qg_target& to = job->target;
-    const char* at = to.at + m0 * to.row + panel * to.panel;
-    for (int64_t i = 0; i < rows; i++, at += to.row)
-        for (int64_t b = 0; b < panels * to.panel; b += 64) __builtin_prefetch(at + b);
+// Asks for the lines that `finish` will write and read for `panels` panels, so that they arrive while these are
+// multiplied: of what does not stay in a cache.
+QC_INLINE void qg_ask_for_targets(const qg_job* job, int64_t panel, int64_t panels, int64_t m0, int64_t rows) {
+    for (const qg_target& to : job->targets) {
+        const char* at = to.at + m0 * to.row + panel * to.panel;
+        const int64_t bytes = job->m * to.row > QG_NEAR ? panels * to.panel : 0;
+        for (int64_t i = 0; bytes > 0 && i < rows; i++, at += to.row)
+            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b);
+    }
 }
 
 // At most QG_GROUP panels times rows, with engine E.
@@ -522,7 +527,7 @@ template <class E> static void qg_product_of(
             }
             const bool last = k0 + kc == job->k;
             for (int64_t p = 0; p < p1 - p0; p += QG_NP) {
-                if (last) qg_ask_for_result(job, p0 + p, qc_min(p1 - p0 - p, QG_NP), row, count);
+                if (last) qg_ask_for_targets(job, p0 + p, qc_min(p1 - p0 - p, QG_NP), row, count);
                 qg_micro_any<E>(count, x, stride, panel + p, kc, tile + p * 16, tile_stride, k0 > 0);
             }
             if (last) {

@@ -34,13 +34,14 @@ enum {
     QI_SPARE = 4,      // rows of zeros behind those of a task, for blocks that are not full
 };
 // QI_CHUNK: bytes of prepared rows of a task, unless one block of rows takes more. QI_BLOCKS: most times ROWS rows of a
-// task. Most processors with AVX-512 have 1 MiB of L2 or more, of which rows may take half: the more rows a task has,
-// the fewer times panels are read from memory.
+// task. QI_NEAR: bytes of prepared rows and of the codes that all of them are multiplied by in turns. Most processors
+// with AVX-512 have 1 MiB of L2 or more, of which rows may take half: the more rows a task has, the fewer times panels
+// are read from memory.
 #if defined(QC_AVX512)
-enum { QI_CHUNK = 589824, QI_BLOCKS = 11 };
+enum { QI_NEAR = 720896, QI_CHUNK = 589824, QI_BLOCKS = 11 };
 enum { QI_ROWS = 12 };  // 24 sums, two words of a weight, the sign bits, a word of x: 28 of 32 registers
 #else
-enum { QI_CHUNK = 458752, QI_BLOCKS = 8 };
+enum { QI_NEAR = 458752, QI_CHUNK = 458752, QI_BLOCKS = 8 };
 #if defined(QC_AVX2)
 enum { QI_ROWS = 4, QI_VEX_ROWS = 6 };  // 12 sums, two words of a weight, a word of x: 15 of 16 registers
 #else
@@ -324,6 +325,9 @@ template <class W, class F> QC_INLINE void qi_steps(F f) {
     if constexpr (qi_planes<W>::STEPS > 2) f(qi_number<2>()), f(qi_number<3>());
 }
 
+// Bytes of one panel's codes.
+template <class W> constexpr int64_t qi_panel_bytes(int64_t k) { return k * 2 * W::BITS; }
+
 // Bytes of scratch for the codes of QG_NP panels, four columns a step, as the widest operand holds them.
 template <class W> constexpr bool qi_unpacks() { return qi_planes<W>::MIDDLE != 0; }
 template <class W> constexpr int64_t qi_unpacked_of(int64_t k) {
@@ -506,21 +510,28 @@ template <class W, class E, class Prepare> static void qi_multiply(
     for (int64_t i = rows; i < rows + QI_SPARE; i++) scale[i] = 0.0f;
     memset(start + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
     memset(total + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
-    for (int64_t panel = p0; panel < p1; panel += QG_NP) {
-        const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
+    // Codes of `near` panels stay in the L2 cache while all rows pass by, so that lines of the result are neighbours.
+    const int64_t unit = QG_NP * qi_panel_bytes<W>(job->k), left = QI_NEAR - rows * stride;
+    const int64_t units = qg_up(p1 - p0, QG_NP), most = qi_unpacks<W>() || W::NESTED ? 1 : qc_max(1, left / unit);
+    const int64_t near = qg_up(units, qg_up(units, most)) * QG_NP;  // equal numbers, nearly
+    for (int64_t first = p0; first < p1; first += near) {
         // One block of eight rows reads entries once; slopes with intercepts still take less time computed apart.
         const bool apart = W::NESTED && ((W::AFFINE && rows == 8) || qi_next_rows<W, E>(rows) < rows);
-        if (apart) qi_prepare_entries<W>(job->packed, panel, next, entries);
+        if (apart) qi_prepare_entries<W>(job->packed, first, qc_min(first + QG_NP, p1) - 1, entries);
         if constexpr (qi_unpacks<W>())
-            if (unpacked) qi_unpack<W, E>(job->packed, panel, next, codes);
+            if (unpacked) qi_unpack<W, E>(job->packed, first, qc_min(first + QG_NP, p1) - 1, codes);
         for (int64_t i = 0, count; i < rows; i += count) {
             count = qi_next_rows<W, E>(rows - i);
             const qi_block block = {
                 x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i,
                 apart ? entries : nullptr, unpacked ? codes : nullptr};
-            if (unpacked) qi_micro_any<W, E, qi_unpacks<W>()>(count, job->packed, block, panel, next, tile);
-            else qi_micro_any<W, E, false>(count, job->packed, block, panel, next, tile);
-            job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, (next + 1 - panel) * 16));
+            for (int64_t panel = first; panel < qc_min(first + near, p1); panel += QG_NP) {
+                const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
+                qg_ask_for_targets(job, panel, next + 1 - panel, m0 + i, qc_min(count, rows - i));
+                if (unpacked) qi_micro_any<W, E, qi_unpacks<W>()>(count, job->packed, block, panel, next, tile);
+                else qi_micro_any<W, E, false>(count, job->packed, block, panel, next, tile);
+                job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, (next + 1 - panel) * 16));
+            }
         }
     }
 }

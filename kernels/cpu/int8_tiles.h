@@ -458,7 +458,7 @@ template <class W, class Prepare> static void qt_multiply(
     for (int64_t panel = p0; panel < p1; panel += QG_NP) {
         const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
         const auto lines_of = [&](int64_t i, int64_t count) {
-            const qg_target& to = job->target;
+            const qg_target& to = job->targets[0];
             const int64_t bytes = (next + 1 - panel) * to.panel;
             return qt_lines{to.at + (m0 + i) * to.row + panel * to.panel, to.row, bytes, bytes > 0 ? count : 0};
         };

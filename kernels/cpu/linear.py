@@ -36,6 +36,9 @@ FLOATS = ("f32", "bf16", "f16")
 KC, GROUP, BLOCKS = 512, 8, 16
 """gemm.h's QG_KC, QG_GROUP, QG_BLOCKS. Emitted kernels assert that the scratch sizes computed here match gemm.h's."""
 
+TARGETS = 3
+"""Of a job (`QG_TARGETS`, gemm.h)."""
+
 KEPT = 360448
 """Most bytes of converted rows that a task keeps: a third of an L2 cache of 1 MiB, which also holds decoded panels."""
 
@@ -421,14 +424,16 @@ def source_of(x: Operand, window: Window | None) -> list[str]:
     ]
 
 
-def target_of(spec: KernelSpec, body: LinearKernel) -> list[str]:
-    """Statements that set in the job which lines the result has, where rows of it are in one piece."""
-    out, last = spec.operands[-1], len(spec.operands) - 1
-    if out.strides[1] != 1:
-        return []
-    size = ITEMSIZE[out.dtype]
-    row = f"{size} * {c_dim(out.strides[0])}"
-    return [f"job.target = {{(const char*)op[{last}], {row}, {16 * size // (2 if body.pairs else 1)}}};"]
+def targets_of(spec: KernelSpec, body: LinearKernel) -> list[str]:
+    """Statements that set in the job which lines the result has, and operands that the epilogue reads row for row,
+    where rows are in one piece."""
+    found, last = [], len(spec.operands) - 1
+    for number, place in enumerate((last, *body.extras(len(spec.operands)))[:TARGETS]):
+        operand, size = spec.operands[place], ITEMSIZE[spec.operands[place].dtype]
+        if operand.strides[1] == 1 and operand.strides[0] != 0:
+            row, panel = f"{size} * {c_dim(operand.strides[0])}", 16 * size // (2 if body.pairs else 1)
+            found.append(f"job.targets[{number}] = {{(const char*)op[{place}], {row}, {panel}}};")
+    return found
 
 
 def _keeping(spec: KernelSpec, body: LinearKernel, isa: str) -> list[str]:
@@ -477,7 +482,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "const char* const w = (const char*)op[1];",
         *weight.statements,
         f"job.finish = qk_{spec.name}_finish;",
-        *target_of(spec, body),
+        *targets_of(spec, body),
         *_keeping(spec, body, isa),
         "job.op = op, job.sym = sym;",
     ]

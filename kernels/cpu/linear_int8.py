@@ -27,7 +27,7 @@ from qcompiler.formats.int8_rows import padded, row_bytes
 from qcompiler.formats.integer_product import IntegerProduct, integer_product
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_norm, text
-from qcompiler.kernels.cpu.linear import finish_of, packed_format, source_of, target_of, tile_of, used_symbols
+from qcompiler.kernels.cpu.linear import finish_of, packed_format, source_of, targets_of, tile_of, used_symbols
 from qcompiler.kernels.cpu.weights import ANY_PANELS, FLOAT_LANES, PANEL_LAYOUTS, PanelWeight, panel_weight
 from qcompiler.kernels.text import c_dim
 from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand
@@ -249,7 +249,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         "const char* const w = (const char*)op[1];",
         *made.statements,
         f"job.finish = qk_{spec.name}_finish;",
-        *target_of(spec, body),
+        *targets_of(spec, body),
         "job.op = op, job.sym = sym;",
         run,
     ]
