@@ -91,6 +91,7 @@ STAGES: tuple[Stage, ...] = (
     _stage("fuse-routing"),
     _stage("fuse-experts"),
     _stage("merge-linears"),
+    _stage("round-results"),
     _stage("fuse-norm-prologue"),
     _stage("fuse-row-statistics"),
     _stage("split-attention"),

@@ -1,6 +1,6 @@
 """The result of every stage as text: `prog.stages`, `prog.ir(stage)`, and files with `dump_ir=` or `QC_DUMP_IR`.
 
-00-export.txt  01-insert-qdq.txt  02-import.mlir  03-canonicalize.mlir  …  31-emit-kernels.cpp
+00-export.txt  01-insert-qdq.txt  02-import.mlir  03-canonicalize.mlir  …  32-emit-kernels.cpp
 
 A folder holds the dumps of one compile: those of an earlier one are deleted when the next one begins.
 
