@@ -128,7 +128,7 @@ def test_programs_compute_what_their_recipe_says(form: str, options: dict[str, b
         limit = 0.02 if compute == "bf16" else 0.05
         assert np.abs(found - wanted).max() <= limit * np.abs(wanted).max()
         assert results_in_bf16(exact) == 0
-        # q, k and v, attention, and what the gate or the gelu makes.  A GPU's linears read rows that were rounded before,
-        # in another order than attention has them, so that a loop reads its result.
+        # q, k and v, attention, and what the gate or the gelu makes. A GPU's linears read rows that a loop has rounded,
+        # and the loop reads what attention gives.
         rounded = {"cpu": 3, "sim:0": 2}[device]
         assert results_in_bf16(program) == (rounded if compute == "bf16" else 1)
