@@ -295,7 +295,7 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
     W entries[QG_NP];
     for (int64_t k = 0; k < from.k; k += W::SHARED)
         QG_UNROLL for (int p = 0; p < QG_NP; p++, to += 16 * (1 + W::AFFINE)) {
-            W::ask(from, next + 1 + p, k);
+            if (k % (4 * W::SHARED) == 0) W::ask(from, next + 1 + p, k);  // four groups' codes share a line or more
             entries[p].load(from, p ? next : panel, k);
             vstore(to, entries[p].slope());
             if (W::AFFINE) vstore(to + 16, entries[p].intercept());
