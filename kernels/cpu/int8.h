@@ -511,8 +511,9 @@ template <class W, class E, class Prepare> static void qi_multiply(
     memset(start + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
     memset(total + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
     // Codes of `near` panels stay in the L2 cache while all rows pass by, so that lines of the result are neighbours.
-    const int64_t unit = QG_NP * qi_panel_bytes<W>(job->k), left = QI_NEAR - rows * stride;
-    const int64_t units = qg_up(p1 - p0, QG_NP), most = qi_unpacks<W>() || W::NESTED ? 1 : qc_max(1, left / unit);
+    const int64_t bytes = qc_max(1, QG_NP * qi_panel_bytes<W>(job->k)), left = QI_NEAR - rows * stride;
+    const int64_t most = qi_unpacks<W>() || W::NESTED ? (int64_t)1 : qc_max(1, left / bytes);  // of units of panels
+    const int64_t units = qc_max(1, qg_up(p1 - p0, QG_NP));
     const int64_t near = qg_up(units, qg_up(units, most)) * QG_NP;  // equal numbers, nearly
     for (int64_t first = p0; first < p1; first += near) {
         // One block of eight rows reads entries once; slopes with intercepts still take less time computed apart.
