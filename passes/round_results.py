@@ -45,7 +45,7 @@ class RoundResultsPass(ModulePass):
         context = qc_context(ctx)
         for function in functions(op):
             for each in list(function.body.block.ops):
-                if not isinstance(each, qc.LinearOp | qc.AttentionOp) or not _is_rounded(each):
+                if not isinstance(each, qc.LinearOp | qc.AttentionOp) or not _may_be_stored_rounded(each):
                     continue
                 if isinstance(each, qc.LinearOp):
                     _round_epilogue(each)
@@ -53,7 +53,7 @@ class RoundResultsPass(ModulePass):
                 context.report.add(self.name, path_of(each), "its result is stored in bf16", "all readers round it")
 
 
-def _is_rounded(op: qc.LinearOp | qc.AttentionOp) -> bool:
+def _may_be_stored_rounded(op: qc.LinearOp | qc.AttentionOp) -> bool:
     """Whether the result is in fp32, and everything that reads it rounds it to bf16."""
     if tensor_dtype(op.result.type) != "f32" or len(op.results) > 1:
         return False
@@ -65,13 +65,11 @@ def _is_rounded(op: qc.LinearOp | qc.AttentionOp) -> bool:
 
 def _rounds(reader: Operation, value: SSAValue) -> bool:
     """Whether an op rounds `value` to bf16 wherever it reads it."""
-    if isinstance(reader, qc.LinearOp):
-        others = [*reader.extras, *reader.affine]
-        rounds = tensor_dtype(reader.w.type) == "bf16" and not reader.prologue.blocks
-        return rounds and reader.x is value and value is not reader.w and value not in others
-    if isinstance(reader, qc.AttentionOp):
-        others = [each for each in (reader.mask, reader.last, reader.sinks) if each is not None]
-        return reader.rounds_to == "bf16" and reader.rows_of is None and value not in others
+    places = [place for place, operand in enumerate(reader.operands) if operand is value]
+    if isinstance(reader, qc.LinearOp):  # x is its first operand
+        return places == [0] and tensor_dtype(reader.w.type) == "bf16" and not reader.prologue.blocks
+    if isinstance(reader, qc.AttentionOp):  # q, k and v are its first three
+        return max(places) < 3 and reader.rounds_to == "bf16" and reader.rows_of is None
     return False
 
 

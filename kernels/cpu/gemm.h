@@ -39,7 +39,7 @@ enum {
     QG_KC = 512,  // most columns of a decoded panel: QG_GROUP panels take 256 KiB, a quarter of a 1 MiB L2
     QG_GROUP = 8,  // most panels of a task
     QG_BLOCKS = 16,  // most blocks of QG_MR rows of a task: bounds its partial sums
-    QG_NEAR = 1048576,  // bytes of a matrix that is in the L2 cache when its turn comes
+    QG_FAR = 1048576,  // a result or a residual of more bytes is asked for ahead
     QG_LONGEST = 32,  // columns of a step of any decoder divide it: those of a trellis have so many
 };
 
@@ -482,11 +482,11 @@ static void qg_copy_rows(char* to, int64_t to_stride, const char* from, int64_t 
 }
 
 // Asks for the lines that `finish` will write and read for `panels` panels, so that they arrive while these are
-// multiplied: of what does not stay in a cache.
+// multiplied: of matrices that do not stay in an L2 cache.
 QC_INLINE void qg_ask_for_targets(const qg_job* job, int64_t panel, int64_t panels, int64_t m0, int64_t rows) {
     for (const qg_target& to : job->targets) {
         const char* at = to.at + m0 * to.row + panel * to.panel;
-        const int64_t bytes = job->m * to.row > QG_NEAR ? panels * to.panel : 0;
+        const int64_t bytes = job->m * to.row > QG_FAR ? panels * to.panel : 0;
         for (int64_t i = 0; bytes > 0 && i < rows; i++, at += to.row)
             for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b);
     }

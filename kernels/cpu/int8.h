@@ -41,7 +41,7 @@ enum {
 enum { QI_NEAR = 720896, QI_CHUNK = 589824, QI_BLOCKS = 11 };
 enum { QI_ROWS = 12 };  // 24 sums, two words of a weight, the sign bits, a word of x: 28 of 32 registers
 #else
-enum { QI_NEAR = 458752, QI_CHUNK = 458752, QI_BLOCKS = 8 };
+enum { QI_NEAR = 0, QI_CHUNK = 458752, QI_BLOCKS = 8 };  // an L2 may have 256 KiB
 #if defined(QC_AVX2)
 enum { QI_ROWS = 4, QI_VEX_ROWS = 6 };  // 12 sums, two words of a weight, a word of x: 15 of 16 registers
 #else
@@ -295,7 +295,7 @@ template <class W> static void qi_prepare_entries(const qg_packed& from, int64_t
     W entries[QG_NP];
     for (int64_t k = 0; k < from.k; k += W::SHARED)
         QG_UNROLL for (int p = 0; p < QG_NP; p++, to += 16 * (1 + W::AFFINE)) {
-            if (k % (4 * W::SHARED) == 0) W::ask(from, next + 1 + p, k);  // four groups' codes share a line or more
+            if (k % (4 * W::SHARED) == 0) W::ask(from, next + 1 + p, k);  // a line has entries of four
             entries[p].load(from, p ? next : panel, k);
             vstore(to, entries[p].slope());
             if (W::AFFINE) vstore(to + 16, entries[p].intercept());
@@ -325,8 +325,10 @@ template <class W, class F> QC_INLINE void qi_steps(F f) {
     if constexpr (qi_planes<W>::STEPS > 2) f(qi_number<2>()), f(qi_number<3>());
 }
 
-// Bytes of one panel's codes.
-template <class W> constexpr int64_t qi_panel_bytes(int64_t k) { return k * 2 * W::BITS; }
+// Bytes of one panel's codes and entries, which are floats here.
+template <class W> constexpr int64_t qi_panel_bytes(int64_t k) {
+    return k * 2 * W::BITS + 64 * (1 + W::AFFINE) * qg_up(k, qi_span(k, W::SHARED));
+}
 
 // Bytes of scratch for the codes of QG_NP panels, four columns a step, as the widest operand holds them.
 template <class W> constexpr bool qi_unpacks() { return qi_planes<W>::MIDDLE != 0; }
@@ -528,7 +530,7 @@ template <class W, class E, class Prepare> static void qi_multiply(
                 apart ? entries : nullptr, unpacked ? codes : nullptr};
             for (int64_t panel = first; panel < qc_min(first + near, p1); panel += QG_NP) {
                 const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
-                qg_ask_for_targets(job, panel, next + 1 - panel, m0 + i, qc_min(count, rows - i));
+                qg_ask_for_targets(job, panel, next + 1 - panel, m0 + i, count);
                 if (unpacked) qi_micro_any<W, E, qi_unpacks<W>()>(count, job->packed, block, panel, next, tile);
                 else qi_micro_any<W, E, false>(count, job->packed, block, panel, next, tile);
                 job->finish(job, tile, QG_NP * 16, m0 + i, count, n0, qc_min(job->n - n0, (next + 1 - panel) * 16));

@@ -37,7 +37,7 @@ KC, GROUP, BLOCKS = 512, 8, 16
 """gemm.h's QG_KC, QG_GROUP, QG_BLOCKS. Emitted kernels assert that the scratch sizes computed here match gemm.h's."""
 
 TARGETS = 3
-"""Of a job (`QG_TARGETS`, gemm.h)."""
+"""gemm.h's QG_TARGETS, which emitted kernels assert: the result, and operands of which rows are read with its rows."""
 
 KEPT = 360448
 """Most bytes of converted rows that a task keeps: a third of an L2 cache of 1 MiB, which also holds decoded panels."""
@@ -425,9 +425,9 @@ def source_of(x: Operand, window: Window | None) -> list[str]:
 
 
 def targets_of(spec: KernelSpec, body: LinearKernel) -> list[str]:
-    """Statements that set in the job which lines the result has, and operands that the epilogue reads row for row,
-    where rows are in one piece."""
-    found, last = [], len(spec.operands) - 1
+    """Statements that set in the job which lines the result has, and operands of the epilogue with a row for each of
+    its rows, where rows are in one piece."""
+    found, last = [f'static_assert(QG_TARGETS == {TARGETS}, "targets");'], len(spec.operands) - 1
     for number, place in enumerate((last, *body.extras(len(spec.operands)))[:TARGETS]):
         operand, size = spec.operands[place], ITEMSIZE[spec.operands[place].dtype]
         if operand.strides[1] == 1 and operand.strides[0] != 0:

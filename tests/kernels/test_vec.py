@@ -13,7 +13,7 @@ import pytest
 
 ULPS = {
     "exp": 1.2, "exp2": 1.3, "expm1": 1.5, "log": 1.0, "log2": 1.5, "log1p": 1.6, "tanh": 1.5, "sigmoid": 2.5,
-    "erf": 3.3, "sin": 0.51, "cos": 0.51, "sqrt": 0.5, "rsqrt": 1.5, "rint": 0, "floor": 0,
+    "erf": 3.5, "sin": 0.51, "cos": 0.51, "sqrt": 0.5, "rsqrt": 1.5, "rint": 0, "floor": 0,
     "ceil": 0, "trunc": 0, "round": 0,
 }  # fmt: skip
 """What was measured, rounded up; the promise is 2 (4 for erf, pow and sigmoid)."""
@@ -26,6 +26,9 @@ REFERENCE: dict[str, Callable[[Any], Any]] = {
 }
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-45, -1e-45, 1.1754944e-38,
            3.4028235e38, -3.4028235e38, 88.7, 89, -87, -103, -104, 127, 128, -149, -150, 0.625, 3.92)  # fmt: skip
+
+WORST_OF_ERF = (1.93512571, 1.89367855)
+"""Without fused multiply-add and with it, of all floats from 5e-10 to 8."""
 
 SOURCE = r"""
 #define UNARY(f) extern "C" void v_##f(const float* x, float* y, int64_t n) { \
@@ -79,7 +82,7 @@ def floats() -> np.ndarray:
     rng = np.random.default_rng(10)
     bits = rng.integers(0, 2**32, 1 << 15, dtype=np.uint64).astype(np.uint32).view(np.float32)
     parts = [bits, rng.uniform(-100, 100, 1 << 14), rng.uniform(-2, 2, 1 << 15), rng.uniform(-1e5, 1e5, 1 << 12),
-             rng.normal(0, 1e-3, 1 << 12), np.array(SPECIAL)]  # fmt: skip
+             rng.normal(0, 1e-3, 1 << 12), np.array([*SPECIAL, *WORST_OF_ERF])]  # fmt: skip
     x = np.concatenate([p.astype(np.float32) for p in parts])
     return np.resize(x, -(-len(x) // 16) * 16)
 

@@ -70,11 +70,49 @@ def test_results_of_the_program_and_residuals_stay_in_fp32(make: Any) -> None:
     assert checked(make, rows(3, 32)) == ["f32", "f32", "f32"]
 
 
-def test_a_result_that_is_a_weight_or_a_mask_as_well_stays_in_fp32(make: Any) -> None:
+def test_a_result_that_is_a_weight_as_well_stays_in_fp32(make: Any) -> None:
     x = make.arg((32, 32))
     y = linear(make, x, weight(make, 32, 32))
     make.finish(make.op(dialect.LinearOp(y, y, None, tensor((32, 32), "f32"))))
     assert checked(make, rows(32, 32)) == ["f32", "f32"]
+
+
+def test_a_result_that_is_a_bias_as_well_stays_in_fp32(make: Any) -> None:
+    y = linear(make, make.arg((16,)), weight(make, 16, 16))
+    make.finish(make.op(dialect.LinearOp(y, weight(make, 16, 16), y, tensor((16,), "f32"))))
+    assert checked(make, rows(16)) == ["f32", "f32"]
+
+
+@pytest.mark.parametrize("place", ["mask", "sinks"])
+def test_a_result_that_is_a_mask_or_a_sink_as_well_stays_in_fp32(make: Any, place: str) -> None:
+    y = linear(make, make.arg((1, 1, 1, 16)), weight(make, 1 if place == "sinks" else 16, 16))
+    heads = [make.const(1, 1, n, y.type.get_shape()[-1]) for n in (1, 1)]
+    extra = {"mask": build.extract_slice(make.builder, y, (0, 0, 0, 0), (1, 1, 1, 1), (1, 1, 1, 1)), "sinks": None}
+    extra = {**extra, "sinks": y, "mask": None} if place == "sinks" else extra
+    op = dialect.AttentionOp(y, *heads, extra["mask"], tensor(y.type.get_shape(), "f32"), scale=0.25, compute="bf16",
+                             sinks=extra["sinks"])  # fmt: skip
+    make.finish(make.op(op))
+    assert checked(make, rows(1, 1, 1, 16)) == ["f32", "f32"]
+
+
+def test_one_reader_that_does_not_round_keeps_joined_results_in_fp32(make: Any) -> None:
+    """q, k and v are columns of one result, and something is done with q."""
+    x = make.arg((1, 1, 5, 16))
+    whole = linear(make, x, weight(make, 48, 16))
+    parts = [build.extract_slice(make.builder, whole, (0, 0, 0, 16 * i), (1, 1, 5, 16), (1, 1, 1, 1)) for i in range(3)]
+    q = make.pointwise(elementary.ErfOp, parts[0])
+    make.finish(make.op(dialect.AttentionOp(q, *parts[1:], None, parts[0].type, scale=0.25, compute="bf16")))
+    assert checked(make, rows(1, 1, 5, 16)) == ["f32", "f32"]
+
+
+def test_repeated_heads_are_read_through_broadcasts(make: Any) -> None:
+    x = make.arg((2, 5, 32))
+    q, k, v = (linear(make, x, weight(make, n, 32)) for n in (32, 16, 16))
+    heads = [build.transpose(make.builder, build.reshape(make.builder, p, (2, 5, n, 16)), (0, 2, 1, 3))
+             for p, n in ((q, 2), (k, 1), (v, 1))]  # fmt: skip
+    wide = [build.broadcast_to(make.builder, each, (2, 2, 5, 16)) for each in heads[1:]]
+    make.finish(make.op(dialect.AttentionOp(heads[0], *wide, None, heads[0].type, scale=0.25, compute="bf16")))
+    assert checked(make, rows(2, 5, 32)) == ["bf16", "bf16", "bf16", "f32"]
 
 
 @pytest.mark.parametrize("compute, stored", [("bf16", "bf16"), (None, "f32")])
