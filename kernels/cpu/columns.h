@@ -143,6 +143,7 @@ template <int MR> static void qg_add_columns(const float* x, int64_t span, int64
 // a short unit repeats its only one. A sum may be no number where that of elements is one: 0 * infinity.
 template <class D, int MR, int NP> static void qg_block_by_codes(
     const qg_job* job, const float* x, const float* totals, int64_t panel, int64_t next, float* tile) {
+    static_assert(D::UNIT == 1.0f, "values, not multiples");
     D decoder[NP];
     QG_UNROLL for (int p = 0; p < NP; p++) decoder[p].start(job, p ? next : panel);
     QG_UNROLL for (int i = 0; i < MR; i++)
@@ -285,6 +286,8 @@ template <class D, int MR> static void qg_few_columns(
                 if constexpr (D::OFFSET) to = vfma(vset(totals[i]), decoder.offset(), to);
             }
         }
+        if constexpr (D::UNIT != 1.0f)
+            QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0] = sum[i][0] * vset(D::UNIT);
     } else {
         for (; k + D::GROUP <= job->k; k += D::GROUP) {
             decoder.at(k);
@@ -562,7 +565,7 @@ template <class D, int MAX> static void qg_run_rows(qc_ctx* ctx, qg_job* job) {
 #if defined(QC_AVX512)
     if constexpr (MAX > 2) {  // each task puts its rows in order
         const int64_t threads = ctx->num_threads, most = qc_max(qc_min(job->n / 256, 2 * threads), threads);
-        return qg_share_few(ctx, job, qg_task_of<D, MAX, qg_few_columns_task>(), most);
+        return qg_share_few(ctx, job, qg_task_of<D, MAX, qg_few_columns_task>(job->m), most);
     }
 #endif
     qg_run_few<D, MAX>(ctx, job);

@@ -225,10 +225,11 @@ private:
 
 // --- codes -----------------------------------------------------------------------------------------------------------
 
-// Bits of a where the constant MASK has them, else of b.
+// Bits of a where the constant MASK has them, else of b: in b's register, which most callers need no more, so that none
+// is copied.
 template <uint32_t MASK> QC_INLINE qu qg_select(qu a, qu b) {
 #if defined(QC_AVX512)
-    return (qu)_mm512_ternarylogic_epi32(_mm512_set1_epi32((int32_t)MASK), (__m512i)a, (__m512i)b, 0xca);
+    return (qu)_mm512_ternarylogic_epi32((__m512i)b, (__m512i)a, _mm512_set1_epi32((int32_t)MASK), 0xd8);
 #else
     return (a & MASK) | (b & ~MASK);
 #endif
@@ -237,30 +238,56 @@ template <uint32_t MASK> QC_INLINE qu qg_select(qu a, qu b) {
 // GROUP columns of one plane: codes of WIDTH bits, of which that of column J is wanted at bit SHIFT.
 template <int WIDTH, int SHIFT, int GROUP> struct qg_plane {
     static constexpr int PER = 32 / WIDTH, WORDS = GROUP > PER ? GROUP / PER : 1;
+    static constexpr int FIRST = PER > GROUP && GROUP * WIDTH + SHIFT <= 32 ? SHIFT : 0;  // bit of column 0's code
     const uint32_t* words;
+    int64_t ahead;  // bytes
     qg_words w[WORDS];
 
     QG_METHOD void start(const qg_packed& from, int number, int64_t panel) {
+        ahead = QG_AHEAD;
         words = (const uint32_t*)from.part[number] + panel * qg_up(from.k, PER) * 16;
+    }
+    // Panels are walked in turns (gemm.h, `look_ahead`).
+    QG_METHOD void look_ahead(int64_t k, int64_t columns, int64_t apart) {
+        constexpr int64_t LAST = QG_AHEAD / 64 * PER;
+        ahead = QG_AHEAD + (k + LAST >= columns ? (apart - 1) * qg_up(columns, PER) * 64 : 0);
     }
     QG_METHOD void at(int64_t k) {
         const uint32_t* const first = words + (uint64_t)k / PER * 16;
+        QG_UNROLL for (int line = 0; line < GROUP * WIDTH / 32; line++)
+            __builtin_prefetch((const char*)first + ahead + 64 * line);
         QG_UNROLL for (int j = 0; j < WORDS; j++) w[j] = qg_load_words(first + j * 16);
         if (PER > GROUP) {  // a part of a word
             const int skip = (int)((uint64_t)k % PER) * WIDTH;
-            constexpr int SHIFTED = GROUP * WIDTH + SHIFT <= 32 ? SHIFT : 0;
-            QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0].r[i] = w[0].r[i] >> skip << SHIFTED;
+            QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0].r[i] = w[0].r[i] >> skip << FIRST;
         }
     }
     // Column J's code from bit SHIFT on; the other bits hold anything.
     template <int J> QG_METHOD qu code(int i) const {
-        constexpr int RIGHT = J % PER * WIDTH, LEFT = PER > GROUP && GROUP * WIDTH + SHIFT <= 32 ? 0 : SHIFT;
+        constexpr int RIGHT = J % PER * WIDTH, LEFT = SHIFT - FIRST;
         const qu word = w[J / PER].r[i];
         if constexpr (RIGHT >= LEFT) return word >> (RIGHT - LEFT);
         else return word << (LEFT - RIGHT);
     }
 };
 template <int SHIFT, int GROUP> struct qg_plane<0, SHIFT, GROUP> {};
+
+#if defined(QC_AVX512)
+// Byte b of each word of the result holds the eight bits of a word from bit BEGIN + b * BY on; those outside of it are
+// anything. By AVX-512 VBMI, which x86-64-v4 does not promise.
+template <int BEGIN, int BY> struct qg_bits_of_bytes {  // in words of 64 bits
+    uint8_t bit[64];
+    constexpr qg_bits_of_bytes() : bit() {
+        for (int i = 0; i < 64; i++) bit[i] = (uint8_t)((i % 8 / 4 * 32 + BEGIN + i % 4 * BY) & 63);
+    }
+};
+template <int BEGIN, int BY> QC_INLINE qu qg_spread(qu word) {
+    alignas(64) static constexpr qg_bits_of_bytes<BEGIN, BY> all{};
+    qu bytes;
+    asm("vpmultishiftqb %2, %1, %0" : "=v"(bytes) : "v"(*(const qu*)all.bit), "v"(word));
+    return bytes;
+}
+#endif
 
 // The codes of one panel, GROUP columns at a time.
 template <int BITS, int GROUP> struct qg_codes {
@@ -269,19 +296,18 @@ template <int BITS, int GROUP> struct qg_codes {
     qg_plane<LOW, 0, GROUP> low;
     qg_plane<MIDDLE, LOW, GROUP> middle;
     qg_plane<HIGH, LOW + MIDDLE, GROUP> high;
-    int64_t ahead;  // bytes
 
     QG_METHOD void start(const qg_packed& from, int64_t panel) {
-        ahead = QG_AHEAD;
         low.start(from, 0, panel);
         if constexpr (MIDDLE != 0) middle.start(from, 1, panel);
         if constexpr (HIGH != 0) high.start(from, 2, panel);
     }
+    QG_METHOD void look_ahead(int64_t k, int64_t columns, int64_t apart) {
+        low.look_ahead(k, columns, apart);
+        if constexpr (MIDDLE != 0) middle.look_ahead(k, columns, apart);
+        if constexpr (HIGH != 0) high.look_ahead(k, columns, apart);
+    }
     QG_METHOD void at(int64_t k) {
-        // Codes in several planes are bound by arithmetic: one more instruction costs more than it saves.
-        if constexpr (MIDDLE == 0)
-            QG_UNROLL for (int line = 0; line < GROUP * LOW / 32; line++)
-                __builtin_prefetch((const char*)(low.words + k / (32 / LOW) * 16) + ahead + 64 * line);
         low.at(k);
         if constexpr (MIDDLE != 0) middle.at(k);
         if constexpr (HIGH != 0) high.at(k);
@@ -508,8 +534,78 @@ template <int BITS, int OFFSET> struct qg_integers {
     }
 };
 
+// Values are numbers, or numbers times a power of two that a sum of them is multiplied by in the end (UNIT).
+struct qg_whole { static constexpr float UNIT = 1.0f; };
+
+#if defined(QC_AVX512)
+// Codes of BITS bits in two planes that count, plus OFFSET. AVX-512 VBMI, which x86-64-v4 does not promise, makes bytes
+// of four columns at once. A byte becomes the lowest one of a word; with an OFFSET, which turns the highest bit into a
+// sign, the highest one, so that no instruction has to extend the sign, and the number is that of the UNIT.
+template <int BITS, int OFFSET> struct qg_counts_by_bytes {
+    static constexpr bool SIGNED = OFFSET != 0;
+    static_assert(OFFSET == 0 || OFFSET == -(1 << (BITS - 1)), "no sign");
+    static constexpr float UNIT = SIGNED ? 1.0f / (float)(1u << (32 - BITS)) : 1.0f;
+    typedef qg_codes<BITS, 32> planes;
+    static constexpr int LOW = planes::LOW, PER = 32 / LOW, STEPS = PER / 4;
+    static_assert(planes::MIDDLE != 0 && planes::HIGH == 0, "two planes");
+    static constexpr int WORDS = 8;  // most words of bytes of a group
+    __m512i places[4], bytes[WORDS];
+    QG_METHOD void start() {
+        QG_UNROLL for (int b = 0; b < 4; b++) {
+            const __m128i from = _mm_setr_epi32(b, b + 4, b + 8, b + 12);
+            const __m128i place = SIGNED ? _mm_or_si128(_mm_slli_epi32(from, 24), _mm_set1_epi32(0x808080))
+                                         : _mm_or_si128(from, _mm_set1_epi32((int32_t)0x80808000));
+            places[b] = _mm512_broadcast_i32x4(place);
+        }
+    }
+    template <class C> QG_METHOD void at(const C& codes) { make<0>(codes); }
+    // Column J's number over UNIT, and the number.
+    template <int J, class C> QG_METHOD vf units(const C&) const {
+        return vf{{(qf)_mm512_cvtepi32_ps(word<J % PER / STEPS>(bytes[J / PER * STEPS + J % STEPS]))}};
+    }
+    template <int J, class C> QG_METHOD vf value(const C& codes) const {
+        return SIGNED ? units<J>(codes) * vset(UNIT) : units<J>(codes);
+    }
+
+private:
+    static constexpr int TO = SIGNED ? 8 - BITS : 0;  // a code's bit of a byte
+    static constexpr uint32_t ONE = 0x01010101u << TO;
+    // Byte B of each word: by a mask where that is enough, which has more pipes than a shuffle.
+    template <int B> QG_METHOD __m512i word(__m512i x) const {
+        if constexpr (B == 0 && !SIGNED) return _mm512_and_si512(x, _mm512_set1_epi32(255));
+        if constexpr (B == 3 && SIGNED) return _mm512_and_si512(x, _mm512_set1_epi32((int32_t)0xff000000));
+        return _mm512_shuffle_epi8(x, places[B]);
+    }
+    // Bytes I: those of columns S, S + STEPS, … of a word of the wider plane, S = I % STEPS.
+    template <int I, class C> QG_METHOD void make(const C& codes) {
+        constexpr int WIDTH = C::MIDDLE, COUNT = sizeof codes.low.w / sizeof codes.low.w[0] * STEPS;
+        static_assert(COUNT <= WORDS && C::LOW == LOW, "words of a group");
+        if constexpr (I < COUNT) {
+            constexpr int S = I % STEPS, COLUMN = I / STEPS * PER + S, OTHER = 32 / WIDTH, RIGHT = LOW * S - TO;
+            constexpr int BEGIN = COLUMN % OTHER * WIDTH + decltype(codes.middle)::FIRST - LOW - TO;
+            const qu word = codes.low.w[I / STEPS].r[0];
+            const qu low = RIGHT > 0 ? word >> RIGHT : word << -RIGHT;
+            const qu middle = qg_spread<BEGIN, STEPS * WIDTH>(codes.middle.w[COLUMN / OTHER].r[0]);
+            const qu both = qg_select<ONE * ((1 << LOW) - 1)>(low, middle);
+            const __m512i mask = _mm512_set1_epi32((int32_t)(ONE * ((1 << BITS) - 1)));
+            const __m512i sign = _mm512_set1_epi8((char)0x80);
+            bytes[I] = SIGNED ? _mm512_ternarylogic_epi32((__m512i)both, mask, sign, 0x6a)  // both & mask ^ sign
+                              : _mm512_and_si512((__m512i)both, mask);
+            make<I + 1>(codes);
+        }
+    }
+};
+
+// What codes that count have in two planes. For more rows FMA decides, whose pipes vpmultishiftqb takes on a Zen 4.
+template <int BITS, int OFFSET> struct qg_counts_faster {
+    typedef qg_counts_by_bytes<BITS, OFFSET> faster;
+    static constexpr int FASTER_ROWS = 4, FASTER_GROUP = 32 / faster::LOW;
+    static bool runs() { return __builtin_cpu_supports("avx512vbmi"); }
+};
+#endif
+
 // Integers: a code of BITS bits, SIGNED or not, plus OFFSET.
-template <int BITS, bool SIGNED, int OFFSET> struct qg_counts {
+template <int BITS, bool SIGNED, int OFFSET> struct qg_counts : qg_whole {
     QG_METHOD void start() {}
     template <class C> QG_METHOD void at(const C&) {}
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
@@ -532,7 +628,7 @@ private:
 };
 
 // Values from a table of 2^BITS floats, at least 16 of them (a shorter one is repeated).
-template <int BITS, class TABLE> struct qg_lookup {
+template <int BITS, class TABLE> struct qg_lookup : qg_whole {
     qg_table first;
 #if defined(QC_AVX512)
     qg_table second;  // of 32 values
@@ -560,11 +656,19 @@ private:
 
 // Codes that count: on AVX-512 up to 32 of them are looked up, instead of a mask, an addition and a conversion.
 #if defined(QC_AVX512)
-template <int BITS, bool SIGNED, int OFFSET, bool FEW = BITS <= 5 && !SIGNED> struct qg_counting {
+template <int BITS, bool SIGNED, int OFFSET, bool FEW = BITS <= 5 && !SIGNED> struct qg_counting_alone {
     typedef qg_lookup<BITS, qg_integers<BITS, OFFSET>> values;
 };
-template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, false> {
+template <int BITS, bool SIGNED, int OFFSET> struct qg_counting_alone<BITS, SIGNED, OFFSET, false> {
     typedef qg_counts<BITS, SIGNED, OFFSET> values;
+};
+constexpr bool qg_counts_faster_with(int bits, int offset) {
+    return (bits == 3 || bits == 5 || bits == 6) && (offset == 0 || offset == -(1 << (bits - 1)));
+}
+template <int BITS, bool SIGNED, int OFFSET, bool FASTER = !SIGNED && qg_counts_faster_with(BITS, OFFSET)>
+struct qg_counting : qg_counting_alone<BITS, SIGNED, OFFSET> {};
+template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, true> {
+    struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_faster<BITS, OFFSET> {};
 };
 #else
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counting { typedef qg_counts<BITS, SIGNED, OFFSET> values; };
@@ -594,10 +698,11 @@ QC_INLINE qi qg_sum_of_bytes_vnni(qu x) {
 #endif
 
 // Windows of a trellis: the sum of the bytes of a product.
-template <uint32_t MULTIPLIER, bool VNNI = false> struct qg_hashed {
+template <uint32_t MULTIPLIER, bool VNNI = false> struct qg_hashed : qg_whole {
     typedef qg_hashed<MULTIPLIER, true> faster;
 #if defined(QC_AVX512)
     static constexpr int FASTER_ROWS = 1;  // for one row decoding is most of the time
+    static constexpr int FASTER_GROUP = 1;
     static bool runs() { return __builtin_cpu_supports("avx512vnni"); }
 #endif
     QG_METHOD void start() {}
@@ -650,7 +755,7 @@ alignas(64) static constexpr qg_byte_places qg_places_of_bytes;
 
 // 8-bit floats by AVX-512 VBMI, which x86-64-v4 does not promise: bytes of fp32 are looked up for 64 codes at once, and
 // one permutation makes a column of them.
-template <int MANTISSA> struct qg_floats_by_bytes {
+template <int MANTISSA> struct qg_floats_by_bytes : qg_whole {
     static constexpr int WORDS = 2;  // most words of a group, of four columns each
     __m512i tables[4], places[4], second[WORDS], first[WORDS];
     QG_METHOD void start() {
@@ -685,10 +790,10 @@ private:
 #endif
 
 // 8-bit floats. Codes without a number (NaN, infinity) are looked for in a whole group at once.
-template <int MANTISSA> struct qg_floats {
+template <int MANTISSA> struct qg_floats : qg_whole {
 #if defined(QC_AVX512)
     typedef qg_floats_by_bytes<MANTISSA> faster;
-    static constexpr int FASTER_ROWS = 8;
+    static constexpr int FASTER_ROWS = 8, FASTER_GROUP = 1;
     static bool runs() { return __builtin_cpu_supports("avx512vbmi"); }
 #endif
     bool special;

@@ -117,6 +117,8 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_
                     to = vfma(vset(rows.totals[i * rows.groups + group]), decoder[0].offset(), to);
             }
         }
+        if constexpr (D::UNIT != 1.0f)
+            QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0][0] = sum[i][0][0] * vset(D::UNIT);
     }
     for (; k + D::GROUP <= job->k; k += D::GROUP) {
         QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
@@ -208,12 +210,27 @@ QC_COLD void qg_share_few(
     run(job, 0, ctx->scratch);
 }
 
+// Decoder D as up to MAX rows walk it: codes with a plane of one bit, of whose word a decoder's group has a part, twice
+// as many columns at a time where a scale has as many, and for one row a whole word's, so that words are shifted less.
+// More than one row take too long to compile with whole words.
+template <class D, int MAX> struct qg_few_decoder { typedef D type; };
+template <class W, int MAX> struct qg_few_decoder<qg_coded<W>, MAX> {
+    static constexpr int GROUP = MAX == 1 ? 32 : 16;
+    static constexpr bool WIDER = qg_coded<W>::SUMMED && qg_coded<W>::IN_PLANES && W::BITS % 2 == 1 &&
+                                  W::COVERS % 32 == 0 && W::GROUP < GROUP && qg_codes_of<W>::PLANES;
+    struct wider : W { static constexpr int GROUP = qg_few_decoder::GROUP; };
+    typedef std::conditional_t<WIDER, qg_coded<wider>, qg_coded<W>> type;
+};
+
 // Decoder D with its values in instructions that not every processor has, if they have such a form.
 template <class D, class = void> struct qg_faster_of { typedef void type; };
 template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typename W::values::faster))> {
     struct weight : W { typedef typename W::values::faster values; };
     typedef qg_coded<weight> type;
-    static constexpr int ROWS = W::values::FASTER_ROWS;
+    // Values that are multiplied by a UNIT pay where they are summed before.
+    static constexpr bool PAYS = W::GROUP % W::values::FASTER_GROUP == 0 &&
+                                 (W::values::faster::UNIT == 1.0f || qg_coded<W>::SUMMED);
+    static constexpr int ROWS = PAYS ? W::values::FASTER_ROWS : 0;
     static bool runs() {
 #if defined(QG_NOT_FASTER)  // tests leave it out
         return false;
@@ -223,18 +240,24 @@ template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typena
     }
 };
 
-// The task for up to MAX rows: `Task<D, MAX>::run`, with D's faster form where the processor has it and a second copy
-// of the loops is worth its compile.
-template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_task_of() {
+// The task for up to MAX rows at a time, of m: `Task<D, MAX>::run`, with D's faster form where the processor has it and
+// a second copy of the loops is worth its compile.
+template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_task_of(int64_t m) {
 #if defined(QC_AVX512)
-    typedef typename qg_faster_of<D>::type faster;
-    if constexpr (!std::is_void_v<faster>)
-        if constexpr (MAX <= qg_faster_of<D>::ROWS)
-            if (qg_faster_of<D>::runs()) return Task<faster, MAX>::run;
-#endif
+    typedef typename qg_few_decoder<D, MAX>::type walk;
+    typedef typename qg_faster_of<walk>::type faster;
+    if constexpr (!std::is_void_v<faster>) {
+        constexpr int ROWS = qg_faster_of<walk>::ROWS < MAX ? qg_faster_of<walk>::ROWS : MAX;
+        if constexpr (ROWS > 1 || ROWS == MAX)
+            if ((ROWS == MAX || m <= ROWS) && qg_faster_of<walk>::runs()) return Task<faster, ROWS>::run;
+    }
+    return Task<walk, MAX>::run;
+#else
+    (void)m;
     return Task<D, MAX>::run;
+#endif
 }
 
 template <class D, int MAX> static void qg_run_few(qc_ctx* ctx, qg_job* job) {
-    qg_share_few(ctx, job, qg_task_of<D, MAX, qg_few_task>());
+    qg_share_few(ctx, job, qg_task_of<D, MAX, qg_few_task>(job->m));
 }

@@ -154,10 +154,7 @@ template <class W> struct qg_coded {
     // Panels are walked in turns, and `apart` panels on is the one that comes after this: codes behind this one's last
     // ones, which lie in the next panel, are at hand, and those of the later panel are asked for.
     QG_METHOD void look_ahead(int64_t k, int64_t apart) {
-        if constexpr (qg_codes_of<W>::PLANES) {
-            constexpr int64_t PER = 32 / decltype(codes)::LOW, LAST = QG_AHEAD / 64 * PER;
-            codes.ahead = QG_AHEAD + (k + LAST >= from->k ? (apart - 1) * qg_up(from->k, PER) * 64 : 0);
-        }
+        if constexpr (qg_codes_of<W>::PLANES) codes.look_ahead(k, from->k, apart);
     }
     QG_METHOD void ask(int64_t p, int64_t k) const {
         constexpr uint64_t step = W::COVERS ? W::COVERS : 1;
@@ -176,8 +173,12 @@ template <class W> struct qg_coded {
     template <int J> QG_METHOD vf value() const {
         return entries.element(values.template value<J>(codes));
     }
-    // What value() is made of: the code's value, and the scale and the offset of the columns that share them.
-    template <int J> QG_METHOD vf code() const { return values.template value<J>(codes); }
+    // What value() is made of: the code's value over UNIT, and the scale and the offset of the columns that share them.
+    static constexpr float UNIT = OFFSET ? 1.0f : W::values::UNIT;
+    template <int J> QG_METHOD vf code() const {
+        if constexpr (UNIT != 1.0f) return values.template units<J>(codes);
+        else return values.template value<J>(codes);
+    }
     QG_METHOD vf scale() const { return entries.scale(); }
     QG_METHOD vf offset() const { return entries.offset(); }
 };

@@ -88,19 +88,8 @@ struct qi_vnni : qi_dots {
     }
     // As `qi_spread_plain`, with anything in the other bits.
     template <int WIDTH, int FIRST, int STEP, int TO> static QG_METHOD qu spread(qu word) {
-        alignas(64) static constexpr places<WIDTH * FIRST - TO, WIDTH * STEP> all{};
-        qu bytes;
-        asm("vpmultishiftqb %2, %1, %0" : "=v"(bytes) : "v"(*(const qu*)all.bit), "v"(word));
-        return bytes;
+        return qg_spread<WIDTH * FIRST - TO, WIDTH * STEP>(word);
     }
-
-private:
-    template <int BEGIN, int BY> struct places {  // the first bit of each byte, in words of 64 bits
-        uint8_t bit[64];
-        constexpr places() : bit() {
-            for (int i = 0; i < 64; i++) bit[i] = (uint8_t)((i % 8 / 4 * 32 + BEGIN + i % 4 * BY) & 63);
-        }
-    };
 };
 #endif
 
