@@ -19,7 +19,9 @@ import numpy.typing as npt
 import pytest
 from kernel_cases import aligned, gelu, gelu_program, op, residual_program, stored_weight
 
+from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
+from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.kernels.cpu.emit import header
 from qcompiler.kernels.cpu.linear import scratch_bytes
@@ -415,6 +417,67 @@ def test_small_floats_are_the_formats(build: Callable[..., Any], build_folder: P
                     spec.name, lambda x=x: [x, aligned(data), np.empty((len(x), 35), np.float32)], (rows,)
                 )
                 np.testing.assert_array_equal(got[-1], values.T[first : first + rows])
+
+
+PLANES = {  # formats with codes in two planes: parameters, bytes of a block and where its fp16 scale stands in it
+    "q6_K": ({}, 210, 208), "q5_K": ({}, 176, 0), "q3_K": ({}, 110, 108), "q5_0": ({}, 22, 0), "q5_1": ({}, 24, 0),
+    "int3": ({"group": 32}, 0, 0), "int3_zeros": ({"group": 64, "symmetric": False}, 0, 0),
+    "int3_row": ({"group": "row"}, 0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["q6_K", *(pytest.param(k, marks=pytest.mark.slow) for k in PLANES if k != "q6_K")])
+def test_codes_in_two_planes(build: Callable[..., Any], build_folder: Path, isa: str, kind: str) -> None:
+    """Bytes of both planes by AVX-512 VBMI where the processor has it, and what is computed elsewhere: equal bits, with
+    numbers and scales as well that are none, are large or are small."""
+    params, size, at = PLANES[kind]
+    n, k = 37, 512 if "K" in kind else 320
+    fmt = formats.get(kind.partition("_")[0] if "int3" in kind else kind, **params)
+    w = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
+    packed = fmt.encode(w)
+    if size:
+        blocks = np.frombuffer(packed.to_bytes(), np.uint8).reshape(n, -1, size).copy()
+        for row, scale in ((3, np.inf), (20, np.nan), (21, 0), (36, 6e-8)):
+            blocks[row, -1, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+        packed = formats.from_bytes(fmt, n, k, blocks.tobytes())
+    data = aligned(layouts.get("cpu_p16_v2").pack(fmt, "f32", n, k, packed.data))
+    with np.errstate(invalid="ignore"):
+        values = fmt.decode(packed).astype(np.float64)
+    ref = FormatRef(fmt.name, params)
+    stored = Operand(name="w", dtype="f32", access="r", shape=(n, k), format=ref, layout="cpu_p16_v2")
+    specs = {}
+    for m_class in ("1", "2-8"):
+        x = Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1))
+        out = Operand(name="out", dtype="f32", access="w", shape=("m", n), strides=(n, 1))
+        body = LinearKernel(m="m", n=n, k=k, m_class=m_class, has_bias=False)
+        specs[m_class] = KernelSpec(
+            name=f"planes_{kind}_{m_class[0]}", symbols=("m",), operands=(x, stored, out), body=body
+        )
+    kernels = build(list(specs.values()), isa)
+    assert "QG_NOT_FASTER" in kernels.source
+    harness = sys.modules[type(kernels).__module__]
+    found: dict[tuple[int, str], list[Array]] = {}
+    for define in ("", "#define QG_NOT_FASTER 1\n") if isa == V4 else ("",):
+        kernels.library = harness.compile_source(define + kernels.source + harness.PARALLEL, isa, build_folder)
+        for m in (1, 2, 3, 4, 5, 8):
+            name = specs["1" if m == 1 else "2-8"].name
+            for what in ("numbers", "infinite", "none", "large", "small"):
+                x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
+                if what in ("infinite", "none"):
+                    x[m // 2, 77] = np.inf if what == "infinite" else np.nan
+                x *= np.float32({"large": 1e34, "small": 1e-30}.get(what, 1))
+                given = lambda x=x, m=m: [x, data, np.zeros((m, n), np.float32)]  # noqa: E731
+                got = kernels.run_both(name, given, (m,))[-1]
+                found.setdefault((m, what), []).append(got)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    wanted = x.astype(np.float64) @ values.T
+                    terms = np.abs(x.astype(np.float64)) @ np.abs(values.T)
+                exact = np.isfinite(wanted)
+                np.testing.assert_array_equal(got[~exact], wanted[~exact])
+                assert (np.abs(got[exact] - wanted[exact]) <= 1e-6 * terms[exact] + 1e-44).all(), (m, what)
+    for (m, what), results in found.items():
+        if what != "large":  # where a multiple of a sum is no number, elements are summed
+            np.testing.assert_array_equal(results[0], results[-1], f"{m} rows, {what}")
 
 
 def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Callable[..., Any], isa: str) -> None:
