@@ -132,7 +132,7 @@ template <class W> struct qg_coded {
     static constexpr bool OFFSET = W::OFFSET;
     static constexpr bool SUMMED = W::SCALED && SHARED >= 16 && SHARED % 16 == 0 && W::BITS <= 8;
     static constexpr bool IN_PLANES = (W::BITS & (W::BITS - 1)) != 0;  // in more than one
-    // Whether few rows ask for the next panel's entries: not for codes in planes, which arithmetic binds.
+    // Whether few rows ask for the next panel's entries: not for codes in planes, whose own lines are asked for.
     static constexpr bool ASKS = W::SCATTERED && !IN_PLANES;
     const qg_packed* from;
     int64_t panel, until;  // first column of the next entries
