@@ -34,6 +34,7 @@ class Case:
     reference: Callable[..., Any]
     symbols: tuple[tuple[str, int], ...] = ()
     exact: bool = True
+    absolute: float = 1e-7
 
     @property
     def spec(self) -> KernelSpec:
@@ -142,7 +143,7 @@ CASES = [
         op("b", "math.erf", F32, "a"), op("c", "arith.addf", F32, "b", "o"), op("d", "arith.mulf", F32, "in0", "h"),
         op("e", "arith.mulf", F32, "d", "c")], "e",
         lambda x: np.vectorize(lambda v: v * 0.5 * (1 + __import__("math").erf(v * 0.5**0.5)))(x.astype(np.float64)),
-        exact=False),
+        exact=False, absolute=3e-7),  # 1 + erf loses what is far below 1; torch's own gelu is off by up to 1.1e-6
     pointwise("mask_to_bias", "i1", [op("z", "arith.constant", F32, value="0x0p+0"),
               op("m", "arith.constant", F32, value="-inf"), op("s", "arith.select", F32, "in0", "z", "m")], "s",
               lambda x: np.where(x, 0, -np.inf), out=F32),
@@ -174,7 +175,7 @@ def test_loop_matches_numpy(kernels: Any, case: Case) -> None:
         if case.exact:
             assert done[i].tobytes() == expectation.tobytes()
         else:
-            np.testing.assert_allclose(done[i], expectation, rtol=2e-6, atol=1e-7)
+            np.testing.assert_allclose(done[i], expectation, rtol=2e-6, atol=case.absolute)
 
 
 def test_pointwise_kernel_may_run_in_place(kernels: Any) -> None:
