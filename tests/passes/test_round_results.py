@@ -153,10 +153,14 @@ def results_in_bf16(program: Any) -> int:
     return sum(kernel.operands[-1].dtype == "bf16" for kernel in kernels)
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim:0"])
-@pytest.mark.parametrize("options", [{}, {"gated": True}, {"norm_first": True}], ids=str)
-@pytest.mark.parametrize("form", ["nf4", "int8"])
-def test_programs_compute_what_their_recipe_says(form: str, options: dict[str, bool], device: str) -> None:
+SOME = [("cpu", {}, "nf4"), ("cpu", {"gated": True}, "int8"), ("cpu", {"norm_first": True}, "int8"),
+        ("sim:0", {}, "int8")]  # fmt: skip
+OTHERS = [(device, options, form) for device in ("cpu", "sim:0") for options in ({}, {"gated": True},
+          {"norm_first": True}) for form in ("nf4", "int8") if (device, options, form) not in SOME]  # fmt: skip
+
+
+@pytest.mark.parametrize("device, options, form", [*SOME, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)])
+def test_programs_compute_what_their_recipe_says(device: str, options: dict[str, bool], form: str) -> None:
     torch.manual_seed(3)
     model, x = Block(**options).eval(), torch.randn(2, 9, 64)
     for compute in ("bf16", *(("int8",) if form == "int8" else ())):
