@@ -24,7 +24,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from qcompiler.ir import build, qc
+from qcompiler.ir import qc
 from qcompiler.ir.context import qc_context
 from qcompiler.ir.effects import erase_if_dead
 from qcompiler.ir.module import functions, path_of
@@ -94,16 +94,12 @@ def _store_rounded(value: SSAValue) -> None:
 
 def _rebuilt(view: ops.TransposeOp | ops.BroadcastOp) -> SSAValue:
     """The same view of its source, which has another element type now."""
-    builder, source, old = Builder(InsertPoint.before(view)), views.source_of(view), view.results[0]
-    if isinstance(view, ops.TransposeOp):
-        new = build.transpose(builder, source, views.permutation_of(view))
-    else:
-        shape, added = shape_of(old.type), views.added_dims(view)
-        new = build.broadcast_in(builder, source, shape, [d for d in range(len(shape)) if d not in added])
+    new = views.same_view(Builder(InsertPoint.before(view)), view, views.source_of(view))
+    assert new is not None
     made = new.owner
     assert isinstance(made, Operation)
     made.attributes.update(view.attributes)
-    old.replace_all_uses_with(new)
+    view.results[0].replace_all_uses_with(new)
     erase_if_dead(view)
     return new
 

@@ -179,17 +179,7 @@ def _before(value: SSAValue, builder: Builder, accepts: Callable[[ops.GenericOp]
     if not isinstance(view, _VIEWS):
         return _before_loop(value, builder, accepts)
     source = _before(view.operands[0], builder, accepts)
-    if source is None:
-        return None
-    if isinstance(view, ops.TransposeOp):
-        return build.transpose(builder, source, views.permutation_of(view))
-    if isinstance(view, tensor.ExtractSliceOp):
-        part = views.slice_of(view)
-        return None if part is None else build.extract_slice(builder, source, *part)
-    if isinstance(view, ops.BroadcastOp):
-        shape, added = shape_of(value.type), views.added_dims(view)
-        return build.broadcast_in(builder, source, shape, [n for n in range(len(shape)) if n not in added])
-    return build.reshape(builder, source, shape_of(value.type))
+    return None if source is None else views.same_view(builder, view, source)
 
 
 def _before_loop(value: SSAValue, builder: Builder, accepts: Callable[[ops.GenericOp], bool]) -> SSAValue | None:

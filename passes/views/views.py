@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from xdsl.builder import Builder
 from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, TensorType
 from xdsl.dialects.linalg import ops
@@ -161,6 +162,21 @@ def base_of(value: SSAValue) -> SSAValue:
         value = source_of(op)
         op = producer(value)
     return value
+
+
+def same_view(builder: Builder, view: Operation, source: SSAValue) -> SSAValue | None:
+    """The view of another tensor, which has the shape of the one it reads; None for a slice that `slice_of` does not
+    know."""
+    shape = shape_of(view.results[0].type)
+    if isinstance(view, ops.TransposeOp):
+        return build.transpose(builder, source, permutation_of(view))
+    if isinstance(view, tensor.ExtractSliceOp):
+        part = slice_of(view)
+        return None if part is None else build.extract_slice(builder, source, *part)
+    if isinstance(view, ops.BroadcastOp):
+        added = added_dims(view)
+        return build.broadcast_in(builder, source, shape, [n for n in range(len(shape)) if n not in added])
+    return build.reshape(builder, source, shape)
 
 
 def unreshaped(value: SSAValue) -> SSAValue:
