@@ -9,8 +9,8 @@
 // 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). The
 // first block of a task makes words of codes while it multiplies, since shifts and permutations have other pipes than
 // products, and leaves them for the blocks behind it: to make them before takes as long as ten rows of products, most
-// of it waiting for codes. From QB_MANY rows on, where a scale serves few columns, each code is multiplied by it once
-// for all rows: then words are elements rounded to bf16, and sums need no scale.
+// of it waiting for codes. Where a scale serves few columns, and there are three rows or more for two of these, each
+// code is multiplied by it once for all rows: then words are elements rounded to bf16, and sums need no scale.
 #pragma once
 #include "gemm_bf16.h"
 
@@ -18,7 +18,6 @@ enum {
     QB_LEAST = 4,   // fewer rows are multiplied by one panel at a time (gemm_bf16.h)
     QB_HIGH = 8,    // most rows of a block
     QB_MOST = 128,  // most rows of a task
-    QB_MANY = 64,   // rows of a product from which elements are multiplied, where a scale serves few columns
     QB_PANELS_FROM = 65,  // rows for which panels of decoded elements pay, where blocks do not serve any number
     QB_TASK_BYTES = 3 << 19,  // of its rows in order, 128 of 5632 columns; half of that took 1.04 of the time there
     QB_CHUNK = 512,  // columns for which blocks take turns: words of two panels take 32 KiB, two thirds of a Zen 5's L1
@@ -40,31 +39,29 @@ constexpr int64_t qb_block_scratch(int64_t k, int64_t most, bool rounds) {
 }
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
-// LEAST: from so many rows on, D's products are made in blocks (0: never), and up to MOST; for more, panels of decoded
-// elements are faster. WORDS: how blocks come by their words. ELEMENTS: many rows are multiplied by elements.
 enum qb_source {
     QB_ANEW,    // each block makes them
     QB_FIRST,   // the first block of rows makes them, others find them in memory
     QB_BEFORE,  // they are made before, of codes whose decoding takes too many registers beside products
 };
-template <class V> struct qb_counted { static constexpr bool value = false; };
-template <int BITS, bool SIGNED, int OFFSET> struct qb_counted<qg_counts<BITS, SIGNED, OFFSET>> {
-    static constexpr bool value = true;
-};
-template <class D> struct qb_block_policy {
+// WORDS: how blocks come by their words. LEAST: from so many rows on, D's products are made in blocks (0: never), and
+// up to MOST; for more, panels of decoded elements are faster. ELEMENTS: from MANY rows on elements are multiplied.
+struct qb_no_blocks {
     static constexpr qb_source WORDS = QB_ANEW;
     static constexpr int LEAST = 0;
     static constexpr bool ELEMENTS = false;
-    static constexpr int64_t MOST = QB_PANELS_FROM - 1;
+    static constexpr int64_t MANY = INT64_MAX, MOST = QB_PANELS_FROM - 1;
 };
-template <class W> struct qb_block_policy<qg_coded<W>> {
+template <class D> struct qb_block_policy : qb_no_blocks {};
+
+template <class W> struct qb_block_policy<qg_coded<W>> : qb_no_blocks {
     typedef qb_coded<qg_coded<W>> P;
-    static constexpr bool COUNTED = qb_counted<typename W::values>::value;
-    static constexpr bool EASY = W::BITS == 8 ? COUNTED && W::GROUP == 4 : P::LOOKED_UP && P::MIDDLE == 0;
+    static constexpr bool FLOAT = qg_mantissa<qg_coded<W>> != 0;
+    static constexpr bool ONE_PLANE = W::BITS == 8 || (P::LOOKED_UP && P::MIDDLE == 0);
     static constexpr qb_source WORDS = qg_codes_of<W>::PLANES ? QB_FIRST : QB_BEFORE;
-    static constexpr int LEAST = !P::SUMMED ? 0 : EASY ? (int)QB_LEAST : W::BITS == 8 ? (int)QB_HIGH : QB_HIGH + 1;
-    static constexpr bool ELEMENTS =
-        WORDS == QB_FIRST && W::COVERS != 0 && W::COVERS <= 32 && (W::BITS <= 6 || COUNTED);
+    static constexpr int LEAST = !P::SUMMED ? 0 : FLOAT ? 2 : ONE_PLANE ? (int)QB_LEAST : QB_HIGH + 1;
+    static constexpr bool ELEMENTS = WORDS == QB_FIRST && W::COVERS != 0 && W::COVERS <= 32;
+    static constexpr int64_t MANY = W::COVERS * 3 / 2;
     static constexpr int64_t MOST = LEAST == 0 ? (int64_t)QB_PANELS_FROM - 1 : INT64_MAX;
 };
 
@@ -82,22 +79,34 @@ template <> struct qb_coded<qb_plain> {
     static constexpr bool SUMMED = true, LOOKED_UP = false;
     static QG_METHOD int64_t span(int64_t k) { return k / 8 * 8; }
 };
-template <> struct qb_block_policy<qb_plain> {
-    static constexpr qb_source WORDS = QB_ANEW;
+template <> struct qb_block_policy<qb_plain> : qb_no_blocks {
     static constexpr int LEAST = QB_LEAST;
-    static constexpr bool ELEMENTS = false;
     static constexpr int64_t MOST = INT64_MAX;
 };
 template <> struct qb_block_policy<qg_plain<qc_bf16>> : qb_block_policy<qb_plain> {};
 
-// The decoder whose products are made in blocks.
-template <class D> struct qb_block_decoder { typedef D type; };
-template <> struct qb_block_decoder<qg_plain<qc_bf16>> { typedef qb_plain type; };
+// The decoder whose products are made in blocks, and whether the processor has its instructions: AVX512-BF16, and for
+// 8-bit floats AVX-512 VBMI, which all but the first processors with AVX512-BF16 have (Cooper Lake).
+template <class D> struct qb_block_decoder {
+    typedef D type;
+    static bool runs() { return __builtin_cpu_supports("avx512bf16"); }
+};
+template <> struct qb_block_decoder<qg_plain<qc_bf16>> : qb_block_decoder<qb_plain> {};
+template <class W> struct qb_block_decoder<qg_coded<W>> {
+    typedef qg_coded<W> D;
+    static constexpr bool BY_BYTES = qb_coded<D>::SUMMED && qb_block_policy<D>::FLOAT;
+    typedef std::conditional_t<BY_BYTES, typename qg_faster_of<D>::type, D> type;
+    static bool runs() {
+        if constexpr (BY_BYTES)
+            if (!qg_faster_of<D>::runs()) return false;
+        return __builtin_cpu_supports("avx512bf16");
+    }
+};
 
 // --- codes as words --------------------------------------------------------------------------------------------------
 
 // A walk over a panel: `at` moves to COLUMNS columns, of which word<J>() has two. Rows of x are in the same order.
-template <class D, bool = qb_coded<D>::LOOKED_UP> struct qb_walk {
+template <class D, bool = qb_coded<D>::LOOKED_UP, int = qg_mantissa<D>> struct qb_walk {
     typedef decltype(D::entries) W;
     typedef qb_coded<D> P;
     typedef qb_table<W> table;
@@ -108,20 +117,17 @@ template <class D, bool = qb_coded<D>::LOOKED_UP> struct qb_walk {
         words.start(job->packed, panel);
         words.words += k / COLUMNS * 16;
     }
-    QG_METHOD void at(int64_t k, int64_t ahead) {
-        __builtin_prefetch((const char*)words.words + ahead);
-        words.read(k);
-    }
+    QG_METHOD void at(int64_t k, int64_t ahead, const table&) { words.at(k, ahead); }
     template <int J> QG_METHOD qu word(const table& values) const { return values.look(words.pair(J)); }
 };
-template <class D> struct qb_walk<D, false> {
+template <class D> struct qb_walk<D, false, 0> {
     typedef decltype(D::entries) W;
     struct table { QG_METHOD void load() {} };
     static constexpr int COLUMNS = W::GROUP;
     static constexpr int64_t LINE = 16 * W::GROUP;
     D decoder;
     QG_METHOD void start(const qg_job* job, int64_t panel, int64_t) { decoder.start(job, panel); }
-    QG_METHOD void at(int64_t k, int64_t) { decoder.codes_at(k); }
+    QG_METHOD void at(int64_t k, int64_t, const table&) { decoder.codes_at(k); }
     template <int J> QG_METHOD qu word(const table&) const {
         const vf even = decoder.template code<2 * J>(), odd = decoder.template code<2 * J + 1>();
         if constexpr (W::EXACT) return qb_upper_halves(even.r[0], odd.r[0]);
@@ -129,7 +135,37 @@ template <class D> struct qb_walk<D, false> {
     }
 };
 
-template <> struct qb_walk<qb_plain, false> {
+// 8-bit floats: both bytes of the bf16 of four columns are looked up at once.
+template <class D, int MANTISSA> struct qb_walk<D, false, MANTISSA> {
+    typedef qg_float_table<MANTISSA> bytes;
+    struct table : bytes {
+        __m512i pair[2];
+        QG_METHOD void load() {
+            bytes::load();
+            QG_UNROLL for (int i = 0; i < 2; i++) pair[i] = _mm512_load_si512(qg_places_of_bytes.pair[i]);
+        }
+    };
+    static constexpr int COLUMNS = 4;
+    static constexpr int64_t LINE = 64;
+    const char* codes;
+    __m512i second, first;
+    QG_METHOD void start(const qg_job* job, int64_t panel, int64_t k) {
+        codes = job->packed.part[0] + (panel * qg_up(job->k, COLUMNS) + k / COLUMNS) * LINE;
+    }
+    QG_METHOD void at(int64_t, int64_t ahead, const table& values) {
+        __builtin_prefetch(codes + ahead);
+        const __m512i code = _mm512_loadu_si512(codes);
+        second = values.second(code), first = values.first(code);
+        codes += LINE;
+    }
+    template <int J> QG_METHOD qu word(const table& values) const {
+        __m512i both = second;
+        asm("vpermt2b %2, %1, %0" : "+v"(both) : "v"(values.pair[J]), "v"(first));
+        return (qu)both;
+    }
+};
+
+template <> struct qb_walk<qb_plain, false, 0> {
     struct table { QG_METHOD void load() {} };
     static constexpr int COLUMNS = 8;
     static constexpr int64_t LINE = 256;
@@ -137,7 +173,7 @@ template <> struct qb_walk<qb_plain, false> {
     QG_METHOD void start(const qg_job* job, int64_t panel, int64_t k) {
         numbers = job->codes + 32 * (panel * job->k + k) - LINE;
     }
-    QG_METHOD void at(int64_t, int64_t ahead) {
+    QG_METHOD void at(int64_t, int64_t ahead, const table&) {
         numbers += LINE;
         QG_UNROLL for (int line = 0; line < LINE; line += 64) __builtin_prefetch(numbers + ahead + line);
     }
@@ -153,7 +189,7 @@ template <class D> struct qb_element_walk {
     static constexpr int64_t LINE = 64;
     D decoder;
     QG_METHOD void start(const qg_job* job, int64_t panel, int64_t) { decoder.start(job, panel); }
-    QG_METHOD void at(int64_t k, int64_t) {
+    QG_METHOD void at(int64_t k, int64_t, const table&) {
         decoder.ask(decoder.panel + QG_NP, k);
         decoder.look_ahead(k, QG_NP);
         decoder.at(k);
@@ -205,87 +241,47 @@ template <class D, int MR> static void qb_begin(const qb_unit& unit, const qb_ro
         QG_UNROLL for (int p = 0; p < 2; p++) q_store(tile + (i * QG_NP + p) * 16, sum[i][p]);
 }
 
-// Two columns: MR rows of x times a word of each panel.
-template <int MR, int SUMS> QC_INLINE void qb_block_step(
-    int j, qu first, qu second, const char* const* row, int64_t stride, qf (&part)[MR][2][SUMS]) {
-    QG_UNROLL for (int i = 0; i < MR; i++) {
-        const qu x = qb_broadcast(row[i / 3] + i % 3 * stride + 4 * j);
-        qb_dot(part[i][0][j % SUMS], first, x);
-        qb_dot(part[i][1][j % SUMS], second, x);
-    }
-}
-template <class Walk, int MR, int SUMS, bool STORES> struct qb_walk_step {
-    const Walk (&walk)[2];
-    const typename Walk::table& table;
-    const char* const* row;
-    int64_t stride;
-    qf (&part)[MR][2][SUMS];
-    uint32_t* to;
-    template <int J> QG_METHOD void step() {
-        const qu first = walk[0].template word<J>(table), second = walk[1].template word<J>(table);
-        if (STORES) q_store((int32_t*)to + 32 * J, (qi)first), q_store((int32_t*)to + 32 * J + 16, (qi)second);
-        qb_block_step<MR, SUMS>(J, first, second, row, stride, part);
-    }
-};
-
-// Where a block's words come from.
-enum qb_form { QB_MAKES, QB_STORES, QB_FINDS };
-
-// Columns [k0, k1), of whole scales but where these cover more than a chunk: MR rows times both panels. Row pointers
-// are kept for every third row. `asks`: for the next unit's scales.
-template <class D, int MR, qb_form FORM, bool ELEMENTS> QC_COLD void qb_block(
-    const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
-    typedef std::conditional_t<ELEMENTS, qb_element_walk<D>, qb_walk<D>> walk_of;
-    constexpr int THIRDS = (MR + 2) / 3, SUMS = MR <= 4 ? 2 : 1;
-    const qg_job* const job = unit.job;
-    const int64_t span = qb_coded<D>::span(job->k), stride = rows.ordered_stride;
-    const int64_t piece = ELEMENTS ? (int64_t)QB_CHUNK : qc_min(span, QB_CHUNK);
-    // Behind a panel's codes lie those of the other one, and then those of this one's successor, which are next.
-    const int64_t bytes = qg_up(job->k, walk_of::COLUMNS) * walk_of::LINE;
-    const int64_t last = job->k - QG_AHEAD / walk_of::LINE * walk_of::COLUMNS;
-    [[maybe_unused]] typename walk_of::table table;
-    [[maybe_unused]] walk_of walk[2];
-    if constexpr (FORM != QB_FINDS) table.load(), walk[0].start(job, unit.panel, k0), walk[1].start(job, unit.next, k0);
-    uint32_t* word = unit.words;
+// What a block's loops have in registers: its sums, and pointers to every third row of x in order.
+template <int MR> struct qb_block_sums {
+    static constexpr int THIRDS = (MR + 2) / 3, SUMS = MR <= 4 ? 2 : 1;
     const char* row[THIRDS];
-    QG_UNROLL for (int t = 0; t < THIRDS; t++) {
-        row[t] = rows.ordered + 3 * t * stride + 2 * k0;
-        asm("" : "+r"(row[t]));  // a register of its own
-    }
-    // One pointer for each thing: registers are scarce here.
-    const float* scale = unit.scale + k0 / span * 32;
-    for (int64_t k = k0; k < k1; k += piece, scale += 32) {  // a scale each; a longer one has one piece
-        if (asks && !ELEMENTS) {
-            decltype(D::entries)::ask(job->packed, unit.next + 1, k);
-            decltype(D::entries)::ask(job->packed, unit.next + 2, k);
+    int64_t stride;
+    qf part[MR][2][SUMS];
+
+    QG_METHOD void start(const qb_rows& rows, int64_t k0) {
+        stride = rows.ordered_stride;
+        QG_UNROLL for (int t = 0; t < THIRDS; t++) {
+            row[t] = rows.ordered + 3 * t * stride + 2 * k0;
+            asm("" : "+r"(row[t]));  // a register of its own
         }
-        qf part[MR][2][SUMS];
+    }
+    QG_METHOD void clear() {
         QG_UNROLL for (int i = 0; i < MR; i++)
             QG_UNROLL for (int p = 0; p < 2; p++)
                 QG_UNROLL for (int s = 0; s < SUMS; s++) part[i][p][s] = (qf){};
-        const int64_t end = qc_min(k + piece, k1);
-        const auto advance = [&](int columns) __attribute__((always_inline)) {
-            QG_UNROLL for (int t = 0; t < THIRDS; t++) {
-                row[t] += 2 * columns;
-                asm("" : "+r"(row[t]));
-            }
-        };
-        if constexpr (FORM == QB_FINDS) {
-            for (const uint32_t* const stop = word + 16 * (end - k); word != stop; word += 64) {
-                const int32_t* const w = (const int32_t*)word;
-                qb_block_step<MR, SUMS>(0, (qu)q_load(w), (qu)q_load(w + 16), row, stride, part);
-                qb_block_step<MR, SUMS>(1, (qu)q_load(w + 32), (qu)q_load(w + 48), row, stride, part);
-                advance(4);
-            }
-        } else {
-            for (int64_t at = k; at < end; at += walk_of::COLUMNS, word += 16 * walk_of::COLUMNS) {
-                const int64_t ahead = QG_AHEAD + (at >= last ? bytes : 0);
-                QG_UNROLL for (int p = 0; p < 2; p++) walk[p].at(at, ahead);
-                qb_walk_step<walk_of, MR, SUMS, FORM == QB_STORES> body{walk, table, row, stride, part, word};
-                qg_steps<0, walk_of::COLUMNS / 2>(body, walk_of::COLUMNS / 2);
-                advance(walk_of::COLUMNS);
+    }
+    QG_METHOD void advance(int columns) {
+        QG_UNROLL for (int t = 0; t < THIRDS; t++) {
+            row[t] += 2 * columns;
+            asm("" : "+r"(row[t]));
+        }
+    }
+    // Columns 2 j and 2 j + 1 from here: MR rows of x times a word of each panel. A word of x is broadcast once for
+    // both panels, or with FROM_MEMORY read by each product.
+    template <bool FROM_MEMORY> QG_METHOD void step(int j, qu first, qu second) {
+        QG_UNROLL for (int i = 0; i < MR; i++) {
+            const char* const at = row[i / 3] + i % 3 * stride + 4 * j;
+            qf &to = part[i][0][j % SUMS], &other = part[i][1][j % SUMS];
+            if constexpr (FROM_MEMORY) {
+                qb_dot(to, first, (const qb_word*)at), qb_dot(other, second, (const qb_word*)at);
+            } else {
+                const qu x = qb_broadcast(at);
+                qb_dot(to, first, x), qb_dot(other, second, x);
             }
         }
+    }
+    // tile += scale * sums; elements have their scales in them.
+    template <bool ELEMENTS> QG_METHOD void add_to(float* tile, const float* scale) const {
         QG_UNROLL for (int p = 0; p < 2; p++) {
             [[maybe_unused]] qf factor;
             if constexpr (!ELEMENTS) factor = q_load(scale + 16 * p);
@@ -297,17 +293,101 @@ template <class D, int MR, qb_form FORM, bool ELEMENTS> QC_COLD void qb_block(
             }
         }
     }
+};
+
+// Columns of which sums are added to the tile at once: those of a scale, or a part of them.
+template <bool ELEMENTS> QC_INLINE int64_t qb_piece(int64_t span) {
+    return ELEMENTS ? (int64_t)QB_CHUNK : qc_min(span, QB_CHUNK);
 }
+
+template <class Walk, int MR, bool STORES, bool FROM_MEMORY> struct qb_walk_step {
+    const Walk (&walk)[2];
+    const typename Walk::table& table;
+    qb_block_sums<MR>& sums;
+    uint32_t* to;
+    template <int J> QG_METHOD void step() {
+        const qu first = walk[0].template word<J>(table), second = walk[1].template word<J>(table);
+        if (STORES) q_store((int32_t*)to + 32 * J, (qi)first), q_store((int32_t*)to + 32 * J + 16, (qi)second);
+        sums.template step<FROM_MEMORY>(J, first, second);
+    }
+};
+
+// Columns [k0, k1), of whole scales but where these cover more than a chunk: MR rows times both panels, whose words
+// this block makes, and STORES for others perhaps. `asks`: for the next unit's scales.
+template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD void qb_block(
+    const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
+    typedef std::conditional_t<ELEMENTS, qb_element_walk<D>, qb_walk<D>> walk_of;
+    const qg_job* const job = unit.job;
+    const int64_t span = qb_coded<D>::span(job->k), piece = qb_piece<ELEMENTS>(span);
+    // Behind a panel's codes lie those of the other one, and then those of this one's successor, which are next.
+    const int64_t bytes = qg_up(job->k, walk_of::COLUMNS) * walk_of::LINE;
+    const int64_t last = job->k - QG_AHEAD / walk_of::LINE * walk_of::COLUMNS;
+    typename walk_of::table table;
+    walk_of walk[2];
+    table.load(), walk[0].start(job, unit.panel, k0), walk[1].start(job, unit.next, k0);
+    uint32_t* word = unit.words;
+    qb_block_sums<MR> sums;
+    sums.start(rows, k0);
+    // One pointer for each thing: registers are scarce here.
+    const float* scale = unit.scale + k0 / span * 32;
+    for (int64_t k = k0; k < k1; k += piece, scale += 32) {  // a scale each; a longer one has one piece
+        if (asks && !ELEMENTS) {
+            decltype(D::entries)::ask(job->packed, unit.next + 1, k);
+            decltype(D::entries)::ask(job->packed, unit.next + 2, k);
+        }
+        sums.clear();
+        const int64_t end = qc_min(k + piece, k1);
+        for (int64_t at = k; at < end; at += walk_of::COLUMNS, word += 16 * walk_of::COLUMNS) {
+            const int64_t ahead = QG_AHEAD + (at >= last ? bytes : 0);
+            QG_UNROLL for (int p = 0; p < 2; p++) walk[p].at(at, ahead, table);
+            qb_walk_step<walk_of, MR, STORES, FROM_MEMORY> body{walk, table, sums, word};
+            qg_steps<0, walk_of::COLUMNS / 2>(body, walk_of::COLUMNS / 2);
+            sums.advance(walk_of::COLUMNS);
+        }
+        sums.template add_to<ELEMENTS>(tile, scale);
+    }
+}
+
+// The same with words that another block has left, whatever they are of: for each `piece` of columns there is a scale,
+// `apart` floats from the next one.
+template <int MR, bool FROM_MEMORY> QC_COLD void qb_block_of_words(
+    const uint32_t* words, const qb_rows& rows, const float* scale, int64_t apart, int64_t piece, int64_t k0,
+    int64_t k1, float* tile) {
+    const int32_t* word = (const int32_t*)words;
+    qb_block_sums<MR> sums;
+    sums.start(rows, k0);
+    for (int64_t k = k0; k < k1; k += piece, scale += apart) {
+        sums.clear();
+        for (const int32_t* const stop = word + 16 * (qc_min(k + piece, k1) - k); word != stop; word += 64) {
+            sums.template step<FROM_MEMORY>(0, (qu)q_load(word), (qu)q_load(word + 16));
+            sums.template step<FROM_MEMORY>(1, (qu)q_load(word + 32), (qu)q_load(word + 48));
+            sums.advance(4);
+        }
+        sums.template add_to<false>(tile, scale);
+    }
+}
+
+// Scales of elements, which have theirs in them.
+alignas(64) static const float qb_ones[32] = {
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+};
 
 // `count` rows, at most QB_HIGH, by the smallest block that takes them; rows behind them hold anything, and their sums
 // are not read.
-template <class D, qb_form FORM, bool ELEMENTS> QC_INLINE void qb_block_rows(
+template <class D, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_INLINE void qb_block_rows(
     int64_t count, const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
-    if constexpr (FORM == QB_MAKES)
-        if (count <= 4) return qb_block<D, 4, FORM, ELEMENTS>(unit, rows, asks, k0, k1, tile);
-    if constexpr (!ELEMENTS)
-        if (count <= 6) return qb_block<D, 6, FORM, ELEMENTS>(unit, rows, asks, k0, k1, tile);
-    qb_block<D, 8, FORM, ELEMENTS>(unit, rows, asks, k0, k1, tile);
+    if constexpr (!STORES) {  // else other blocks follow
+        if (count <= 4) return qb_block<D, 4, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, asks, k0, k1, tile);
+        if (count <= 6) return qb_block<D, 6, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, asks, k0, k1, tile);
+    }
+    qb_block<D, 8, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, asks, k0, k1, tile);
+}
+template <bool FROM_MEMORY> static void qb_rows_of_words(
+    int64_t count, const uint32_t* words, const qb_rows& rows, const float* scale, int64_t apart, int64_t piece,
+    int64_t k0, int64_t k1, float* tile) {
+    const auto block = count <= 2 ? qb_block_of_words<2, FROM_MEMORY> : count <= 4 ? qb_block_of_words<4, FROM_MEMORY>
+                     : count <= 6 ? qb_block_of_words<6, FROM_MEMORY> : qb_block_of_words<8, FROM_MEMORY>;
+    block(words, rows, scale, apart, piece, k0, k1, tile);
 }
 
 template <class Walk> struct qb_make_step {
@@ -323,7 +403,7 @@ template <class Walk> struct qb_make_step {
 template <class Walk> static void qb_make(
     Walk (&walk)[2], const typename Walk::table& table, int64_t k, int64_t end, uint32_t* to) {
     for (; k < end; k += Walk::COLUMNS, to += 16 * Walk::COLUMNS) {
-        walk[0].at(k, QG_AHEAD), walk[1].at(k, QG_AHEAD);
+        walk[0].at(k, QG_AHEAD, table), walk[1].at(k, QG_AHEAD, table);
         qb_make_step<Walk> body{walk, table, to};
         qg_steps<0, Walk::COLUMNS / 2>(body, Walk::COLUMNS / 2);
     }
@@ -352,24 +432,24 @@ template <class D> static void qb_rest(const qb_unit& unit, int64_t count, const
 
 // --- the work --------------------------------------------------------------------------------------------------------
 
-// Rows [m0, m0 + count) of the result times one unit. Blocks have nearly equal heights, and QB_HIGH rows of the tile.
-template <class D, qb_source WORDS, bool ELEMENTS> static void qb_multiply(
+// Rows [m0, m0 + count) of the result times one unit, in blocks of QB_HIGH rows and a last one of those that are left.
+// BOTH: blocks that make words are compiled in both forms, which takes long, and is worth it where there is only one.
+template <class D, qb_source WORDS, bool ELEMENTS, bool BOTH> static void qb_multiply(
     const qb_unit& unit, const qb_rows& rows, int64_t m0, int64_t count, float* tile) {
     typedef decltype(D::entries) W;
     static_assert(W::COVERS % 16 == 0, "whole steps");
     static_assert(W::COVERS <= QB_CHUNK || W::COVERS % QB_CHUNK == 0, "a piece has one scale");
     const qg_job* const job = unit.job;
-    const int64_t blocks = qg_up(count, QB_HIGH), span = qb_coded<D>::span(job->k), whole = span * rows.groups;
+    const int64_t span = qb_coded<D>::span(job->k), whole = span * rows.groups;
     const auto each = [&](auto f) __attribute__((always_inline)) {
-        for (int64_t b = 0; b < blocks; b++) {
-            const int64_t i = qc_share(count, b, blocks);
+        for (int64_t i = 0; i < count; i += QB_HIGH) {
             qb_rows own = rows;
             own.x += i * rows.stride, own.ordered += i * rows.ordered_stride, own.total += i * rows.groups;
-            f(i, qc_share(count, b + 1, blocks) - i, own, tile + b * QB_HIGH * QG_NP * 16);
+            f(i, qc_min(count - i, QB_HIGH), own, tile + i * QG_NP * 16);
         }
     };
     if constexpr (ELEMENTS) {
-        memset(tile, 0, sizeof(float) * (size_t)(blocks * QB_HIGH * QG_NP * 16));
+        memset(tile, 0, sizeof(float) * (size_t)(qg_up(count, QB_HIGH) * QB_HIGH * QG_NP * 16));
     } else {
         qb_prepare<D>(unit);
         each([&](int64_t, int64_t, const qb_rows& own, float* to) { qb_begin<D, QB_HIGH>(unit, own, to); });
@@ -377,15 +457,25 @@ template <class D, qb_source WORDS, bool ELEMENTS> static void qb_multiply(
     [[maybe_unused]] qb_walk<D> walk[2];
     [[maybe_unused]] typename qb_walk<D>::table table;
     if constexpr (WORDS == QB_BEFORE) table.load(), walk[0].start(job, unit.panel, 0), walk[1].start(job, unit.next, 0);
+    [[maybe_unused]] const bool from_memory = !qg_broadcasts();
     const int64_t chunk = span > 0 && span < QB_CHUNK ? QB_CHUNK / span * span : (int64_t)QB_CHUNK;
     for (int64_t k = 0; k < whole; k += chunk) {
         const int64_t end = qc_min(k + chunk, whole);
         if constexpr (WORDS == QB_BEFORE) qb_make(walk, table, k, end, unit.words);
         each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
             if (end == whole) qg_ask_for_targets(job, unit.panel, unit.next + 1 - unit.panel, m0 + i, high);
-            constexpr qb_form FIRST = WORDS == QB_ANEW ? QB_MAKES : WORDS == QB_FIRST ? QB_STORES : QB_FINDS;
-            if (WORDS != QB_FIRST || i == 0) qb_block_rows<D, FIRST, ELEMENTS>(high, unit, own, i == 0, k, end, to);
-            else qb_block_rows<D, QB_FINDS, ELEMENTS>(high, unit, own, false, k, end, to);
+            if constexpr (WORDS != QB_BEFORE)
+                if (WORDS == QB_ANEW || i == 0) {
+                    if (BOTH && from_memory)
+                        return qb_block_rows<D, WORDS == QB_FIRST, ELEMENTS, BOTH>(
+                            high, unit, own, i == 0, k, end, to);
+                    return qb_block_rows<D, WORDS == QB_FIRST, ELEMENTS, false>(high, unit, own, i == 0, k, end, to);
+                }
+            if constexpr (WORDS != QB_ANEW) {
+                const auto multiply = from_memory ? qb_rows_of_words<true> : qb_rows_of_words<false>;
+                const float* const scale = ELEMENTS ? qb_ones : unit.scale + k / span * 32;
+                multiply(high, unit.words, own, scale, ELEMENTS ? 0 : 32, qb_piece<ELEMENTS>(span), k, end, to);
+            }
         });
     }
     each([&](int64_t i, int64_t high, const qb_rows& own, float* to) {
@@ -428,7 +518,8 @@ template <class D, class T> static qb_rows qb_load_rows(
     typedef decltype(D::entries) W;
     const int64_t k = job->k, span = qb_coded<D>::span(k), groups = span > 0 ? k / span : 0, stride = qb_apart(k);
     constexpr bool SAME = qb_same<T>::value, LOOKED_UP = qb_coded<D>::LOOKED_UP;
-    const bool summed = !qb_block_policy<D>::ELEMENTS || job->m < QB_MANY;  // else elements have their offsets in them
+    // Elements have their offsets in them.
+    const bool summed = !qb_block_policy<D>::ELEMENTS || job->m < qb_block_policy<D>::MANY;
     uint16_t* const rounded = LOOKED_UP ? ordered + (count + QB_HIGH) * stride : ordered;
     qb_rows rows = {(const char*)rounded, 2 * stride, (const char*)ordered, 2 * stride, total, groups};
     if constexpr (SAME) rows.x = job->x + 2 * m0 * job->x_row, rows.stride = 2 * job->x_row;
@@ -447,7 +538,8 @@ template <class D, class T> static qb_rows qb_load_rows(
     return rows;
 }
 
-template <class D, class T> static void qb_block_task(void* arg, int64_t task, char* scratch) {
+// ROWS: most rows of a task, where they are known to be few.
+template <class D, class T, int64_t ROWS> static void qb_block_task(void* arg, int64_t task, char* scratch) {
     typedef qb_block_policy<D> policy;
     const qb_call* const call = (const qb_call*)arg;
     const qg_job* const job = call->job;
@@ -464,32 +556,33 @@ template <class D, class T> static void qb_block_task(void* arg, int64_t task, c
     for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
         const int64_t panel = u * QG_NP;
         const qb_unit unit = {job, panel, qc_min(panel + QG_NP, panels) - 1, scale, offset, words};
-        if constexpr (policy::ELEMENTS)
-            if (job->m >= QB_MANY) {
-                qb_multiply<D, policy::WORDS, true>(unit, rows, m0, count, tile);
+        if constexpr (policy::ELEMENTS && ROWS > QB_HIGH)
+            if (job->m >= policy::MANY) {
+                qb_multiply<D, policy::WORDS, true, false>(unit, rows, m0, count, tile);
                 continue;
             }
-        if constexpr (policy::WORDS == QB_FIRST && policy::LEAST < QB_HIGH)
-            if (count <= QB_HIGH) {  // one block
-                qb_multiply<D, QB_ANEW, false>(unit, rows, m0, count, tile);
+        if constexpr (policy::WORDS == QB_FIRST && policy::LEAST <= QB_HIGH)
+            if (ROWS <= QB_HIGH || count <= QB_HIGH) {  // one block
+                qb_multiply<D, QB_ANEW, false, ROWS <= QB_HIGH>(unit, rows, m0, count, tile);
                 continue;
             }
-        qb_multiply<D, policy::WORDS, false>(unit, rows, m0, count, tile);
+        if constexpr (policy::WORDS != QB_FIRST || ROWS > QB_HIGH)
+            qb_multiply<D, policy::WORDS, false, false>(unit, rows, m0, count, tile);
     }
 }
 
-// QB_LEAST rows or more of T. There is scratch for `most` rows at a time.
-template <class D, class T> static void qb_run_blocks(qc_ctx* ctx, qg_job* job, int64_t most) {
+// As many rows of T as the policy takes, or more. There is scratch for ROWS of them at a time.
+template <class D, class T, int64_t ROWS> static void qb_run_blocks(qc_ctx* ctx, qg_job* job) {
     const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP), threads = ctx->num_threads;
     const int64_t worth = panels * job->k * (job->m + 3) / 3 / QG_TASK;
-    qb_call call = {job, qg_up(job->m, qc_min(most, qb_rows_of_task(job->k))), 1};
+    qb_call call = {job, qg_up(job->m, qc_min(ROWS, qb_rows_of_task(job->k))), 1};
     // Each task puts its rows of x in order itself, so there are about two for a thread, or three that are shorter
     // where there are several chunks of rows; and as many for each of them where one chunk allows it.
     const int64_t useful = threads > 1 ? qc_min(worth, (call.chunks > 1 ? 3 : 2) * threads) : 1;
     const int64_t wanted = useful > threads ? useful / threads * threads : useful;
     call.groups = qc_max(1, qc_min(units, qg_up(wanted, call.chunks)));
     const int64_t tasks = call.chunks * call.groups;
-    if (tasks > 1 && threads > 1) return ctx->parallel(ctx, tasks, qb_block_task<D, T>, &call);
-    for (int64_t task = 0; task < tasks; task++) qb_block_task<D, T>(&call, task, ctx->scratch);
+    if (tasks > 1 && threads > 1) return ctx->parallel(ctx, tasks, qb_block_task<D, T, ROWS>, &call);
+    for (int64_t task = 0; task < tasks; task++) qb_block_task<D, T, ROWS>(&call, task, ctx->scratch);
 }
 #endif

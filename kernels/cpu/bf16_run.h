@@ -14,7 +14,7 @@ template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb
     qc_ctx* ctx, qg_job* job) {
     constexpr int BLOCKS = qb_block_policy<D>::LEAST, LEAST = ROWS < BLOCKS ? 0 : BLOCKS;
     if constexpr (LEAST > 0)
-        if (job->m >= LEAST) return qb_run_blocks<typename qb_block_decoder<D>::type, T>(ctx, job, ROWS);
+        if (job->m >= LEAST) return qb_run_blocks<typename qb_block_decoder<D>::type, T, ROWS>(ctx, job);
     constexpr int FEW = LEAST == 0 || LEAST > MAX ? MAX : LEAST - 1;
     qg_share_few(ctx, job, qb_few_task<D, T, FEW>);
 }
@@ -28,15 +28,10 @@ template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb
 // values, and so do codes in two planes, which take longer in fp32.
 //
 // Elsewhere one row of codes of 8 bits: making pairs of them takes longer than the products that these save (0.8 to 0.9
-// of the time on a Zen 4). Where fp32 has a faster decoder, up to QB_ROWS_IN_FLOATS (8-bit floats on a Zen 4: 0.4 of
-// the time for one row, 0.65 for four, 1.0 for eight).
+// of the time on a Zen 4).
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
-enum { QB_ROWS_IN_FLOATS = 4 };
 template <class D> QC_INLINE int64_t qb_rows_in_floats(const qc_ctx* ctx) {
-    if (ctx->bf16_units == QC_BF16_TILES) return qb_coded<D>::FLOATS;
-    if constexpr (qb_coded<D>::ALONE && !std::is_void_v<typename qg_faster_of<D>::type>)
-        if (qg_faster_of<D>::runs()) return QB_ROWS_IN_FLOATS;
-    return qb_coded<D>::ALONE;
+    return ctx->bf16_units == QC_BF16_TILES ? qb_coded<D>::FLOATS : qb_coded<D>::ALONE;
 }
 #endif
 
@@ -48,7 +43,7 @@ template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job*
         if (job->m <= qb_rows_in_floats<D>(ctx)) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (MAX > 1)
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
-    if (__builtin_cpu_supports("avx512bf16")) return qb_run_straight<D, T, MAX, MAX>(ctx, job);
+    if (qb_block_decoder<D>::runs()) return qb_run_straight<D, T, MAX, MAX>(ctx, job);
 #endif
     qg_run_few<D, MAX>(ctx, job);
 }
@@ -57,7 +52,7 @@ template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job*
 // the job runs in fp32 as it is. `m`: as of `qb_run_few`.
 template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
-    if (__builtin_cpu_supports("avx512bf16")) {
+    if (qb_block_decoder<D>::runs()) {
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
         constexpr int64_t MOST = MAX > 0 ? qb_block_policy<D>::MOST : 0;
         if constexpr (MOST == INT64_MAX) {

@@ -7,14 +7,11 @@
 //     3 … 8 rows   straight from codes, which are summed as they are over the columns of a scale of 16 or more, as
 //                  few_rows.h does for one and two rows.
 //     9 … 16       two blocks of six or eight rows, where a scale has 32 columns or more. On a Zen 4, of any weight,
-//                  one block of twelve or sixteen rows by one panel.
+//                  one block of twelve or sixteen rows by one panel. 8-bit floats only where AVX-512 VBMI decodes them.
 //     more         passes over up to 128 rows. The first block multiplies what it decodes, and stores it for the
 //                  others. An element's additions have gemm.h's order, in blocks of k.
 #pragma once
 #include "few_rows.h"
-#if defined(QC_AVX512)
-#include <cpuid.h>
-#endif
 
 enum {
     QG_FIRST_PASS = 9,  // from so many rows on, passes are faster than decoding panels and then multiplying them
@@ -61,28 +58,6 @@ static void qg_by_columns(const float* x, int64_t stride, int count, int64_t col
     float last[16][16] = {};
     for (int i = 0; i < count; i++) vstore(last[i], vload_n(x + i * stride + j, (int)(columns - j)));
     vtranspose(last[0], 16, to + j * width, width);
-}
-
-// Whether eight to sixteen rows straight from codes, and five to seven of codes in two planes, are multiplied by two
-// panels, which gives the bits of one. Not on a Zen 4: there a broadcast takes a pipe of shuffles, and memory gives a
-// number for each multiplication. Asked once, since in virtual machines it takes microseconds. Tests define
-// QG_BROADCASTS.
-QC_COLD bool qg_broadcasts() {
-#if defined(QG_BROADCASTS)
-    return QG_BROADCASTS;
-#else
-    static int known;  // 0: not asked yet
-    int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (found == 0) {
-        unsigned a = 0, amd = 0, c = 0, d = 0, family = 0, b = 0;
-        __get_cpuid(0, &a, &amd, &c, &d);
-        __get_cpuid(1, &family, &b, &c, &d);
-        // "Auth" of AuthenticAMD, and the family 0x19: 0xf and 0xa more. A Zen 3, its other member, has no AVX-512.
-        found = amd == 0x68747541 && (family >> 8 & 0xf) == 0xf && (family >> 20 & 0xff) == 0xa ? -1 : 1;
-        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
-    }
-    return found > 0;
-#endif
 }
 
 // --- blocks of rows --------------------------------------------------------------------------------------------------
@@ -501,8 +476,9 @@ template <class D> static qg_unit qg_load_straight(const qg_job* job, float* col
 // `straight`: up to 16 rows in all, straight from codes.
 struct qg_pass_call { qg_job* job; int64_t chunks, groups; bool straight; };
 
-// Task t takes a pass of rows, and a share of the panels.
-template <class D> static void qg_pass_task(void* arg, int64_t task, char* scratch) {
+// Task t takes a pass of rows, and a share of the panels. STRAIGHT: up to 16 rows may be multiplied straight from
+// codes.
+template <class D, bool STRAIGHT> static void qg_pass_task(void* arg, int64_t task, char* scratch) {
     const qg_pass_call& call = *(const qg_pass_call*)arg;
     const qg_job* const job = call.job;
     const int64_t chunk = task / call.groups, group = task % call.groups;
@@ -515,13 +491,11 @@ template <class D> static void qg_pass_task(void* arg, int64_t task, char* scrat
     x.decoded = x.tile + qg_pass(job->k) * QG_WIDE;
     float* const columns = x.decoded + QG_WIDE * ((qg_block(job->k) + 15) / 16 * 16);
     float* const totals = columns + qg_columns(job->k, qg_pass(job->k));
-    qg_unit multiply;
-    if (call.straight) {
-        multiply = qg_load_straight<D>(job, columns, totals, &x);
-    } else {
-        qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
-        multiply = qg_pass_unit<D>;
-    }
+    qg_unit multiply = qg_pass_unit<D>;
+    bool loaded = false;
+    if constexpr (STRAIGHT)
+        if (call.straight) multiply = qg_load_straight<D>(job, columns, totals, &x), loaded = true;
+    if (!loaded) qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
     for (int64_t p = begin; p < end; p += QG_NP) {
         const int64_t next = qc_min(p + QG_NP, end) - 1;
         multiply(job, x, p, next);
@@ -551,12 +525,12 @@ QC_COLD qg_pass_call qg_cut_passes(qg_job* job, bool straight, int64_t threads) 
 }
 
 // Any number of rows.
-template <class D> static void qg_run_by_columns(qc_ctx* ctx, qg_job* job) {
-    const bool straight = job->m <= 2 * QG_DECODING_ROWS && (qg_sums_blocks<D>() || !qg_broadcasts());
+template <class D, bool STRAIGHT> static void qg_run_by_columns(qc_ctx* ctx, qg_job* job) {
+    const bool straight = STRAIGHT && job->m <= 2 * QG_DECODING_ROWS && (qg_sums_blocks<D>() || !qg_broadcasts());
     qg_pass_call call = qg_cut_passes(job, straight, ctx->num_threads);
     const int64_t tasks = call.chunks * call.groups;
-    if (tasks > 1 && ctx->num_threads > 1) return ctx->parallel(ctx, tasks, qg_pass_task<D>, &call);
-    for (int64_t task = 0; task < tasks; task++) qg_pass_task<D>(&call, task, ctx->scratch);
+    if (tasks > 1 && ctx->num_threads > 1) return ctx->parallel(ctx, tasks, qg_pass_task<D, STRAIGHT>, &call);
+    for (int64_t task = 0; task < tasks; task++) qg_pass_task<D, STRAIGHT>(&call, task, ctx->scratch);
 }
 #endif
 
@@ -575,7 +549,12 @@ template <class D, int MAX> static void qg_run_rows(qc_ctx* ctx, qg_job* job) {
 template <class D> static void qg_run_passes(qc_ctx* ctx, qg_job* job) {
 #if defined(QC_AVX512)
     const int64_t columns = job->m <= QG_SOME_ROWS ? (int64_t)QG_LEAST_COLUMNS : (int64_t)QG_MANY_COLUMNS;
-    if (job->m >= QG_FIRST_PASS && job->n >= columns && !job->window) return qg_run_by_columns<D>(ctx, job);
+    if (job->m >= QG_FIRST_PASS && job->n >= columns && !job->window) {
+        constexpr bool FLOATS = qg_mantissa<D> != 0;  // which have a faster form, and only that one straight
+        if constexpr (FLOATS)
+            if (qg_faster_of<D>::runs()) return qg_run_by_columns<typename qg_faster_of<D>::type, true>(ctx, job);
+        return qg_run_by_columns<D, !FLOATS>(ctx, job);
+    }
 #endif
     qg_run(ctx, job);
 }

@@ -742,36 +742,57 @@ template <int MANTISSA> struct qg_float_bytes {
 template <int MANTISSA> alignas(64) static constexpr qg_float_bytes<MANTISSA> qg_bytes_of_floats{};
 
 // The indices that make fp32 of column J of a word's four: its second byte stands at 4 lane + J of the second bytes,
-// and its first one at the same place of the first bytes, which a permutation of two vectors counts from 64.
+// and its first one at the same place of the first bytes, which a permutation of two vectors counts from 64. And those
+// that make a word of bf16 of columns J and J + 1, for an even J.
 struct qg_byte_places {
-    uint8_t place[4][64];
-    constexpr qg_byte_places() : place() {
+    uint8_t place[4][64], pair[2][64];
+    constexpr qg_byte_places() : place(), pair() {
         for (int j = 0; j < 4; j++)
-            for (int lane = 0; lane < 16; lane++)
-                place[j][4 * lane + 2] = (uint8_t)(4 * lane + j), place[j][4 * lane + 3] = (uint8_t)(64 + 4 * lane + j);
+            for (int lane = 0; lane < 16; lane++) {
+                const int at = 4 * lane + j, half = 4 * lane + j % 2 * 2;
+                place[j][4 * lane + 2] = pair[j / 2][half] = (uint8_t)at;
+                place[j][4 * lane + 3] = pair[j / 2][half + 1] = (uint8_t)(64 + at);
+            }
     }
 };
 alignas(64) static constexpr qg_byte_places qg_places_of_bytes;
 
-// 8-bit floats by AVX-512 VBMI, which x86-64-v4 does not promise: bytes of fp32 are looked up for 64 codes at once, and
-// one permutation makes a column of them.
+// The upper two bytes of fp32, which are bf16, of 64 codes of 8-bit floats at once, by AVX-512 VBMI, which x86-64-v4
+// does not promise.
+template <int MANTISSA> struct qg_float_table {
+    __m512i tables[4];
+    QG_METHOD void load() {
+        QG_UNROLL for (int i = 0; i < 4; i++)
+            tables[i] = _mm512_load_si512((const char*)&qg_bytes_of_floats<MANTISSA> + 64 * i);
+    }
+    QG_METHOD __m512i second(__m512i code) const { return look_up(tables[0], tables[1], code); }
+    QG_METHOD __m512i first(__m512i code) const {  // with the code's sign
+        const __m512i sign = _mm512_set1_epi8((char)0x80);
+        return _mm512_ternarylogic_epi32(look_up(tables[2], tables[3], code), code, sign, 0xf8);
+    }
+
+private:
+    static QG_METHOD __m512i look_up(__m512i low, __m512i high, __m512i code) {
+        asm("vpermi2b %2, %1, %0" : "+v"(code) : "v"(low), "v"(high));
+        return code;
+    }
+};
+
+// 8-bit floats as fp32: one permutation makes a column of these bytes.
 template <int MANTISSA> struct qg_floats_by_bytes : qg_whole {
     static constexpr int WORDS = 2;  // most words of a group, of four columns each
-    __m512i tables[4], places[4], second[WORDS], first[WORDS];
+    qg_float_table<MANTISSA> table;
+    __m512i places[4], second[WORDS], first[WORDS];
     QG_METHOD void start() {
-        QG_UNROLL for (int i = 0; i < 4; i++) {
-            tables[i] = _mm512_load_si512((const char*)&qg_bytes_of_floats<MANTISSA> + 64 * i);
-            places[i] = _mm512_load_si512(qg_places_of_bytes.place[i]);
-        }
+        table.load();
+        QG_UNROLL for (int i = 0; i < 4; i++) places[i] = _mm512_load_si512(qg_places_of_bytes.place[i]);
     }
     template <class C> QG_METHOD void at(const C& codes) {
         constexpr int COUNT = sizeof codes.low.w / sizeof codes.low.w[0];
         static_assert(COUNT <= WORDS, "words of a group");
         QG_UNROLL for (int i = 0; i < COUNT; i++) {
-            const __m512i code = (__m512i)codes.low.w[i].r[0], sign = _mm512_set1_epi8((char)0x80);
-            second[i] = look_up(tables[0], tables[1], code);
-            // The first byte, with the code's sign.
-            first[i] = _mm512_ternarylogic_epi32(look_up(tables[2], tables[3], code), code, sign, 0xf8);
+            const __m512i code = (__m512i)codes.low.w[i].r[0];
+            second[i] = table.second(code), first[i] = table.first(code);
         }
     }
     template <int J, class C> QG_METHOD vf value(const C&) const {
@@ -779,12 +800,6 @@ template <int MANTISSA> struct qg_floats_by_bytes : qg_whole {
         asm("vpermt2b %2, %1, %0 %{%3%}%{z%}"
             : "+v"(x) : "v"(places[J % 4]), "v"(first[J / 4]), "Yk"((__mmask64)0xcccccccccccccccc));
         return vf{{(qf)x}};
-    }
-
-private:
-    static QG_METHOD __m512i look_up(__m512i low, __m512i high, __m512i code) {
-        asm("vpermi2b %2, %1, %0" : "+v"(code) : "v"(low), "v"(high));
-        return code;
     }
 };
 #endif

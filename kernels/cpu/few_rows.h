@@ -5,6 +5,30 @@
 // an element.
 #pragma once
 #include "gemm.h"
+#if defined(QC_AVX512)
+#include <cpuid.h>
+
+// Whether a number of x is broadcast into a register once for two panels. Not on a Zen 4: there a broadcast takes a
+// pipe of shuffles, and memory gives a number for each multiplication. It decides no bit. Asked once, since in virtual
+// machines that takes microseconds. Tests define QG_BROADCASTS.
+QC_COLD bool qg_broadcasts() {
+#if defined(QG_BROADCASTS)
+    return QG_BROADCASTS;
+#else
+    static int known;  // 0: not asked yet
+    int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (found == 0) {
+        unsigned a = 0, amd = 0, c = 0, d = 0, family = 0, b = 0;
+        __get_cpuid(0, &a, &amd, &c, &d);
+        __get_cpuid(1, &family, &b, &c, &d);
+        // "Auth" of AuthenticAMD, and the family 0x19: 0xf and 0xa more. A Zen 3, its other member, has no AVX-512.
+        found = amd == 0x68747541 && (family >> 8 & 0xf) == 0xf && (family >> 20 & 0xff) == 0xa ? -1 : 1;
+        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+    }
+    return found > 0;
+#endif
+}
+#endif
 
 // How MR rows are multiplied: PANELS panels at once, so that a broadcast x serves several multiplications, and SUMS
 // interleaved sums for each, so that at least eight chains of additions hide the latency of FMA.
@@ -239,6 +263,15 @@ template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typena
 #endif
     }
 };
+
+#if defined(QC_AVX512)
+// The bits of mantissa of D's 8-bit floats, else 0.
+template <class V> static constexpr int qg_mantissa_of = 0;
+template <int BITS> static constexpr int qg_mantissa_of<qg_floats<BITS>> = BITS;
+template <int BITS> static constexpr int qg_mantissa_of<qg_floats_by_bytes<BITS>> = BITS;
+template <class D> static constexpr int qg_mantissa = 0;
+template <class W> static constexpr int qg_mantissa<qg_coded<W>> = qg_mantissa_of<typename W::values>;
+#endif
 
 // The task for up to MAX rows at a time, of m: `Task<D, MAX>::run`, with D's faster form where the processor has it and
 // a second copy of the loops is worth its compile.

@@ -132,8 +132,10 @@ template <class W> struct qb_words {
         words = (const uint32_t*)from.part[0] + panel * qg_up(from.k, P::PER) * 16;
         if constexpr (P::MIDDLE != 0) narrow = (const uint32_t*)from.part[1] + panel * qg_up(from.k, OTHER) * 16;
     }
-    QG_METHOD void at(int64_t k) {
-        __builtin_prefetch((const char*)words + QG_AHEAD);
+    // Moves to column k, and asks for the lines `ahead` bytes on.
+    QG_METHOD void at(int64_t k, int64_t ahead) {
+        __builtin_prefetch((const char*)words + ahead);
+        if constexpr (P::MIDDLE != 0) __builtin_prefetch((const char*)(narrow + (uint64_t)k / OTHER * 16) + ahead);
         read(k);
     }
     QG_METHOD void read(int64_t k) {  // what was asked for before
@@ -231,7 +233,7 @@ template <class D, int MR> QC_INLINE int64_t qb_by_codes(
         qf part[MR][SUMS] = {};
         if constexpr (LOOKED_UP) {
             for (int64_t at = k; at < k + span; at += qb_coded<D>::PER) {
-                words.at(at);
+                words.at(at, QG_AHEAD);
                 const char* const x = rows.ordered + 2 * at;
                 QG_UNROLL for (int j = 0; j < qb_coded<D>::HALF; j++) {
                     const qu w = table.look(words.pair(j));

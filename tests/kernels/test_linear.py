@@ -25,7 +25,7 @@ from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
 from qcompiler.kernels.cpu.emit import header
 from qcompiler.kernels.cpu.linear import scratch_bytes
-from qcompiler.plan.kernel import FormatRef, KernelSpec, Operand, ScalarProgram
+from qcompiler.plan.kernel import DType, FormatRef, KernelSpec, Operand, ScalarProgram
 from qcompiler.plan.kinds.linear import LinearKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
 
@@ -385,8 +385,11 @@ def test_unknown_layouts_types_and_strides_are_refused() -> None:
         scratch_bytes(case.spec, "z80")
 
 
+@pytest.mark.parametrize("factors", ["f32", "bf16"])
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("fp8_e5m2", "mxfp8"))])
-def test_small_floats_are_the_formats(build: Callable[..., Any], build_folder: Path, isa: str, fmt: str) -> None:
+def test_small_floats_are_the_formats(
+    build: Callable[..., Any], build_folder: Path, isa: str, fmt: str, factors: DType
+) -> None:
     """All numbers of a type, looked up by AVX-512 VBMI where the processor has it, and computed."""
     kind = ml_dtypes.float8_e5m2 if fmt == "fp8_e5m2" else ml_dtypes.float8_e4m3fn
     codes = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
@@ -396,10 +399,10 @@ def test_small_floats_are_the_formats(build: Callable[..., Any], build_folder: P
         numbers, turn = np.column_stack([parts, np.full(9, numbers.max())]).reshape(-1), 32
     k = len(numbers)
     w = np.stack([np.roll(numbers, turn * row) for row in range(35)])  # absmax is the largest number: a scale of 1
-    stored, data, values = stored_weight(w, FormatRef(fmt, {}), "f32", "cpu_p16_v2")
+    stored, data, values = stored_weight(w, FormatRef(fmt, {}), factors, "cpu_p16_v2")
     assert set(values[0]) == set(numbers)
     specs = []
-    for m_class in ("1", "2-8"):
+    for m_class in ("1", "2-8", "large"):
         x = Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1))
         out = Operand(name="out", dtype="f32", access="w", shape=("m", 35), strides=(35, 1))
         body = LinearKernel(m="m", n=35, k=k, m_class=m_class, has_bias=False)
@@ -410,7 +413,7 @@ def test_small_floats_are_the_formats(build: Callable[..., Any], build_folder: P
     harness = sys.modules[type(kernels).__module__]
     for define in ("", "#define QG_NOT_FASTER 1\n"):
         kernels.library = harness.compile_source(define + kernels.source + harness.PARALLEL, isa, build_folder)
-        for spec, rows in zip(specs, (1, 7), strict=True):
+        for spec, rows in zip(specs, (1, 7, 33), strict=True):
             for first in range(0, k - rows + 1, rows):
                 x = np.eye(k, dtype=np.float32)[first : first + rows]
                 got = kernels.run_both(

@@ -95,20 +95,45 @@ def test_numbers_that_are_none_stay_in_their_rows(build: Callable[..., Any], isa
     assert np.isnan(out[2][1][~there]).all()
 
 
-def test_elements_are_multiplied_from_64_rows_on(build: Callable[..., Any], isa: str) -> None:
-    """A scale of 32 columns multiplies sums of fewer rows: codes that are exact in bf16 give elements as they are."""
+@pytest.mark.parametrize(("text", "least"), [("q4_K", 48), ("q6_K", 24)])
+def test_elements_are_multiplied_where_scales_serve_few_columns(
+    build: Callable[..., Any], isa: str, text: str, least: int
+) -> None:
+    """A scale multiplies sums of fewer rows: codes that are exact in bf16 give elements as they are."""
     if "amx_bf16" in (cpuinfo_flags(Path("/proc/cpuinfo")) or ()):
         pytest.skip("tiles have another rule, which test_bf16_tiles.py has")
     blocks = isa == "x86-64-v4" and in_blocks()  # others round no element
-    n, k = WEIGHTS["q4_K"]
-    _, data, w = weight("q4_K")
-    spec = spec_of("q4_K", "bf16", "large", k)
+    n, k = WEIGHTS[text]
+    _, data, w = weight(text)
+    spec = spec_of(text, "bf16", "large", k)
     kernels = build([spec], isa)
-    for m in (63, 64):
+    for m in (least - 1, least):
         rows = np.eye(k)[:m].astype(NUMPY_DTYPES["bf16"])
         out = kernels.run_both(spec.name, lambda r=rows, m=m: [r, data, np.zeros((m, n), np.float32)], (m,))[2]
         rounded = w.T[:m].astype(NUMPY_DTYPES["bf16"]).astype(np.float32)
-        assert (out == rounded).all() == (m == 64 and blocks), m
+        assert (out == rounded).all() == (m == least and blocks), m
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["q4_K", *(pytest.param(text, marks=pytest.mark.slow) for text in ("nf4:block=64", "q6_K", "int8", "mxfp8"))],
+)
+def test_how_rows_are_read_changes_no_bit(build: Callable[..., Any], isa: str, build_folder: Path, text: str) -> None:
+    """Each product reads its number of x from memory (a Zen 4), or one that is broadcast serves two panels."""
+    specs = [spec_of(text, "bf16", m_class) for m_class in ("2-8", "large")]
+    kernels, found = build(specs, isa), list[list[bytes]]()
+    harness, n = sys.modules[type(kernels).__module__], WEIGHTS[text][0]
+    for broadcasts in (0, 1):
+        source = f"#define QG_BROADCASTS {broadcasts}\n" + kernels.source + harness.PARALLEL
+        kernels.library = harness.compile_source(source, isa, build_folder)
+        found.append([])
+        for spec, m in ((spec, m) for spec, ms in zip(specs, ((3, 5, 8), (9, 20, 53)), strict=True) for m in ms):
+            rows, out = rows_of(text, "bf16", m), np.full((m, n), np.nan, np.float32)
+            kernels.run(spec.name, [rows, weight(text)[1], out], (m,))
+            assert np.isfinite(out).all()
+            found[-1].append(out.tobytes())
+    assert "qg_broadcasts" in kernels.source or isa != "x86-64-v4"
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("m", [5, *(pytest.param(m, marks=pytest.mark.slow) for m in (40, 70))])
