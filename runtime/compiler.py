@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from qcompiler.errors import ArgumentError, CompileFailedError, CompilerMissingError
+from qcompiler.kernels.cpu.flags import OF_BITS, tuning
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir, has_private_dir, private_dir
 from qcompiler.runtime.code import Code, read_code, read_record
@@ -101,14 +102,11 @@ def optimisation() -> str:
 
 
 def flags_for(isa: str) -> tuple[str, ...]:
-    """Flags that decide the bits of kernels: no contraction of a*b+c (fused only where the source says so)."""
+    """The flags of kernels (kernels/cpu/flags.py) for this machine and `optimisation`."""
     # A compiler's default may be above the baseline (in some distributions it is), so generic code names the baseline.
     baseline = ("-march=x86-64",) if platform.machine() in ("x86_64", "AMD64") else ()
     march = baseline if isa == "generic" else (f"-march={isa}",)
-    # Tuned for no processor in particular, g++ keeps integers in vector registers where it has too few others. Sums
-    # then go to the stack, and addresses wait behind all products under way (docs/performance.md#registers).
-    wide = ("-mprefer-vector-width=512", "-mtune=icelake-server") if isa == "x86-64-v4" else ()
-    return ("-std=c++17", optimisation(), *march, *wide, "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+    return ("-std=c++17", optimisation(), *march, *tuning(isa), *OF_BITS, "-fPIC", "-shared")
 
 
 def cpu_flags(isa: str) -> tuple[str, ...]:

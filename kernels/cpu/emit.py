@@ -16,6 +16,7 @@ from typing import Protocol, cast
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.contract import require_contract
 from qcompiler.kernels.cpu import entry, items, rows
+from qcompiler.kernels.cpu.flags import OF_BITS, tuning
 from qcompiler.kernels.items import Items
 from qcompiler.kernels.kinds import FORMS, Form
 from qcompiler.kernels.numbered import numbered
@@ -142,10 +143,10 @@ def emit_kernels(specs: tuple[KernelSpec, ...], isa: str) -> str:
 def emit_program(plan: Plan, isa: str) -> str:
     """The whole program of `plan` as one translation unit. Its identifiers are numbers: see kernels/numbered.py."""
     functions = [entry.emit_entry(plan, point) for point in entry.entry_points(plan)]
+    march = () if isa == "generic" else (f"-march={isa}",)
     title = [
         f"// A program of {len(plan.kernels)} kernels for {isa}, emitted by qcompiler.",
-        "// Compile: g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fPIC -shared"
-        + ("" if isa == "generic" else f" -march={isa}"),
+        f"// Compile: g++ -std=c++17 -O3 {' '.join([*march, *tuning(isa), *OF_BITS])} -fPIC -shared",
         *(f"//   {line}" for line in entry.summary(plan)),
     ]
     kernels = [emit_numbered(spec, number, isa) for number, spec in enumerate(plan.kernels)]
