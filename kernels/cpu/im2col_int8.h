@@ -129,7 +129,7 @@ private:
         });
         memset(to + job->k, 0, (size_t)(behind - job->k));
         memcpy(to + behind, place.image + scale_of_pixel, 4);
-        for (int64_t r = whole ? job->k / QI_RUN : 0; r < behind / QI_RUN; r++)
-            ((qi_run_sum*)(to + behind + 16))[r] = qi_sum_of_run(to + r * QI_RUN);
+        if (!whole) return qi_add_runs(to, behind, (qi_run_sum*)(to + behind + 16));
+        for (int64_t r = job->k / QI_RUN; r < behind / QI_RUN; r++) ((qi_run_sum*)(to + behind + 16))[r] = 0;
     }
 };

@@ -82,8 +82,30 @@ QC_INLINE int32_t qi_sum16(const char* codes) {
 #endif
 }
 
-// The sum of a run's codes.
-QC_INLINE int16_t qi_sum_of_run(const char* codes) { return (int16_t)(qi_sum16(codes) + qi_sum16(codes + 16)); }
+// The sums of the runs of `padded` codes, for which there is room in units of 16 bytes.
+QC_INLINE void qi_add_runs(const char* codes, int64_t padded, qi_run_sum* to) {
+#if defined(QC_AVX512)
+    const __m512i bytes = _mm512_set1_epi8(1), pairs = _mm512_set1_epi16(1);
+    const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    for (int64_t k = 0; k < padded; k += 256) {  // eight runs, whose halves of 16 codes are lanes of 128 bits
+        __m512i sum[4];
+        QG_UNROLL for (int i = 0; i < 4; i++) {
+            const __m512i x = k + 64 * i < padded ? _mm512_loadu_si512(codes + k + 64 * i) : _mm512_setzero_si512();
+            sum[i] = _mm512_madd_epi16(_mm512_maddubs_epi16(bytes, x), pairs);
+        }
+        const __m512i first = _mm512_madd_epi16(_mm512_packs_epi32(sum[0], sum[1]), pairs);
+        const __m512i last = _mm512_madd_epi16(_mm512_packs_epi32(sum[2], sum[3]), pairs);
+        const __m512i all = _mm512_madd_epi16(_mm512_packs_epi32(first, last), pairs);
+        const __m512i halves = _mm512_permutexvar_epi32(order, all);
+        const __m256i both =
+            _mm256_add_epi32(_mm512_castsi512_si256(halves), _mm512_extracti64x4_epi64(halves, 1));
+        _mm_storeu_si128((__m128i*)(to + k / QI_RUN), _mm256_cvtepi32_epi16(both));
+    }
+#else
+    for (int64_t k = 0; k < padded; k += QI_RUN)
+        to[k / QI_RUN] = (int16_t)(qi_sum16(codes + k) + qi_sum16(codes + k + 16));
+#endif
+}
 
 // The sums of the codes of each `span` columns of a row, which is SHARED of a weight unless that is 0 (all columns).
 // The row's codes are `padded` bytes with zeros at their end, and the sums of its runs lie behind them.
@@ -110,12 +132,13 @@ static void qi_sums(const char* row, int64_t padded, int64_t columns, int64_t sp
 
 enum { QI_TOKEN = 0, QI_TENSOR = 1, QI_OUTLIERS = 2, QI_IMAGE = 3 };
 
-QC_INLINE void qi_store_codes(int8_t* p, vf rounded) {
-    const vi codes = vtoint(rounded);
+// Codes of sixteen quotients, rounded to nearest even.
+QC_INLINE void qi_store_codes(int8_t* p, vf x) {
 #if defined(QC_AVX512)
-    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)codes.r[0]));
+    const __m512i codes = _mm512_cvt_roundps_epi32(x.r[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(codes));
 #else
-    vstore(p, codes);
+    vstore(p, vtoint(vrint(x)));
 #endif
 }
 
@@ -134,8 +157,7 @@ template <int KIND, class T> static void qi_quantise_row(
     } else {
         vi top = vset((int32_t)0);  // magnitudes as integers: a NaN is above infinity, which is above all others
         qc_columns(cols, [&](int64_t k, int n) QC_BODY {
-            const vi bits = vbits(vabs(read(k, n)));
-            top = vsel(vlt(top, bits), bits, top);
+            top = vmax(top, vbits(vabs(read(k, n))));
         });
         int32_t lanes[16];
         vstore(lanes, top);
@@ -152,7 +174,7 @@ template <int KIND, class T> static void qi_quantise_row(
     if (finite) {
         qc_columns(cols, [&](int64_t k, int n) QC_BODY {
             const vf v = read(k, n);
-            vf code = vrint(DIVIDES ? v / vset(by) : v * vset(by));
+            vf code = DIVIDES ? v / vset(by) : v * vset(by);
             if (KIND == QI_OUTLIERS) code = vsel(vload_upto(columns + k, n), vzero(), code);
             code = vmax(vmin(code, vset(127.0f)), vset(-127.0f));
             if (n == 16) return qi_store_codes(row + k, code);
@@ -167,6 +189,5 @@ template <int KIND, class T> static void qi_quantise_row(
     int8_t* const behind = row + padded;
     memset(behind, 0, (size_t)qi_behind(cols));
     memcpy(behind, &scale, 4);
-    for (int64_t r = 0; r < padded / QI_RUN; r++)
-        ((qi_run_sum*)(behind + 16))[r] = qi_sum_of_run((const char*)row + r * QI_RUN);
+    qi_add_runs((const char*)row, padded, (qi_run_sum*)(behind + 16));
 }

@@ -297,6 +297,7 @@ QC_INLINE vi operator*(vi a, vi b) { return QC_EACH(vi, (qi)((qu)a.r[i] * (qu)b.
 QC_INLINE vi operator&(vi a, vi b) { return QC_EACH(vi, a.r[i] & b.r[i]); }
 QC_INLINE vi operator|(vi a, vi b) { return QC_EACH(vi, a.r[i] | b.r[i]); }
 QC_INLINE vi operator^(vi a, vi b) { return QC_EACH(vi, a.r[i] ^ b.r[i]); }
+QC_INLINE vi vmax(vi a, vi b) { return QC_EACH(vi, a.r[i] < b.r[i] ? b.r[i] : a.r[i]); }
 QC_INLINE vi vshl(vi a, int n) { return QC_EACH(vi, (qi)((qu)a.r[i] << n)); }
 QC_INLINE vi vshr(vi a, int n) { return QC_EACH(vi, a.r[i] >> n); }        // arithmetic
 QC_INLINE vi vshru(vi a, int n) { return QC_EACH(vi, (qi)((qu)a.r[i] >> n)); }

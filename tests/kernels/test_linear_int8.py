@@ -128,6 +128,8 @@ def activations(m: int, k: int, seed: int = 0) -> np.ndarray:
         x[4] = 1e-41
         x[5, k // 2] = np.nan
         x[6, 0] = np.inf
+    if m >= 8:
+        x[7] = np.where(np.arange(k) % 2, 190, -190) * 2.0**-149  # whose scale is 2^-149: codes are cut to 127
     return x
 
 
