@@ -1,5 +1,5 @@
-// Products of bf16 rows with codes that share scales (qb_coded<D>::SUMMED) and with plain bf16, in blocks of 4 to 8
-// rows by two panels. A word of x is broadcast once for both, and codes become words of two columns in registers:
+// Products of bf16 rows with codes that share scales (qb_coded<D>::SUMMED) and with plain bf16, in blocks of up to
+// eight rows by two panels. A word of x is broadcast once for both, and codes become words of two columns in registers:
 //
 //     tile = offsets * sums of x's columns
 //     for each chunk of columns, for each block of rows, for each group of columns
@@ -9,13 +9,13 @@
 // 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). The
 // first block of a task makes words of codes while it multiplies, since shifts and permutations have other pipes than
 // products, and leaves them for the blocks behind it: to make them before takes as long as ten rows of products, most
-// of it waiting for codes. Where a scale serves few columns, and there are three rows or more for two of these, each
-// code is multiplied by it once for all rows: then words are elements rounded to bf16, and sums need no scale.
+// of it waiting for codes. Where a scale serves 16 columns from 24 rows on, and where it serves 32 from 48 on, each code
+// is multiplied by it once for all rows: then words are elements rounded to bf16, and sums need no scale.
 #pragma once
 #include "gemm_bf16.h"
 
 enum {
-    QB_LEAST = 4,   // fewer rows are multiplied by one panel at a time (gemm_bf16.h)
+    QB_LEAST = 4,   // rows from which blocks pay for most codes in one plane; fewer are gemm_bf16.h's
     QB_HIGH = 8,    // most rows of a block
     QB_MOST = 128,  // most rows of a task
     QB_PANELS_FROM = 65,  // rows for which panels of decoded elements pay, where blocks do not serve any number
@@ -46,15 +46,15 @@ enum qb_source {
 };
 // WORDS: how blocks come by their words. LEAST: from so many rows on, D's products are made in blocks (0: never), and
 // up to MOST; for more, panels of decoded elements are faster. ELEMENTS: from MANY rows on elements are multiplied.
-struct qb_no_blocks {
+struct qb_policy_defaults {
     static constexpr qb_source WORDS = QB_ANEW;
     static constexpr int LEAST = 0;
     static constexpr bool ELEMENTS = false;
     static constexpr int64_t MANY = INT64_MAX, MOST = QB_PANELS_FROM - 1;
 };
-template <class D> struct qb_block_policy : qb_no_blocks {};
+template <class D> struct qb_block_policy : qb_policy_defaults {};
 
-template <class W> struct qb_block_policy<qg_coded<W>> : qb_no_blocks {
+template <class W> struct qb_block_policy<qg_coded<W>> : qb_policy_defaults {
     typedef qb_coded<qg_coded<W>> P;
     static constexpr bool FLOAT = qg_mantissa<qg_coded<W>> != 0;
     static constexpr bool ONE_PLANE = W::BITS == 8 || (P::LOOKED_UP && P::MIDDLE == 0);
@@ -79,7 +79,7 @@ template <> struct qb_coded<qb_plain> {
     static constexpr bool SUMMED = true, LOOKED_UP = false;
     static QG_METHOD int64_t span(int64_t k) { return k / 8 * 8; }
 };
-template <> struct qb_block_policy<qb_plain> : qb_no_blocks {
+template <> struct qb_block_policy<qb_plain> : qb_policy_defaults {
     static constexpr int LEAST = QB_LEAST;
     static constexpr int64_t MOST = INT64_MAX;
 };
@@ -242,8 +242,8 @@ template <class D, int MR> static void qb_begin(const qb_unit& unit, const qb_ro
 }
 
 // What a block's loops have in registers: its sums, and pointers to every third row of x in order.
-template <int MR> struct qb_block_sums {
-    static constexpr int THIRDS = (MR + 2) / 3, SUMS = MR <= 4 ? 2 : 1;
+template <int MR, int SUMS> struct qb_block_sums {
+    static constexpr int THIRDS = (MR + 2) / 3;
     const char* row[THIRDS];
     int64_t stride;
     qf part[MR][2][SUMS];
@@ -300,10 +300,10 @@ template <bool ELEMENTS> QC_INLINE int64_t qb_piece(int64_t span) {
     return ELEMENTS ? (int64_t)QB_CHUNK : qc_min(span, QB_CHUNK);
 }
 
-template <class Walk, int MR, bool STORES, bool FROM_MEMORY> struct qb_walk_step {
+template <class Walk, int MR, int SUMS, bool STORES, bool FROM_MEMORY> struct qb_walk_step {
     const Walk (&walk)[2];
     const typename Walk::table& table;
-    qb_block_sums<MR>& sums;
+    qb_block_sums<MR, SUMS>& sums;
     uint32_t* to;
     template <int J> QG_METHOD void step() {
         const qu first = walk[0].template word<J>(table), second = walk[1].template word<J>(table);
@@ -317,6 +317,7 @@ template <class Walk, int MR, bool STORES, bool FROM_MEMORY> struct qb_walk_step
 template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD void qb_block(
     const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
     typedef std::conditional_t<ELEMENTS, qb_element_walk<D>, qb_walk<D>> walk_of;
+    constexpr int SUMS = MR <= 4 ? 2 : 1;
     const qg_job* const job = unit.job;
     const int64_t span = qb_coded<D>::span(job->k), piece = qb_piece<ELEMENTS>(span);
     // Behind a panel's codes lie those of the other one, and then those of this one's successor, which are next.
@@ -326,7 +327,7 @@ template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD
     walk_of walk[2];
     table.load(), walk[0].start(job, unit.panel, k0), walk[1].start(job, unit.next, k0);
     uint32_t* word = unit.words;
-    qb_block_sums<MR> sums;
+    qb_block_sums<MR, SUMS> sums;
     sums.start(rows, k0);
     // One pointer for each thing: registers are scarce here.
     const float* scale = unit.scale + k0 / span * 32;
@@ -340,7 +341,7 @@ template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD
         for (int64_t at = k; at < end; at += walk_of::COLUMNS, word += 16 * walk_of::COLUMNS) {
             const int64_t ahead = QG_AHEAD + (at >= last ? bytes : 0);
             QG_UNROLL for (int p = 0; p < 2; p++) walk[p].at(at, ahead, table);
-            qb_walk_step<walk_of, MR, STORES, FROM_MEMORY> body{walk, table, sums, word};
+            qb_walk_step<walk_of, MR, SUMS, STORES, FROM_MEMORY> body{walk, table, sums, word};
             qg_steps<0, walk_of::COLUMNS / 2>(body, walk_of::COLUMNS / 2);
             sums.advance(walk_of::COLUMNS);
         }
@@ -349,12 +350,12 @@ template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD
 }
 
 // The same with words that another block has left, whatever they are of: for each `piece` of columns there is a scale,
-// `apart` floats from the next one.
+// `apart` floats from the next one. Each result has one sum, as the first block's, so that equal rows give equal bits.
 template <int MR, bool FROM_MEMORY> QC_COLD void qb_block_of_words(
     const uint32_t* words, const qb_rows& rows, const float* scale, int64_t apart, int64_t piece, int64_t k0,
     int64_t k1, float* tile) {
     const int32_t* word = (const int32_t*)words;
-    qb_block_sums<MR> sums;
+    qb_block_sums<MR, 1> sums;
     sums.start(rows, k0);
     for (int64_t k = k0; k < k1; k += piece, scale += apart) {
         sums.clear();
@@ -385,8 +386,10 @@ template <class D, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_INLINE void 
 template <bool FROM_MEMORY> static void qb_rows_of_words(
     int64_t count, const uint32_t* words, const qb_rows& rows, const float* scale, int64_t apart, int64_t piece,
     int64_t k0, int64_t k1, float* tile) {
-    const auto block = count <= 2 ? qb_block_of_words<2, FROM_MEMORY> : count <= 4 ? qb_block_of_words<4, FROM_MEMORY>
-                     : count <= 6 ? qb_block_of_words<6, FROM_MEMORY> : qb_block_of_words<8, FROM_MEMORY>;
+    const auto block = count <= 2   ? qb_block_of_words<2, FROM_MEMORY>
+                       : count <= 4 ? qb_block_of_words<4, FROM_MEMORY>
+                       : count <= 6 ? qb_block_of_words<6, FROM_MEMORY>
+                                    : qb_block_of_words<8, FROM_MEMORY>;
     block(words, rows, scale, apart, piece, k0, k1, tile);
 }
 
@@ -433,8 +436,8 @@ template <class D> static void qb_rest(const qb_unit& unit, int64_t count, const
 // --- the work --------------------------------------------------------------------------------------------------------
 
 // Rows [m0, m0 + count) of the result times one unit, in blocks of QB_HIGH rows and a last one of those that are left.
-// BOTH: blocks that make words are compiled in both forms, which takes long, and is worth it where there is only one.
-template <class D, qb_source WORDS, bool ELEMENTS, bool BOTH> static void qb_multiply(
+// BOTH_READS: blocks that make words are compiled in both forms, which takes long, and is worth it where there is only one.
+template <class D, qb_source WORDS, bool ELEMENTS, bool BOTH_READS> static void qb_multiply(
     const qb_unit& unit, const qb_rows& rows, int64_t m0, int64_t count, float* tile) {
     typedef decltype(D::entries) W;
     static_assert(W::COVERS % 16 == 0, "whole steps");
@@ -466,8 +469,8 @@ template <class D, qb_source WORDS, bool ELEMENTS, bool BOTH> static void qb_mul
             if (end == whole) qg_ask_for_targets(job, unit.panel, unit.next + 1 - unit.panel, m0 + i, high);
             if constexpr (WORDS != QB_BEFORE)
                 if (WORDS == QB_ANEW || i == 0) {
-                    if (BOTH && from_memory)
-                        return qb_block_rows<D, WORDS == QB_FIRST, ELEMENTS, BOTH>(
+                    if (BOTH_READS && from_memory)
+                        return qb_block_rows<D, WORDS == QB_FIRST, ELEMENTS, BOTH_READS>(
                             high, unit, own, i == 0, k, end, to);
                     return qb_block_rows<D, WORDS == QB_FIRST, ELEMENTS, false>(high, unit, own, i == 0, k, end, to);
                 }
@@ -512,14 +515,18 @@ static void qb_add_groups(const uint16_t* x, int64_t span, int64_t groups, float
     for (; g < groups; g++) totals[g] = vsum(vf{{sum(x + g * span)}});
 }
 
-// Rows [m0, m0 + count) of T in order, with the sums of their columns.
+// Whether elements are multiplied. ROWS: most rows of a task, where they are known to be few.
+template <class D, int64_t ROWS> QC_INLINE bool qb_takes_elements(const qg_job* job) {
+    return qb_block_policy<D>::ELEMENTS && ROWS > QB_HIGH && job->m >= qb_block_policy<D>::MANY;
+}
+
+// Rows [m0, m0 + count) of T in order, with the sums of their columns, which elements have no use for: their offsets are
+// in them.
 template <class D, class T> static qb_rows qb_load_rows(
-    const qg_job* job, int64_t m0, int64_t count, uint16_t* ordered, float* total) {
+    const qg_job* job, int64_t m0, int64_t count, bool summed, uint16_t* ordered, float* total) {
     typedef decltype(D::entries) W;
     const int64_t k = job->k, span = qb_coded<D>::span(k), groups = span > 0 ? k / span : 0, stride = qb_apart(k);
     constexpr bool SAME = qb_same<T>::value, LOOKED_UP = qb_coded<D>::LOOKED_UP;
-    // Elements have their offsets in them.
-    const bool summed = !qb_block_policy<D>::ELEMENTS || job->m < qb_block_policy<D>::MANY;
     uint16_t* const rounded = LOOKED_UP ? ordered + (count + QB_HIGH) * stride : ordered;
     qb_rows rows = {(const char*)rounded, 2 * stride, (const char*)ordered, 2 * stride, total, groups};
     if constexpr (SAME) rows.x = job->x + 2 * m0 * job->x_row, rows.stride = 2 * job->x_row;
@@ -538,7 +545,6 @@ template <class D, class T> static qb_rows qb_load_rows(
     return rows;
 }
 
-// ROWS: most rows of a task, where they are known to be few.
 template <class D, class T, int64_t ROWS> static void qb_block_task(void* arg, int64_t task, char* scratch) {
     typedef qb_block_policy<D> policy;
     const qb_call* const call = (const qb_call*)arg;
@@ -551,13 +557,15 @@ template <class D, class T, int64_t ROWS> static void qb_block_task(void* arg, i
     float* const scale = tile + room * QG_NP * 16;
     float* const offset = scale + of_groups * 32;
     float* const total = offset + of_groups * 32;
-    const qb_rows rows = qb_load_rows<D, T>(job, m0, count, (uint16_t*)(total + room * of_groups), total);
+    uint16_t* const ordered = (uint16_t*)(total + room * of_groups);
+    const bool elements = qb_takes_elements<D, ROWS>(job);
+    const qb_rows rows = qb_load_rows<D, T>(job, m0, count, !elements, ordered, total);
     const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP);
     for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
         const int64_t panel = u * QG_NP;
         const qb_unit unit = {job, panel, qc_min(panel + QG_NP, panels) - 1, scale, offset, words};
         if constexpr (policy::ELEMENTS && ROWS > QB_HIGH)
-            if (job->m >= policy::MANY) {
+            if (elements) {
                 qb_multiply<D, policy::WORDS, true, false>(unit, rows, m0, count, tile);
                 continue;
             }

@@ -13,10 +13,12 @@ template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* jo
 template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb_run_straight(
     qc_ctx* ctx, qg_job* job) {
     constexpr int BLOCKS = qb_block_policy<D>::LEAST, LEAST = ROWS < BLOCKS ? 0 : BLOCKS;
+    constexpr bool ALWAYS = LEAST == 2 && ROWS < INT64_MAX;  // qb_run_few has one row multiplied in fp32
     if constexpr (LEAST > 0)
-        if (job->m >= LEAST) return qb_run_blocks<typename qb_block_decoder<D>::type, T, ROWS>(ctx, job);
+        if (ALWAYS || job->m >= LEAST)
+            return qb_run_blocks<typename qb_block_decoder<D>::type, T, ROWS>(ctx, job);
     constexpr int FEW = LEAST == 0 || LEAST > MAX ? MAX : LEAST - 1;
-    qg_share_few(ctx, job, qb_few_task<D, T, FEW>);
+    if constexpr (!ALWAYS) qg_share_few(ctx, job, qb_few_task<D, T, FEW>);
 }
 #endif
 
@@ -35,10 +37,11 @@ template <class D> QC_INLINE int64_t qb_rows_in_floats(const qc_ctx* ctx) {
 }
 #endif
 
-// Few rows of T, MAX at a time; without AVX512-BF16 in fp32. `m`: the most rows for which tiles have room at a time, 0
-// for any.
+// Few rows of T, MAX at a time; in fp32 without AVX512-BF16, or for 8-bit floats without AVX-512 VBMI. `m`: the most
+// rows for which tiles have room at a time, 0 for any.
 template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
+    if constexpr (MAX == 1 && qb_coded<D>::ALONE) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (qb_coded<D>::FLOATS > 0)
         if (job->m <= qb_rows_in_floats<D>(ctx)) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (MAX > 1)
@@ -48,11 +51,11 @@ template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job*
     qg_run_few<D, MAX>(ctx, job);
 }
 
-// Rows of T times a weight. MAX is how many rows can be multiplied straight from codes, 0 if none. Without AVX512-BF16
-// the job runs in fp32 as it is. `m`: as of `qb_run_few`.
+// Rows of T times a weight. MAX is how many rows can be multiplied straight from codes, 0 if none. Where the
+// processor lacks an instruction the job runs in fp32 as it is. `m`: as of `qb_run_few`.
 template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
-    if (qb_block_decoder<D>::runs()) {
+    if (MAX == 0 ? __builtin_cpu_supports("avx512bf16") : qb_block_decoder<D>::runs()) {
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
         constexpr int64_t MOST = MAX > 0 ? qb_block_policy<D>::MOST : 0;
         if constexpr (MOST == INT64_MAX) {

@@ -808,7 +808,7 @@ template <int MANTISSA> struct qg_floats_by_bytes : qg_whole {
 template <int MANTISSA> struct qg_floats : qg_whole {
 #if defined(QC_AVX512)
     typedef qg_floats_by_bytes<MANTISSA> faster;
-    static constexpr int FASTER_ROWS = 8, FASTER_GROUP = 1;
+    static constexpr int FASTER_ROWS = 8, FASTER_GROUP = 1;  // of few_rows.h; passes and blocks take it for any number
     static bool runs() { return __builtin_cpu_supports("avx512vbmi"); }
 #endif
     bool special;

@@ -1,4 +1,4 @@
-"""The flags of the C++ compiler that emitted kernels are written for."""
+"""The flags of g++ that emitted kernels need."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 //
 //     sum[lane] += x[k] * w[lane][k] + x[k + 1] * w[lane][k + 1]     products exact; numbers below 2^-126 count as zero
 //
-// Four rows and more of codes whose scales serve 16 columns or more are bf16_blocks.h's. Here is the rest.
+// Codes whose scales serve 16 columns or more are bf16_blocks.h's, from 2, 4 or 9 rows on. Here is the rest.
 //
 // Many rows: a panel holds words of two columns, [pair of columns][16 lanes], and rows of bf16 are read where they lie.
 // The work is cut as gemm.h cuts it, and so is K. Few rows: codes become words of two columns in registers. The number
@@ -135,7 +135,10 @@ template <class W> struct qb_words {
     // Moves to column k, and asks for the lines `ahead` bytes on.
     QG_METHOD void at(int64_t k, int64_t ahead) {
         __builtin_prefetch((const char*)words + ahead);
-        if constexpr (P::MIDDLE != 0) __builtin_prefetch((const char*)(narrow + (uint64_t)k / OTHER * 16) + ahead);
+        if constexpr (P::MIDDLE != 0) {
+            const int64_t of_narrow = QG_AHEAD + (ahead - QG_AHEAD) * P::MIDDLE / P::LOW;
+            __builtin_prefetch((const char*)(narrow + (uint64_t)k / OTHER * 16) + of_narrow);
+        }
         read(k);
     }
     QG_METHOD void read(int64_t k) {  // what was asked for before

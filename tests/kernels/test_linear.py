@@ -420,6 +420,15 @@ def test_small_floats_are_the_formats(
                     spec.name, lambda x=x: [x, aligned(data), np.empty((len(x), 35), np.float32)], (rows,)
                 )
                 np.testing.assert_array_equal(got[-1], values.T[first : first + rows])
+        damaged = aligned(data)
+        damaged[0] = 0x7F  # the first column of row 0 is no number
+        for spec, rows in zip(specs, (1, 7, 33), strict=True):
+            x = np.random.default_rng(rows).standard_normal((rows, k)).astype(np.float32)
+            outs = [np.empty((rows, 35), np.float32) for _ in range(2)]
+            for weight, out in zip((aligned(data), damaged), outs, strict=True):
+                kernels.run(spec.name, [x, weight, out], (rows,))
+            assert np.isnan(outs[1][:, 0]).all() and np.isfinite(outs[1][:, 1:]).all()
+            assert outs[1][:, 16:].tobytes() == outs[0][:, 16:].tobytes()  # other panels
 
 
 PLANES = {  # formats with codes in two planes: parameters, bytes of a block and where its fp16 scale stands in it

@@ -95,6 +95,18 @@ def test_numbers_that_are_none_stay_in_their_rows(build: Callable[..., Any], isa
     assert np.isnan(out[2][1][~there]).all()
 
 
+@pytest.mark.parametrize("isa", ["x86-64-v4"], indirect=True)
+@pytest.mark.parametrize("text", ["q4_K", *(pytest.param(t, marks=pytest.mark.slow) for t in ("nf4:block=64", "q6_K"))])
+def test_equal_rows_give_equal_bits(build: Callable[..., Any], isa: str, text: str) -> None:
+    """Whichever block of nine rows and more they are in."""
+    spec, n = spec_of(text, "bf16", "large"), WEIGHTS[text][0]
+    kernels = build([spec], isa)
+    for m in (9, 12, 21, 50):
+        rows, out = np.repeat(rows_of(text, "bf16", 1), m, 0), np.full((m, n), np.nan, np.float32)
+        kernels.run(spec.name, [rows, weight(text)[1], out], (m,))
+        assert (out == out[0]).all(), m
+
+
 @pytest.mark.parametrize(("text", "least"), [("q4_K", 48), ("q6_K", 24)])
 def test_elements_are_multiplied_where_scales_serve_few_columns(
     build: Callable[..., Any], isa: str, text: str, least: int
@@ -114,9 +126,24 @@ def test_elements_are_multiplied_where_scales_serve_few_columns(
         assert (out == rounded).all() == (m == least and blocks), m
 
 
+@pytest.mark.parametrize("isa", ["x86-64-v4"], indirect=True)
+@pytest.mark.parametrize(
+    "text", ["q4_K", *(pytest.param(t, marks=pytest.mark.slow) for t in ("q2_K", "mxfp8", "int8"))]
+)
+def test_a_class_for_few_rows_takes_many(build: Callable[..., Any], isa: str, text: str) -> None:
+    """As many as elements are multiplied from, in the other class."""
+    kernels = build([spec_of(text, "bf16", m_class) for m_class in ("1", "2-8")], isa)
+    for m_class, m in (("1", 3), ("2-8", 9), ("2-8", 53)):
+        check(kernels, text, "bf16", m_class, m)
+
+
+@pytest.mark.parametrize("isa", ["x86-64-v4"], indirect=True)
 @pytest.mark.parametrize(
     "text",
-    ["q4_K", *(pytest.param(text, marks=pytest.mark.slow) for text in ("nf4:block=64", "q6_K", "int8", "mxfp8"))],
+    [
+        "q4_K",
+        *(pytest.param(t, marks=pytest.mark.slow) for t in ("nf4:block=64", "q6_K", "int8", "mxfp8", "tq:bits=3")),
+    ],
 )
 def test_how_rows_are_read_changes_no_bit(build: Callable[..., Any], isa: str, build_folder: Path, text: str) -> None:
     """Each product reads its number of x from memory (a Zen 4), or one that is broadcast serves two panels."""
@@ -132,7 +159,7 @@ def test_how_rows_are_read_changes_no_bit(build: Callable[..., Any], isa: str, b
             kernels.run(spec.name, [rows, weight(text)[1], out], (m,))
             assert np.isfinite(out).all()
             found[-1].append(out.tobytes())
-    assert "qg_broadcasts" in kernels.source or isa != "x86-64-v4"
+    assert "QG_BROADCASTS" in kernels.source
     assert found[0] == found[1]
 
 

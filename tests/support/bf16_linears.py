@@ -27,7 +27,7 @@ WEIGHTS = {  # a format, or None for plain values: (N, K)
     "nf4:block=64": (83, 704), "int4:group=32": (40, 96), "q4_K": (35, 1280), "q2_K": (33, 256), "q6_K": (20, 768),
     "q3_K": (19, 512), "q5_K": (18, 256), "int3:group=32": (21, 96), "q5_0": (18, 96), "int8:symmetric=False": (18, 8),
     "int8": (37, 1101), "nf4:block=128": (37, 100), "fp8_e4m3": (19, 77), "mxfp8": (21, 1056),
-    "q8_0": (18, 64), "nvfp4": (19, 1072), "plain": (51, 1077),
+    "q8_0": (18, 64), "nvfp4": (19, 1072), "tq:bits=3": (17, 512), "plain": (51, 1077),
 }  # fmt: skip
 """Some have more columns than blocks take at a time (bf16_blocks.h: 512)."""
 FEW = ("nf4:block=64", "q4_K", "q6_K", "int8", "int8:symmetric=False", "fp8_e4m3", "plain")
