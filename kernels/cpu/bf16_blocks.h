@@ -520,8 +520,8 @@ template <class D, int64_t ROWS> QC_INLINE bool qb_takes_elements(const qg_job* 
     return qb_block_policy<D>::ELEMENTS && ROWS > QB_HIGH && job->m >= qb_block_policy<D>::MANY;
 }
 
-// Rows [m0, m0 + count) of T in order, with the sums of their columns, which elements have no use for: their offsets are
-// in them.
+// Rows [m0, m0 + count) of T in order, and if `summed` the sums of their columns. Elements have no use for these, since
+// their offsets are in them.
 template <class D, class T> static qb_rows qb_load_rows(
     const qg_job* job, int64_t m0, int64_t count, bool summed, uint16_t* ordered, float* total) {
     typedef decltype(D::entries) W;
