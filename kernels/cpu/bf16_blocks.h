@@ -9,8 +9,8 @@
 // 16 sums hide the six cycles of a product on a Zen 5 (eight sums of one panel left a third of its rate unused). The
 // first block of a task makes words of codes while it multiplies, since shifts and permutations have other pipes than
 // products, and leaves them for the blocks behind it: to make them before takes as long as ten rows of products, most
-// of it waiting for codes. Where a scale serves 16 columns from 24 rows on, and where it serves 32 from 48 on, each code
-// is multiplied by it once for all rows: then words are elements rounded to bf16, and sums need no scale.
+// of it waiting for codes. Where a scale serves 16 columns from 24 rows on, and where it serves 32 from 48 on, each
+// code is multiplied by it once for all rows: then words are elements rounded to bf16, and sums need no scale.
 #pragma once
 #include "gemm_bf16.h"
 
@@ -436,7 +436,8 @@ template <class D> static void qb_rest(const qb_unit& unit, int64_t count, const
 // --- the work --------------------------------------------------------------------------------------------------------
 
 // Rows [m0, m0 + count) of the result times one unit, in blocks of QB_HIGH rows and a last one of those that are left.
-// BOTH_READS: blocks that make words are compiled in both forms, which takes long, and is worth it where there is only one.
+// BOTH_READS: blocks that make words are compiled in both forms, which takes long, and is worth it where there is only
+// one block.
 template <class D, qb_source WORDS, bool ELEMENTS, bool BOTH_READS> static void qb_multiply(
     const qb_unit& unit, const qb_rows& rows, int64_t m0, int64_t count, float* tile) {
     typedef decltype(D::entries) W;
