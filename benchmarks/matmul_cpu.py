@@ -27,7 +27,8 @@ marked.
 their neighbours are measured again; those that stay there are listed and circled.  A line that others disturbed is
 measured again like a cell.
 
-`--write` puts tables and plots between the markers of a page.  Nobody is pinned to a core; all have `--threads`.
+`--write` puts tables and plots between the markers of a page: those of cells, those of growth, or both.  Nobody is
+pinned to a core; all have `--threads`.
 """
 
 from __future__ import annotations

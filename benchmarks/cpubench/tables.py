@@ -10,7 +10,8 @@ from page_marks import between
 
 from . import growth, plots
 
-BEGIN, END = "<!-- matmul figures -->", "<!-- end of matmul figures -->"
+CELLS = "<!-- matmul figures -->", "<!-- end of matmul figures -->"
+GROWTH = "<!-- growth figures -->", "<!-- end of growth figures -->"
 KINDS = {"fp32": "fp32", "bf16": "bf16", "int8": "int8 rows"}
 Run = dict[str, Any]
 
@@ -141,30 +142,47 @@ def growth_text(run: Run) -> list[str]:
     return [f"{len(found)} of {counted} points are above {growth.ALLOWED} times the trend of their neighbours.", *found]
 
 
-def page(run: Run, images: Sequence[str], folder: str) -> str:
-    """The part of a page between the markers."""
+def about(run: Run) -> str:
     versions = "".join(f", {name} {version}" for name, version in run["versions"].items())
-    out = [
+    return (
         f"{run['machine']}, threads for everybody: {run['threads']}, {run['isa']}, {run['date']}{versions}. Medians "
-        f"of {run['rounds']} rounds in turns.",
-    ]
+        f"of {run['rounds']} rounds in turns."
+    )
+
+
+def shown(images: Sequence[str], folder: str) -> list[str]:
+    return [line for image in images for line in ("", f"![{image}]({folder}/{image}.svg)")]
+
+
+def cells_page(run: Run, images: Sequence[str], folder: str) -> str:
+    """The part of a page between CELLS."""
+    out = [about(run)]
     for n, k in shapes(run):
         out += ["", *table(run, n, k)]
     out += ["", *limits(run)]
     if run["missing"]:
         out += ["", *(f"- missing: {name}: {why}" for name, why in run["missing"].items())]
-    if run["growth"]:
-        first, *rest = growth_text(run)
-        out += ["", first, *[""] * bool(rest), *(f"- {line}" for line in rest)]
-    out += [line for image in images for line in ("", f"![{image}]({folder}/{image}.svg)")]
-    return "\n".join(out)
+    return "\n".join([*out, *shown(images, folder)])
+
+
+def growth_page(run: Run, images: Sequence[str], folder: str) -> str:
+    """The part of a page between GROWTH."""
+    first, *rest = growth_text(run)
+    on = f"{run['machine']}, {run['isa']}, {run['date']}. {first}"
+    return "\n".join([on, *[""] * bool(rest), *(f"- {line}" for line in rest), *shown(images, folder)])
 
 
 def write(path: Path, run: Run) -> list[Path]:
-    """Puts the run between the page's markers and its plots into a folder beside the page, named like it. ValueError
-    unless each marker is there once."""
-    images, folder = rate_plots(run) | growth_plots(run), path.with_suffix("")
-    filled = between(path.read_text(encoding="utf-8"), BEGIN, END, page(run, list(images), folder.name), str(path))
+    """Puts what the run has of cells and of growth between the page's markers of these, and plots into a folder beside
+    the page, named like it. ValueError unless each marker that is needed is there once."""
+    folder, filled, images = path.with_suffix(""), path.read_text(encoding="utf-8"), dict[str, str]()
+    for has, marks, part, plotted in (
+        (run["cells"], CELLS, cells_page, rate_plots), (run["growth"], GROWTH, growth_page, growth_plots),
+    ):  # fmt: skip
+        if has:
+            drawn = plotted(run)
+            filled = between(filled, *marks, part(run, list(drawn), folder.name), str(path))
+            images |= drawn
     folder.mkdir(exist_ok=True)
     written = [folder / f"{name}.svg" for name in images]
     for file, drawn in zip(written, images.values(), strict=True):

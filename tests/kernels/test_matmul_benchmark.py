@@ -15,7 +15,7 @@ from by_path import load
 
 matmul = load("benchmarks/matmul_cpu.py")
 growth, ours, peers, quiet, tables = matmul.growth, matmul.ours, matmul.peers, matmul.quiet, matmul.tables
-PAGE = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
+PAGE = "before\n" + "".join(f"{begin}\nold\n{end}\n" for begin, end in (tables.CELLS, tables.GROWTH)) + "after\n"
 SMALL = ["--rounds", "2", "--least", "1e-4", "--tries", "2", "--threads", "1", "--rotate", "100000"]
 
 
