@@ -142,21 +142,18 @@ def growth_text(run: Run) -> list[str]:
     return [f"{len(found)} of {counted} points are above {growth.ALLOWED} times the trend of their neighbours.", *found]
 
 
-def about(run: Run) -> str:
-    versions = "".join(f", {name} {version}" for name, version in run["versions"].items())
-    return (
-        f"{run['machine']}, threads for everybody: {run['threads']}, {run['isa']}, {run['date']}{versions}. Medians "
-        f"of {run['rounds']} rounds in turns."
-    )
-
-
 def shown(images: Sequence[str], folder: str) -> list[str]:
+    """The lines that show plots, each behind an empty one."""
     return [line for image in images for line in ("", f"![{image}]({folder}/{image}.svg)")]
 
 
 def cells_page(run: Run, images: Sequence[str], folder: str) -> str:
     """The part of a page between CELLS."""
-    out = [about(run)]
+    versions = "".join(f", {name} {version}" for name, version in run["versions"].items())
+    out = [
+        f"{run['machine']}, threads for everybody: {run['threads']}, {run['isa']}, {run['date']}{versions}. Medians "
+        f"of {run['rounds']} rounds in turns.",
+    ]
     for n, k in shapes(run):
         out += ["", *table(run, n, k)]
     out += ["", *limits(run)]

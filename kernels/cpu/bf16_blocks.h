@@ -280,20 +280,26 @@ template <int MR, int SUMS> struct qb_block_sums {
             }
         }
     }
-    // tile += scale * sums; elements have their scales in them.
-    template <bool ELEMENTS> QG_METHOD void add_to(float* tile, const float* scale) const {
+    // tile += scale * sums
+    QG_METHOD void add_to(float* tile, const float* scale) const {
         QG_UNROLL for (int p = 0; p < 2; p++) {
-            [[maybe_unused]] qf factor;
-            if constexpr (!ELEMENTS) factor = q_load(scale + 16 * p);
+            const qf factor = q_load(scale + 16 * p);
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 float* const to = tile + (i * QG_NP + p) * 16;
-                const qf sum = qb_sum<SUMS>(part[i][p]);
-                if constexpr (ELEMENTS) q_store(to, q_load(to) + sum);
-                else q_store(to, q_fma(sum, factor, q_load(to)));
+                q_store(to, q_fma(qb_sum<SUMS>(part[i][p]), factor, q_load(to)));
             }
         }
     }
 };
+
+// The scales of column k and those behind it, `qb_apart_scales` floats apart. Elements have theirs in them.
+alignas(64) static const float qb_ones[32] = {
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+};
+template <bool ELEMENTS> QC_INLINE const float* qb_scales(const qb_unit& unit, int64_t span, int64_t k) {
+    return ELEMENTS ? qb_ones : unit.scale + k / span * 32;
+}
+template <bool ELEMENTS> static constexpr int64_t qb_apart_scales = ELEMENTS ? 0 : 32;
 
 // Columns of which sums are added to the tile at once: those of a scale, or a part of them.
 template <bool ELEMENTS> QC_INLINE int64_t qb_piece(int64_t span) {
@@ -330,8 +336,9 @@ template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD
     qb_block_sums<MR, SUMS> sums;
     sums.start(rows, k0);
     // One pointer for each thing: registers are scarce here.
-    const float* scale = unit.scale + k0 / span * 32;
-    for (int64_t k = k0; k < k1; k += piece, scale += 32) {  // a scale each; a longer one has one piece
+    const float* scale = qb_scales<ELEMENTS>(unit, span, k0);
+    // A scale each; a longer one has one piece.
+    for (int64_t k = k0; k < k1; k += piece, scale += qb_apart_scales<ELEMENTS>) {
         if (asks && !ELEMENTS) {
             decltype(D::entries)::ask(job->packed, unit.next + 1, k);
             decltype(D::entries)::ask(job->packed, unit.next + 2, k);
@@ -345,7 +352,7 @@ template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD
             qg_steps<0, walk_of::COLUMNS / 2>(body, walk_of::COLUMNS / 2);
             sums.advance(walk_of::COLUMNS);
         }
-        sums.template add_to<ELEMENTS>(tile, scale);
+        sums.add_to(tile, scale);
     }
 }
 
@@ -364,14 +371,9 @@ template <int MR, bool FROM_MEMORY> QC_COLD void qb_block_of_words(
             sums.template step<FROM_MEMORY>(1, (qu)q_load(word + 32), (qu)q_load(word + 48));
             sums.advance(4);
         }
-        sums.template add_to<false>(tile, scale);
+        sums.add_to(tile, scale);
     }
 }
-
-// Scales of elements, which have theirs in them.
-alignas(64) static const float qb_ones[32] = {
-    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-};
 
 // `count` rows, at most QB_HIGH, by the smallest block that takes them; rows behind them hold anything, and their sums
 // are not read.
@@ -477,8 +479,9 @@ template <class D, qb_source WORDS, bool ELEMENTS, bool BOTH_READS> static void 
                 }
             if constexpr (WORDS != QB_ANEW) {
                 const auto multiply = from_memory ? qb_rows_of_words<true> : qb_rows_of_words<false>;
-                const float* const scale = ELEMENTS ? qb_ones : unit.scale + k / span * 32;
-                multiply(high, unit.words, own, scale, ELEMENTS ? 0 : 32, qb_piece<ELEMENTS>(span), k, end, to);
+                multiply(
+                    high, unit.words, own, qb_scales<ELEMENTS>(unit, span, k), qb_apart_scales<ELEMENTS>,
+                    qb_piece<ELEMENTS>(span), k, end, to);
             }
         });
     }

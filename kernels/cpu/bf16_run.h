@@ -55,6 +55,7 @@ template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job*
 // processor lacks an instruction the job runs in fp32 as it is. `m`: as of `qb_run_few`.
 template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job, int64_t m) {
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
+    // Panels need no lookups of 8-bit floats.
     if (MAX == 0 ? __builtin_cpu_supports("avx512bf16") : qb_block_decoder<D>::runs()) {
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
         constexpr int64_t MOST = MAX > 0 ? qb_block_policy<D>::MOST : 0;

@@ -491,11 +491,10 @@ template <class D, bool STRAIGHT> static void qg_pass_task(void* arg, int64_t ta
     x.decoded = x.tile + qg_pass(job->k) * QG_WIDE;
     float* const columns = x.decoded + QG_WIDE * ((qg_block(job->k) + 15) / 16 * 16);
     float* const totals = columns + qg_columns(job->k, qg_pass(job->k));
-    qg_unit multiply = qg_pass_unit<D>;
-    bool loaded = false;
+    qg_unit multiply = nullptr;
     if constexpr (STRAIGHT)
-        if (call.straight) multiply = qg_load_straight<D>(job, columns, totals, &x), loaded = true;
-    if (!loaded) qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x);
+        if (call.straight) multiply = qg_load_straight<D>(job, columns, totals, &x);
+    if (!multiply) qg_load_pass(job, m0, (int)count, qg_first<D>::ROWS, columns, &x), multiply = qg_pass_unit<D>;
     for (int64_t p = begin; p < end; p += QG_NP) {
         const int64_t next = qc_min(p + QG_NP, end) - 1;
         multiply(job, x, p, next);

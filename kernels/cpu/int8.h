@@ -510,7 +510,8 @@ template <class W, class E, class Prepare> static void qi_multiply(
         // One block of eight rows reads entries once; slopes with intercepts still take less time computed apart.
         const bool apart = W::NESTED && ((W::AFFINE && rows == 8) || qi_next_rows<W, E>(rows) < rows);
         const int64_t second = qc_min(first + QG_NP, p1) - 1;  // the last of one unit, if that is what is near
-        if (apart) qi_prepare_entries<W>(job->packed, first, second, entries);
+        if constexpr (W::NESTED)
+            if (apart) qi_prepare_entries<W>(job->packed, first, second, entries);
         if constexpr (qi_unpacks<W>())
             if (unpacked) qi_unpack<W, E>(job->packed, first, second, codes);
         for (int64_t i = 0, count; i < rows; i += count) {
