@@ -10,6 +10,10 @@
 // a call allocates nothing. Workers spin for `spin_ns` after a region (the next one of the same model follows within
 // microseconds), then sleep on a futex. Who has spun for `kEagerNs` yields its processor between two looks: where
 // threads share processors, it may be the one that the thread it waits for needs.
+//
+// A kernel that wakes a worker may put it on the caller's own processor and leave it there for many calls, though
+// others are idle (Linux 6.18, two processors: a model of 1.3 ms then takes 2.2). So a worker that finds itself on the
+// processor of a thread before it leaves that one (`Places`). Nobody is bound: its set of processors is as it was.
 #include "abi.h"
 #include "float_state.h"
 
@@ -81,6 +85,46 @@ int64_t now_ns() {
     return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
+// On which processor each thread of the pool was when it last looked. 0 is the caller of the region.
+class Places {
+  public:
+    // Notes where this thread is. If a thread before it is there too, it goes to a processor without one, if it may.
+    void look(int thread) {
+#if defined(__linux__)
+        const int here = note(thread);
+        for (int other = 0; other < thread; ++other)
+            if (at_[other].load(std::memory_order_relaxed) == here) return leave(thread);
+#else
+        (void)thread;
+#endif
+    }
+#if defined(__linux__)
+    int note(int thread) {
+        const int here = sched_getcpu();
+        at_[thread].store(here, std::memory_order_relaxed);
+        return here;
+    }
+
+  private:
+    void leave(int thread) {
+        cpu_set_t allowed, free;  // more than 1024 processors do not fit: the call fails, and nobody moves
+        if (sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) <= thread) return;
+        free = allowed;
+        for (int other = 0; other < thread; ++other) {
+            const int there = at_[other].load(std::memory_order_relaxed);
+            if (there >= 0 && there < CPU_SETSIZE) CPU_CLR(there, &free);
+        }
+        if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
+        sched_setaffinity(0, sizeof allowed, &allowed);
+        note(thread);
+    }
+
+    std::atomic<int> at_[kMaxThreads] = {};
+#else
+    void note(int) {}
+#endif
+};
+
 struct Pool {
     alignas(64) std::atomic<uint64_t> gate{0};
     alignas(64) std::atomic<int64_t> next{0};
@@ -95,6 +139,7 @@ struct Pool {
     std::atomic<uint32_t> caller_waits{0};
     alignas(64) std::atomic<bool> owned{false};  // one region at a time
     std::atomic<int> workers{0};                 // changed by the owner only
+    alignas(64) Places places;
 };
 
 alignas(64) char storage[sizeof(Pool)];  // never destroyed: workers outlive static destructors
@@ -127,10 +172,13 @@ void leave() {
 
 // Spins until `ready()` or until the time is over; true if ready.
 template <class Ready>
-bool spin_until(Ready ready) {
+bool spin_until(int thread, Ready ready) {
     const int64_t begin = now_ns(), spin = spin_ns.load(std::memory_order_relaxed);
     for (int64_t spent = 0; spent < spin; spent = now_ns() - begin) {
-        if (spent > kEagerNs) sched_yield();
+        if (spent > kEagerNs) {
+            pool.places.look(thread);
+            sched_yield();
+        }
         for (int i = 0; i < 32; ++i) {
             if (ready()) return true;
             relax();
@@ -160,11 +208,12 @@ void* work(void* argument) {
             seen = sequence(gate);
             continue;
         }
-        if (spin_until(news)) continue;
+        if (spin_until(thread, news)) continue;
         const uint32_t ring = pool.bell.load(std::memory_order_seq_cst);
         pool.sleepers.fetch_add(1, std::memory_order_seq_cst);
         if (!news()) park(&pool.bell, ring);
         pool.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        pool.places.look(thread);
     }
     return nullptr;
 }
@@ -202,7 +251,7 @@ bool own_pool() {
 void wait_until_empty() {
     auto empty = [] { return inside(pool.gate.load(std::memory_order_acquire)) == 0; };
     if (empty()) return;
-    while (!spin_until(empty)) {
+    while (!spin_until(0, empty)) {
         const uint32_t ring = pool.done.load(std::memory_order_seq_cst);
         pool.caller_waits.store(1, std::memory_order_seq_cst);
         if (inside(pool.gate.load(std::memory_order_seq_cst)) != 0) park(&pool.done, ring);
@@ -249,12 +298,14 @@ void qc_pool_parallel(qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
     pool.arg = arg;
     pool.tasks = tasks;
     pool.next.store(0, std::memory_order_relaxed);
+    pool.places.note(0);
     const uint64_t closed = pool.gate.load(std::memory_order_relaxed);
     pool.gate.store(((sequence(closed) + 1) << 24) | (uint64_t(threads) << 12), std::memory_order_seq_cst);
     pool.bell.fetch_add(1, std::memory_order_seq_cst);
     if (pool.sleepers.load(std::memory_order_seq_cst)) {
         const bool all_may_enter = threads == workers + 1;
         unpark(&pool.bell, all_may_enter && tasks - 1 < workers ? int(tasks - 1) : INT_MAX);
+        sched_yield();  // to a worker that was woken on this processor, so that it leaves
     }
     in_region = true;
     take_tasks(0);

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 from qcompiler.runtime.compiler import compile_library
 from qcompiler.runtime.session import make_context
 from qcompiler.runtime.support import support
+from qcompiler.runtime.threads import usable_cpus
 
 SOURCE = r"""
 #include <atomic>
@@ -122,6 +125,36 @@ def in_child(function: Any) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux" or usable_cpus() < 2, reason="needs Linux and two processors")
+def test_a_worker_leaves_the_processor_of_its_caller(library: Any) -> None:
+    """And it may still run on all that it might run on before: nobody is bound. A child has no other threads."""
+    every = os.sched_getaffinity(0)
+    here = min(every)
+
+    def child() -> int:
+        os.sched_setaffinity(0, {here})
+        regions(library, 2, 8, 20, work=1000)
+        (worker,) = {int(thread.name) for thread in Path("/proc/self/task").iterdir()} - {os.getpid()}
+        if os.sched_getaffinity(worker) != {here}:
+            return 1
+        os.sched_setaffinity(worker, every)
+        elsewhere = 0
+        for _ in range(40):
+            time.sleep(0.001)
+            regions(library, 2, 8, 50, work=1000)
+            elsewhere += processor_of(worker) != here
+            if os.sched_getaffinity(worker) != every:
+                return 2
+        return 0 if elsewhere >= 30 else 100 + elsewhere
+
+    assert in_child(child) == 0
+
+
+def processor_of(thread: int) -> int:
+    """The one that a thread ran on last: field 39 of its `stat`, see proc_pid_stat(5)."""
+    return int(Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[36])
 
 
 def test_pool_works_in_a_forked_child(library: Any) -> None:
