@@ -1,4 +1,4 @@
-"""Other projects' products beside ours: a process for each project (cpupeers/process.py), which takes turns with us.
+"""Other projects' work beside ours: a process for each project (cpupeers/process.py), which takes turns with us.
 
 What is not installed, or cannot compute a case, is named with the reason, and the command that installs it.
 """
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ INSTALL = "make bench-peers"
 SILENT = 900.0
 """Seconds without an answer after which a process is ended: torch.compile of the largest case takes some minutes."""
 PROJECTS = ("torch", "onnxruntime", "openvino", "bitsandbytes", "torchao", "llama_cpp")
+"""Those with products of matrices …"""
+
+OF_MODELS = ("onnxruntime", "openvino")
+"""… and those with whole models, in processes of their own."""
 
 
 class PeerError(Exception):
@@ -40,10 +44,10 @@ def default_python() -> str:
 class Peer:
     """The process of a project. PeerError if it does not start."""
 
-    def __init__(self, project: str, python: str, threads: int, silent: float = SILENT) -> None:
+    def __init__(self, project: str, python: str, threads: int, silent: float = SILENT, work: str = "products") -> None:
         self.project, self.ended, self.silent, self.hung = project, "", silent, False
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until `close`
-        command = [python, "-P", "-c", START, str(PROCESS), project, "--threads", str(threads)]
+        command = [python, "-P", "-c", START, str(PROCESS), work, project, "--threads", str(threads)]
         # A library that looks for a GPU finds none, and OpenMP has as many threads as everybody.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
         environment.pop("PYTHONPATH", None)
@@ -107,6 +111,11 @@ class Peer:
 
         return Runner(engine, self.engines[engine], made["bytes"], made["copies"], made["error"], turn, ours=False)
 
+    def model(self, engine: str, program: Path, inputs: Path, result: Path) -> Callable[[], float]:
+        """Seconds of a call of a model (cpupeers/process.py says what the files are), after its first result."""
+        self.ask("load", engine=engine, program=str(program), inputs=str(inputs), result=str(result))
+        return lambda: float(self.ask("call", engine=engine)["seconds"])
+
     def processor_seconds(self) -> float:
         return float(self.ask("cpu")["seconds"])
 
@@ -123,12 +132,15 @@ START = (
 """Runs a script without the current folder on the path: a folder `kernels` there hides a package of that name."""
 
 
-def start(projects: Sequence[str], python: str, threads: int) -> tuple[list[Peer], dict[str, str]]:
+def start(
+    projects: Sequence[str], python: str, threads: int, work: str = "products"
+) -> tuple[list[Peer], dict[str, str]]:
     """(the processes, why those that are missing are)."""
-    found, missing = [], {project: "left out by --peers" for project in PROJECTS if project not in projects}
+    known = PROJECTS if work == "products" else OF_MODELS
+    found, missing = [], {project: "left out by --peers" for project in known if project not in projects}
     for project in projects:
         try:
-            found.append(Peer(project, python, threads))
+            found.append(Peer(project, python, threads, work=work))
         except PeerError as error:
             missing[project] = f"{error} (`{INSTALL}` installs it)"
     return found, missing

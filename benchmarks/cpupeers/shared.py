@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,14 @@ class Engine:
     kind: str
     bits: float
     make: Callable[[Case], Made]
+
+
+@dataclass(frozen=True)
+class ModelEngine:
+    """`make` takes the file of an exported program, its arrays and the number of threads."""
+
+    kind: str
+    make: Callable[[Path, list[Array], int], Callable[[], Array]]
 
 
 def per_product(call: Callable[[], Any], copies: int, least: float) -> float:
