@@ -32,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,13 +224,16 @@ def loaded(
     np.savez(inputs, **{name: x.numpy() for name, x in given.items()})
     found: dict[str, tuple[Turn, torch.Tensor]] = {}
     missing: dict[str, str] = {}
-    peer.ask("drop")
+    with suppress(peers.PeerError):  # a process that has ended says so below, for each engine
+        peer.ask("drop")
     for engine in peer.engines:
         try:
             turn = peer.model(engine, program, inputs, result)
             found[engine] = turn, torch.from_numpy(np.load(result))
         except peers.PeerError as error:
             missing[engine] = str(error)
+    if peer.ended:  # none of them has a turn any more
+        return {}, dict.fromkeys(peer.engines, peer.ended)
     return found, missing
 
 
@@ -268,7 +272,8 @@ def cell(
             for name, (turn, result) in found.items():
                 turns[name], results[name] = turn, result
     expected = results["torch fp32"]
-    watch = quiet.Watch(lambda: time.process_time() + sum(peer.processor_seconds() for peer in others))
+    running = [peer for peer in others if not peer.ended]
+    watch = quiet.Watch(lambda: time.process_time() + sum(peer.processor_seconds() for peer in running))
 
     def measure() -> tuple[dict[str, list[float]], quiet.Noise]:
         stop = watch.start()
@@ -335,12 +340,12 @@ def main() -> int:
             found["missing"] |= absent
             facts["cells"].append({"model": model.name, "case": name, **found})
             print(text(facts["cells"][-1]), flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     for project, why in missing.items():
         print(f"missing: {project}: {why}")
     for peer in others:
         peer.close()
-    if options.json:
-        options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

