@@ -12,9 +12,9 @@
 // threads share processors, it may be the one that the thread it waits for needs.
 //
 // A kernel that wakes a worker may put it on the caller's own processor and leave it there for many calls, though
-// others are idle (Linux 6.18, two processors: a model of 1.3 ms then takes 2.2). So a worker that finds itself on the
-// processor of a thread before it leaves that one (`Places`) and may then run on all processors that it might run on
-// before: nobody is bound.
+// others are idle (Linux 6.18, two processors: a model of 1.3 ms then takes 2.2). So a worker whose processor is also
+// the caller's, or that of a worker with a lower number, moves to another one (`Places`). Nobody is bound: afterwards
+// the worker may run wherever it might before.
 #include "abi.h"
 #include "float_state.h"
 
@@ -92,7 +92,8 @@ class Places {
     Places() {
         for (auto& at : at_) at.store(-1, std::memory_order_relaxed);
     }
-    // Notes where this thread is. If a thread before it is there too, it goes to a processor without one, if it may.
+    // Notes where this thread is. If a thread with a lower number is there too, it moves to a processor that none of
+    // these is on, if its affinity has one.
     void look(int thread) {
 #if defined(__linux__)
         const int here = note(thread);
@@ -126,8 +127,8 @@ class Places {
         if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
         note(thread);
         if (sched_getaffinity(0, sizeof now, &now) || !CPU_EQUAL(&now, &free)) return;  // somebody has set another one
-        // Linux keeps the set that a thread asked for. A set of all is what a thread has that never asked, and grows
-        // with its cgroup's; only if the thread had been given less than the cgroup has is it given that again.
+        // A thread that asks for all processors has those of its cgroup, also when the cgroup gets more of them. One
+        // that asks for a set keeps to it. So `allowed` is asked for only if somebody had given this thread less.
         memset(&now, 0xff, sizeof now);
         sched_setaffinity(0, sizeof now, &now);
         if (sched_getaffinity(0, sizeof now, &now) == 0 && !CPU_EQUAL(&now, &allowed))

@@ -59,32 +59,25 @@ def plain(program: Path, arrays: list[Array], threads: int, precision: str) -> C
     return compiled(converted(program), arrays, threads, precision, 0)
 
 
-def weights_of_8_bits(program: Path, arrays: list[Array], threads: int) -> Callable[[], Array]:
-    smaller = nncf.compress_weights(converted(program), mode=nncf.CompressWeightsMode.INT8_SYM)
-    return compiled(smaller, arrays, threads, "bf16", 128)
-
-
-def weights_of_4_bits(program: Path, arrays: list[Array], threads: int) -> Callable[[], Array]:
-    smaller = nncf.compress_weights(
-        converted(program), mode=nncf.CompressWeightsMode.INT4_SYM, group_size=128, all_layers=True
-    )
-    return compiled(smaller, arrays, threads, "bf16", 128)
+def compressed(program: Path, arrays: list[Array], threads: int, **how: Any) -> Callable[[], Array]:
+    """`how` is what nncf.compress_weights takes."""
+    return compiled(nncf.compress_weights(converted(program), **how), arrays, threads, "bf16", 128)
 
 
 def calibrated(program: Path, arrays: list[Array], threads: int) -> Callable[[], Array]:
-    def as_given(item: Any) -> Any:
-        return item
-
     quantised = nncf.quantize(
-        converted(program), nncf.Dataset([arrays], as_given), model_type=nncf.ModelType.TRANSFORMER, subset_size=1
+        converted(program), nncf.Dataset([arrays]), model_type=nncf.ModelType.TRANSFORMER, subset_size=1
     )
     return compiled(quantised, arrays, threads, "bf16", 0)
 
 
+OF_8_BITS = {"mode": nncf.CompressWeightsMode.INT8_SYM}
+OF_4_BITS = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 128, "all_layers": True}
+
 ENGINES = {
     "openvino fp32": ModelEngine("fp32", lambda *given: plain(*given, "f32")),
     "openvino bf16": ModelEngine("bf16", lambda *given: plain(*given, "bf16")),
-    "openvino int8 a8": ModelEngine("int8", weights_of_8_bits),
-    "openvino int4g128 a8": ModelEngine("int8", weights_of_4_bits),
+    "openvino int8 a8": ModelEngine("int8", lambda *given: compressed(*given, **OF_8_BITS)),
+    "openvino int4g128 a8": ModelEngine("int8", lambda *given: compressed(*given, **OF_4_BITS)),
     "openvino int8 static a8": ModelEngine("int8", calibrated),
 }

@@ -44,10 +44,7 @@ WORST = 0.35
 
 
 class Work:
-    """What the commands do."""
-
-    def drop(self) -> dict[str, Any]:
-        return {}
+    """What the commands do: its methods, and those of the kind of work."""
 
     def cpu(self) -> dict[str, Any]:
         return {"seconds": time.process_time()}
