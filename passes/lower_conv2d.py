@@ -9,7 +9,8 @@ So convolutions have everything that linears have: packed weights in every forma
 for many rows. Windows of one element are a slice, and windows that tile the image are a view (those of int8 rows are
 not: fuse-dequant-matmul makes windows of codes of them). A convolution with groups becomes one `qc.batch_matmul`, or a
 loop over the taps if each group is one channel. Results keep their channels last wherever their readers allow it
-(views/channels_last.py), so one convolution feeds the next without a copy.
+(views/channels_last.py), so one convolution feeds the next without a copy. Where a weight in bf16 has an image round to
+it, pixels are rounded in front of their windows, once for all taps.
 """
 
 from __future__ import annotations
@@ -99,9 +100,21 @@ class _Conv:
             split = [self.batch, self.size[0], kh, self.size[1], kw, self.depth]
             tiles = build.transpose(b, build.reshape(b, image, split), (0, 1, 3, 2, 4, 5))
             return build.reshape(b, tiles, shape)
-        type_ = tensor(shape, tensor_dtype(self.x.type))
-        windows = qc.WindowsOp(self.x, type_, kernel=self.kernel, strides=strides, padding=padding, dilation=dilation)
+        image = self._rounded()
+        type_ = tensor(shape, tensor_dtype(image.type))
+        windows = qc.WindowsOp(image, type_, kernel=self.kernel, strides=strides, padding=padding, dilation=dilation)
         return b.insert(windows).result
+
+    def _rounded(self) -> SSAValue:
+        """The image in the type of the weight, if that is bf16."""
+        dtype, given = tensor_dtype(self.op.w.type), tensor_dtype(self.x.type)
+        if dtype != "bf16" or given == dtype:
+            return self.x
+
+        def body(inner: Builder, scalars: Sequence[SSAValue]) -> SSAValue:
+            return inner.insert(arith.TruncFOp(_wide(inner, scalars[0]), ELEMENT_TYPES[dtype])).result
+
+        return build.pointwise(self.builder, [self.x], shape_of(self.x.type), dtype, body)
 
     # --- groups ---
 

@@ -127,7 +127,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("opt", help="run passes over a file of IR")
     command.add_argument("file", nargs="?", default="-", help="a text of IR, such as a dump; default '-', stdin")
     command.add_argument(
-        "-p", "--passes", default="", help="passes, comma-separated, as in 'cse,assign-streams{compute-streams=2}'"
+        "-p",
+        "--passes",
+        action="append",
+        default=[],
+        help="passes, comma-separated, as in 'cse,assign-streams{compute-streams=2}'; may be given again for more",
     )
     command.add_argument("--generic", action="store_true", help="print the generic syntax")
     command.add_argument("--mlir", action="store_true", help="print what a stock MLIR parses")
@@ -518,9 +522,8 @@ def _opt(options: argparse.Namespace) -> None:
     where = "<stdin>" if options.file == "-" else options.file
     # QC_PRINT_AFTER may be set for all commands: the stages of the frontends are no passes, and no error either
     dumps = StageDumps(print_after=print_after_of(print_after(options), (*FRONTEND_STAGES, *ALL_PASSES)))
-    shown = run_passes(
-        text, options.passes, syntax, options.context, where=where, verify_each=options.verify_each, dumps=dumps
-    )
+    passes = ",".join(options.passes)
+    shown = run_passes(text, passes, syntax, options.context, where=where, verify_each=options.verify_each, dumps=dumps)
     show(shown.removesuffix("\n"), "ir")
     if options.timing:
         print(dumps.timing(), file=sys.stderr)

@@ -285,8 +285,8 @@ def _batch_matmul(op: qc.BatchMatmulOp, operands: Sequence[Array], _frame: Frame
 
 @rule(qc.Conv2dOp)
 def _conv2d(op: qc.Conv2dOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    x, w = operands[0], plain(operands[1], op.w.type, frame)
-    acc = accumulator(x, w)
+    w = plain(operands[1], op.w.type, frame)
+    x, acc = round_to(operands[0], tensor_dtype(op.w.type)), accumulator(operands[0], w)
     (sh, sw), (dh, dw) = (tuple(int(v) for v in p.get_values()) for p in (op.strides, op.dilation))
     top, left, bottom, right = (int(v) for v in op.padding.get_values())
     groups, (out_channels, depth, kh, kw) = op.groups.value.data, w.shape

@@ -183,7 +183,8 @@ def _conv2d(op: qc.Conv2dOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
     batch, _, height, width = shape_of(op.result.type)
     each = channels // groups
 
-    lengths = [build.dim_value(b, size) for size in shape_of(op.x.type)[2:]]
+    image = rounded(b, op.x, tensor_dtype(op.w.type))
+    lengths = [build.dim_value(b, size) for size in shape_of(image.type)[2:]]
 
     def body(code: Code, s: Sequence[Scalar]) -> Scalar:
         """Loops: batch, channel, row, column, then the taps of a window."""
@@ -191,7 +192,7 @@ def _conv2d(op: qc.Conv2dOp, lowering: LinalgLowering) -> Sequence[SSAValue]:
         c, y, x = tap // (kh * kw), tap // kw % kh, tap % kw
         weight = code.read(op.w, o, c, y, x).to(acc)
         inside, at = _within(code, [row * sh + y * dh - top, column * sw + x * dw - left], lengths)
-        value = code.read(op.x, n, o // each * depth + c, *at).to(acc)
+        value = code.read(image, n, o // each * depth + c, *at).to(acc)
         return s[-1] + where(inside, value, 0) * weight
 
     total = folded(b, [], shape_of(op.result.type), acc, body, extent=depth * kh * kw)

@@ -53,7 +53,10 @@ def _expect_windows(
 
 @irdl_op_definition
 class Conv2dOp(QCOp):
-    """NCHW convolution with `w (O, C/groups, kh, kw)`, zero padding `[top, left, bottom, right]`."""
+    """NCHW convolution with `w (O, C/groups, kh, kw)`, zero padding `[top, left, bottom, right]`.
+
+    x is rounded to the element type of w, where that is another, as in `qc.linear`.
+    """
 
     name = "qc.conv2d"
     x = operand_def(TensorType)

@@ -1,4 +1,4 @@
-"""`QuantConfig(compute=…)`: the arithmetic of linears, end to end, against the oracle and on every device."""
+"""`QuantConfig(compute=…)`: the arithmetic of linears and convolutions, end to end, against the oracle, and devices."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_linears_that_multiply_integers_keep_them() -> None:
 
 
 def test_a_recipe_without_quantised_linears_has_no_arithmetic_to_choose() -> None:
-    with pytest.raises(RecipeError, match="compute='bf16', and no linear has a quantised weight"):
+    with pytest.raises(RecipeError, match="compute='bf16', and no linear or convolution has a quantised weight"):
         qc.qcompile(Block(), (x_of(5),), quant=qc.QuantConfig("float", compute="bf16"))
 
 
@@ -160,3 +160,96 @@ def test_outliers_of_llm_int8_keep_their_precision() -> None:
 def test_other_words_are_refused(compute: Any) -> None:
     with pytest.raises(RecipeError, match="compute="):
         qc.QuantConfig("nf4", compute=compute)
+
+
+# --- convolutions ----------------------------------------------------------------------------------------------------
+
+
+class Image(nn.Module):
+    """Convolutions of 3 x 3, with strides, of 1 x 1, transposed, in groups, over one dimension, and one of 4 x 4
+    patches, whose windows are a view."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.GroupNorm(4, 32)
+        self.wide = nn.Conv2d(32, 64, 3, padding=1)
+        self.down = nn.Conv2d(64, 32, 3, stride=2, padding=(1, 2), dilation=(1, 2))
+        self.point = nn.Conv2d(32, 32, 1)
+        self.up = nn.ConvTranspose2d(32, 16, 4, 2, 1)
+        self.each = nn.Conv2d(32, 32, 3, groups=32)
+        self.line = nn.Conv1d(32, 16, 5, padding=2)
+        self.patch = nn.Conv2d(32, 64, 4, stride=4)
+        self.to(dtype).eval()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        image = nn.functional.silu(self.norm(x))
+        down = self.down(self.wide(image).relu())
+        return self.up(self.point(down)), self.each(image), self.line(image.flatten(2)), self.patch(x), down
+
+
+WINDOWS = ("wide", "down", "up", "line")
+CONVOLUTIONS = (*WINDOWS, "point", "patch")
+
+
+def image_of(batch: int, height: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    seed = torch.Generator().manual_seed(batch + height)
+    return torch.randn(batch, 32, height, width, generator=seed).to(dtype)
+
+
+def convolving(compute: str | None, dtype: torch.dtype = torch.float32, weights: str = "int8", **more: Any) -> Any:
+    recipe = qc.QuantConfig(weights, compute=compute, promise_bits=None, **more.pop("recipe", {}))
+    x, batch = image_of(2, 16, 16, dtype), {"x": {0: ("b", 1, 8)}}
+    return qc.qcompile(Image(dtype), (x,), quant=recipe, dynamic_shapes=batch, verify_each="numerics", **more)
+
+
+def products(program: qc.Program) -> set[tuple[bool, str, str]]:
+    """(whether x is windows of an image, the type of x, that of the weight) of all kernels of linears."""
+    linears = [kernel for kernel in program.plan.kernels if kernel.template == "linear"]
+    return {(each.body.window is not None, each.operands[0].dtype, each.operands[1].dtype) for each in linears}
+
+
+@pytest.mark.parametrize("weights", ["int8", "nf4", "q4_K, else q5_0, else int8"])
+def test_a_convolution_in_bf16_is_the_oracle_up_to_one_rounding_of_a_factor(weights: str) -> None:
+    program, exact = convolving("bf16", weights=weights), convolving("exact", weights=weights)
+    for batch in (1, 2, 3):
+        x = image_of(batch, 16, 16)
+        for n, (found, oracle, wide) in enumerate(zip(program(x), program.oracle(x), exact.oracle(x), strict=True)):
+            assert apart(found, oracle) < 4e-3
+            assert apart(oracle, wide) == 0 if n == 1 else 1e-4 < apart(oracle, wide) < 1e-2, "the oracle rounds too"
+
+
+def test_an_image_is_rounded_once_in_front_of_its_windows() -> None:
+    program, exact = convolving("bf16"), convolving("exact")
+    assert products(program) == {(True, "bf16", "bf16"), (False, "f32", "bf16")}
+    chosen = {c.path: c.what for c in program.report().choices if c.stage == "compute"}
+    assert chosen == {f"{name}.weight": "bf16 arithmetic, x is float32" for name in CONVOLUTIONS}
+    steps = [len(each.plan.entries[0].steps) for each in (program, exact)]
+    assert steps[0] <= steps[1] + 1, "the silu before an image is read by two ops; other images are rounded as stored"
+
+
+def test_exact_convolutions_read_the_pixels_of_a_narrow_model() -> None:
+    program, x = convolving("exact", torch.bfloat16), image_of(2, 16, 16, torch.bfloat16)
+    assert products(program) == {(True, "bf16", "f32"), (False, "bf16", "f32")}
+    assert all(apart(*pair) < 8e-3 for pair in zip(program(x), program.oracle(x), strict=True))
+    assert products(convolving(None, torch.bfloat16)) == {(True, "bf16", "bf16"), (False, "bf16", "bf16")}
+
+
+@pytest.mark.parametrize(("compute", "dtype"), [("bf16", torch.float32), ("exact", torch.bfloat16)])
+def test_a_gpu_convolves_the_same(compute: str, dtype: torch.dtype) -> None:
+    program, x = convolving(compute, dtype, device="sim:0"), image_of(1, 16, 16, dtype)
+    assert all(apart(*pair) < 8e-3 for pair in zip(program(x), program.oracle(x), strict=True))
+
+
+def test_convolutions_of_codes_keep_them() -> None:
+    program = convolving("bf16", recipe={"activations": "int8"})
+    linears = [kernel for kernel in program.plan.kernels if kernel.template == "linear"]
+    assert {each.operands[1].dtype for each in linears if each.body.codes} == {"f32"}
+    assert {each.operands[1].dtype for each in linears if not each.body.codes} == {"bf16"}  # the transposed one
+
+
+def test_a_saved_program_convolves_in_bf16_without_torch(tmp_path: Path) -> None:
+    program, x = convolving("bf16"), image_of(3, 16, 16)
+    program.save(tmp_path / "image.qca")
+    loaded = qc.load(tmp_path / "image.qca")(x.numpy())
+    assert all(torch.equal(torch.as_tensor(a), b) for a, b in zip(loaded, program(x), strict=True))

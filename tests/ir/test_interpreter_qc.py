@@ -23,7 +23,7 @@ from qcompiler.ir.interpreter import Interpreter, evaluate_op, run
 from qcompiler.ir.module import set_ranges, set_result_keys
 from qcompiler.plan.kernel import FormatRef
 from qcompiler.plan.torch_regions import TorchOp, TorchRegion
-from qcompiler.plan.weights import StoredTensor, WeightStore
+from qcompiler.plan.weights import NUMPY_DTYPES, StoredTensor, WeightStore
 
 T = types.tensor
 ModuleOf = Callable[..., Any]
@@ -134,6 +134,19 @@ def test_conv2d(
         )  # fmt: skip
 
     close(one(module_of, make, [x, w, b]), wanted, 1e-5)
+
+
+def test_conv2d_rounds_x_to_the_type_of_its_weight(module_of: ModuleOf, rng: np.random.Generator) -> None:
+    x, w = f32(rng, 2, 4, 9, 11), f32(rng, 8, 4, 3, 2).astype(NUMPY_DTYPES["bf16"])
+    rounded = t(x).bfloat16().float()
+    wanted = F.conv2d(rounded, t(w.astype(np.float32)))
+
+    def make(x: Any, w: Any) -> qc.Conv2dOp:
+        type_ = T(tuple(wanted.shape), "f32")
+        return qc.Conv2dOp(x, w, None, type_, strides=[1, 1], padding=[0] * 4, dilation=[1, 1], groups=1)
+
+    close(one(module_of, make, [x, w]), wanted, 1e-5)
+    assert float((wanted - F.conv2d(t(x), t(w.astype(np.float32)))).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -121,6 +121,25 @@ def test_bf16_arithmetic_is_in_the_oracle(relative: Callable[[Any, Any], float])
     assert "bf16" in program.ir("import")
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_bf16_arithmetic_of_convolutions_is_in_the_oracle(dtype: Any, relative: Callable[[Any, Any], float]) -> None:
+    function, params = models.conv_net, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), models.conv_params())
+    x = jnp.asarray(models.images(2, 16), dtype)
+    chosen, other = ("bf16", "exact") if dtype == jnp.float32 else ("exact", "bf16")
+    program, model = (
+        qc.qcompile(function, (params, x), quant=qc.QuantConfig("int8", promise_bits=None, compute=compute))
+        for compute in (chosen, other)
+    )
+    linears = [each for each in program.plan.kernels if each.template == "linear" and each.body.window is not None]
+    wanted = ("bf16", "bf16") if chosen == "bf16" else ("bf16", "f32")
+    assert linears and {(each.operands[0].dtype, each.operands[1].dtype) for each in linears} == {wanted}
+    assert relative(program(x), jax.jit(program.oracle)(x)) < 2**-7
+    if chosen == "bf16":
+        assert 1e-4 < relative(jax.jit(program.oracle)(x), jax.jit(model.oracle)(x)) < 2**-6, (
+            "the oracle rounds as well"
+        )
+
+
 def _calls(w: Any, x: Any) -> list[Any]:
     """Products inside of each kind of call, and reducers, whose jaxpr is no call."""
     custom = jax.custom_vjp(lambda w, x: x @ w + 1)

@@ -258,7 +258,9 @@ def experts(format_: str | None) -> Case:
 # --- convolutions ----------------------------------------------------------------------------------------------------
 
 
-def convolved(groups: int, dtype: DType) -> Case:
+def convolved(groups: int, dtype: DType, weight: DType | None = None) -> Case:
+    """A convolution whose weight has the type `weight`, or that of x, and windows."""
+
     def body(b: Builder, a: Any) -> Any:
         given: Any = {"strides": (2, 1), "padding": (1, 0, 2, 1), "dilation": (1, 2)}
         out = T((2, 4, 5, "w - 3"), dtype)
@@ -270,8 +272,10 @@ def convolved(groups: int, dtype: DType) -> Case:
         ]
 
     shapes = [(2, 4, 8, 7), (4, 4 // groups, 3, 3), (4,)]
-    arguments: Any = [((2, 4, 8, "w"), dtype), (shapes[1], dtype), ((4,), dtype)]
-    return Case(module_of(arguments, body), [values(*shape, dtype=dtype) for shape in shapes])
+    types = (dtype, weight or dtype, dtype)
+    arguments: Any = [((2, 4, 8, "w"), dtype), (shapes[1], types[1]), ((4,), dtype)]
+    given = [values(*shape, dtype=kind) for shape, kind in zip(shapes, types, strict=True)]
+    return Case(module_of(arguments, body), given)
 
 
 def convolved_integers(channels: int) -> Case:
@@ -489,6 +493,8 @@ _CASES: dict[str, Callable[[], Case]] = {
     **{f"routed {t}": lambda t=t: routed(t) for t in _FLOATS},
     **{f"experts {f}": lambda f=f: experts(f) for f in (None, "int8")},
     **{f"convolved {g} {t}": lambda g=g, t=t: convolved(g, t) for g, t in ((1, "f32"), (2, "f32"), (1, "bf16"))},
+    "convolved in bf16": lambda: convolved(1, "f32", "bf16"),
+    "convolved from bf16": lambda: convolved(1, "bf16", "f32"),
     **{f"convolved integers {c}": lambda c=c: convolved_integers(c) for c in (5, 32)},
     **{f"int8 rows {k} {t}": lambda k=k, t=t: int8_row_case(k, t) for k in int8_rows.KINDS for t in _FLOATS},
     **{

@@ -245,11 +245,17 @@ class _Importer:
             ways = [self.quantized.way(m) for m in use.matrices]
             weights = [self._weight(m, way.compute) for m, way in zip(use.matrices, ways, strict=True)]
             return product_of(scope, node, use, weights, [way.quantised for way in ways])
-        weight = self._weight(use.matrices[0], None)
         if use.kind == "conv":
-            return conv_of(scope, node, weight)
+            return conv_of(scope, node, self._kernel(scope, use.matrices[0], node.result.dtype))
+        weight = self._weight(use.matrices[0], None)
         type_ = types.tensor(node.result.shape, node.result.dtype)
         return scope.insert(qc.EmbeddingOp(row_index(scope, node), weight, type_))
+
+    def _kernel(self, scope: Scope, matrix: Matrix, result: DType) -> SSAValue:
+        """The decoded matrix of a convolution, in the type of the recipe's arithmetic or of the result."""
+        compute = self.quantized.way_of_convolution(matrix).compute
+        weight = self._weight(matrix, compute)
+        return weight if compute is not None else scope.cast(weight, result)
 
     def _weight(self, matrix: Matrix, compute: DType | None) -> SSAValue:
         """The decoded matrix; a quantised linear's has the type of the recipe's arithmetic."""

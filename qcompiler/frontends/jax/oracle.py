@@ -5,7 +5,8 @@ the program decodes to that type at once, and so the leaf is given in it.
 
 The function is traced again, and its jaxpr is evaluated equation by equation.  What is a view of a weight (a slice, a
 transpose, a layer of a scan) stays known as that weight, and a `dot_general` that reads one rounds its other operand
-as the program does: to int8 codes and back, or to bf16.  This shares no code with the graph that the compiler reads.
+as the program does: to int8 codes and back, or to bf16.  So does a convolution, to bf16 alone.  This shares no code
+with the graph that the compiler reads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core
 
@@ -44,7 +46,8 @@ def in_arithmetic(
     traced_types: Mapping[int, str] | None = None,
     scales: Mapping[int, StaticScales] | None = None,
 ) -> Run:
-    """`run(leaves, args, kwargs)` with linears in another arithmetic, by the numbers of their leaves; jittable.
+    """`run(leaves, args, kwargs)` with linears and convolutions in another arithmetic, by the numbers of their leaves;
+    jittable.
 
     `traced_types` are NumPy's names of the types that the function sees of leaves that are given in wider ones.
     `scales` are static ones, by the numbers of leaves.
@@ -111,6 +114,8 @@ class Evaluation:
         if name in _CALLS:
             inner = next(params[key] for key in ("jaxpr", "call_jaxpr") if key in params)
             return self.jaxpr(*_open(inner), operands)
+        if name == "conv_general_dilated" and operands[1].weight in self.arithmetic:
+            return [_Traced(self._convolution(params, operands))]
         if name == "dot_general":
             weights = [position for position in (0, 1) if operands[position].weight in self.arithmetic]
             if len(weights) == 1:
@@ -183,7 +188,7 @@ class Evaluation:
                 scales = (jnp.asarray(self.scales[number].factors)[at], jnp.asarray(self.scales[number].scales)[at])
             x = codes_of(x, how.codes, contracted, batch, scales)
         if how.bf16:
-            x, weight = (lax.reduce_precision(each.astype(jnp.float32), 8, 7) for each in (x, weight))
+            x, weight = _rounded(x), _rounded(weight)
         lhs, rhs = (weight, x) if position == 0 else (x, weight)
         result = jnp.result_type(*(each.value for each in operands))
         wanted = params["preferred_element_type"] or result
@@ -192,6 +197,24 @@ class Evaluation:
             preferred_element_type=jnp.float32 if how.bf16 else wanted,
         )  # fmt: skip
         return made.astype(wanted)
+
+    def _convolution(self, params: Any, operands: list[_Traced]) -> Any:
+        """The convolution of a weight whose factors are rounded to bf16."""
+        x, weight = operands
+        assert weight.weight is not None
+        self.met.add(weight.weight)
+        wanted = params["preferred_element_type"] or jnp.result_type(x.value, weight.value)
+        numbers = {key: value for key, value in params.items() if key not in ("precision", "preferred_element_type")}
+        made = lax.conv_general_dilated_p.bind(
+            _rounded(x.value), _rounded(weight.value), precision=(lax.Precision.HIGHEST,) * 2,
+            preferred_element_type=np.dtype(np.float32), **numbers,
+        )  # fmt: skip
+        return made.astype(wanted)
+
+
+def _rounded(values: Any) -> Any:
+    """Numbers of bf16, in fp32."""
+    return lax.reduce_precision(values.astype(jnp.float32), 8, 7)
 
 
 _CALLS = frozenset({

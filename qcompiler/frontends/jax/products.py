@@ -159,11 +159,11 @@ def _convolution(s: Scope, node: Node) -> Result:
     numbers = node.attrs["dimension_numbers"]
     order = [numbers["kernel_output_feature_dimension"], numbers["kernel_input_feature_dimension"],
              *numbers["kernel_spatial_dimensions"]]  # fmt: skip
-    return convolve(s, node, s.transpose(s.value(node.operands[1]), order))
+    return convolve(s, node, s.cast(s.transpose(s.value(node.operands[1]), order), node.result.dtype))
 
 
 def conv_of(s: Scope, node: Node, w: V) -> V:
-    """A convolution whose weight is the matrix (O, kernel * C)."""
+    """A convolution whose weight is the matrix (O, kernel * C). x is rounded to the type of a quantised one."""
     numbers, shape = node.attrs["dimension_numbers"], node.operands[1].shape
     kernel = [shape[i] for i in numbers["kernel_spatial_dimensions"]]
     out, depth = (shape[numbers[f"kernel_{side}_feature_dimension"]] for side in ("output", "input"))
@@ -172,14 +172,15 @@ def conv_of(s: Scope, node: Node, w: V) -> V:
 
 
 def convolve(s: Scope, node: Node, w: V) -> V:
-    """The convolution with a weight (O, C / groups, *kernel), in the type of its result (`preferred_element_type`)."""
+    """The convolution with a weight (O, C / groups, *kernel). Its result has the function's type
+    (`preferred_element_type`)."""
     if 0 in node.result.shape:  # a kernel may be larger than its image
         return build.fill(s.builder, 0, node.result.shape, node.result.dtype)
-    w = s.cast(w, node.result.dtype)
     c, numbers = _numbers(node), node.attrs["dimension_numbers"]
     order = [numbers["input_batch_dimension"], numbers["input_feature_dimension"], *numbers["input_spatial_dimensions"]]
     x = _image(s, s.transpose(s.value(node.operands[0]), order), c.count)
-    x = s.cast(x, tensor_dtype(w.type))
+    if tensor_dtype(w.type) == node.result.dtype:
+        x = s.cast(x, node.result.dtype)
     x, low, high = _spread(s, x, c)
     back = [
         numbers["output_batch_dimension"],
@@ -189,11 +190,10 @@ def convolve(s: Scope, node: Node, w: V) -> V:
     out = [node.result.shape[i] for i in back]
     image = [*out[:2], *([1] * (2 - c.count)), *out[2:]]
     op = qc.Conv2dOp(
-        x, _image(s, w, c.count), None, types.tensor(image, tensor_dtype(w.type)),
+        x, _image(s, w, c.count), None, types.tensor(image, node.result.dtype),
         strides=c.strides, padding=[*low, *high], dilation=c.dilation, groups=c.groups,
     )  # fmt: skip
-    made = s.cast(s.reshape(s.insert(op), out), node.result.dtype)
-    return s.transpose(made, [back.index(i) for i in range(len(back))])
+    return s.transpose(s.reshape(s.insert(op), out), [back.index(i) for i in range(len(back))])
 
 
 def _image(s: Scope, value: V, count: int) -> V:

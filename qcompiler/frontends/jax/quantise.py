@@ -66,7 +66,7 @@ class Quantized:
     files: WeightFiles
     decisions: tuple[tuple[str, str, str], ...] = ()
     compute: DType | None = None
-    """The type of the arithmetic of quantised linears; None for the weight's own."""
+    """The type of the arithmetic of quantised linears and convolutions; None for the weight's own."""
     activations: Activations | None = None
     """How the inputs of quantised linears are quantised."""
     clips: Mapping[str, float] = field(default_factory=dict)
@@ -87,6 +87,10 @@ class Quantized:
         if isinstance(obstacle, str):
             return Way(self.compute, as_floats(self.activations, clip), obstacle)
         return Way(None, as_integers(self.activations, clip))
+
+    def way_of_convolution(self, matrix: Matrix) -> Way:
+        """The same for convolutions, whose inputs stay in floating point."""
+        return Way(None if self.weights[self.key(matrix)].format is None else self.compute, None)
 
     @property
     def module(self) -> Callable[..., Any]:
@@ -124,8 +128,8 @@ class Quantized:
         number = {leaf: i for i, leaf in enumerate(self.exported.graph.leaves)}
         found: dict[int, Arithmetic] = {}
         for use in self.uses.uses.values():
-            for matrix in use.matrices if use.kind == "linear" else ():
-                way = self.way(matrix)
+            for matrix in use.matrices if use.kind in ("linear", "conv") else ():
+                way = self.way(matrix) if use.kind == "linear" else self.way_of_convolution(matrix)
                 bf16 = way.compute == "bf16"
                 made = Arithmetic(self.activations if way.quantised is not None else None, bf16)
                 if found.setdefault(number[matrix.leaf], made) != made:

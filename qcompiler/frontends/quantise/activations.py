@@ -59,7 +59,7 @@ def quantise_inputs(
     made: dict[tuple[fx.Node, float, bool, bool], tuple[fx.Node, fx.Node | None]] = {}
     done = []
     for node in list(graph.nodes):
-        weight = _decoded_weight(node)
+        weight = decoded_weight(node)
         if weight is None:
             continue
         path, convolves = path_of(weight), node.target is _CONVOLUTION
@@ -98,7 +98,7 @@ def _int8_values(x: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def _decoded_weight(node: fx.Node) -> Any:
+def decoded_weight(node: fx.Node) -> Any:
     """The node of the decoded weight that a linear, experts or a convolution multiply with; None for any other node.
 
     A convolution sees the stored matrix through views (conv_weights.py).
@@ -248,4 +248,4 @@ class _PixelBuilder(_Builder):
         return list(range(1, self.x.meta["val"].ndim))
 
 
-__all__ = ["is_decoded", "quantise_inputs", "rounded_inputs"]
+__all__ = ["decoded_weight", "is_decoded", "quantise_inputs", "rounded_inputs"]

@@ -1,4 +1,5 @@
-"""The arithmetic of linears with quantised weights: `QuantConfig(compute=…)`, as types of decoded weights.
+"""The arithmetic of linears and convolutions with quantised weights: `QuantConfig(compute=…)`, as types of decoded
+weights.
 
     before   dequantize = qc.dequantize(w, "nf4:block=64", [384, 384], f32)
              linear = aten.linear(x, dequantize, bias)
@@ -9,65 +10,85 @@
     "exact"     the weight's elements and x as they are; products and sums in fp32
     "int8"      rows of int8 times integer codes (activations.py)
 
-A recipe that says nothing keeps the model's type: bf16 in a model of bf16, as in torch. Linears that multiply integers
-already are left alone.
+A convolution becomes `qc.convolution` in the same way; the views through which it sees its weight (conv_weights.py) are
+made once more, of the new type. A recipe that says nothing keeps the model's type: bf16 in a model of bf16, as in
+torch. What multiplies integers already is left alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
 
-from qcompiler.frontends.quantise.activations import is_decoded
-from qcompiler.frontends.torch.qc_ops import torch_linear  # noqa: F401  (registers the operator)
+from qcompiler.frontends.quantise.activations import decoded_weight
+from qcompiler.frontends.torch.qc_ops import torch_linear  # noqa: F401  (registers the operators)
 
 aten = torch.ops.aten
 TYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
+PRODUCTS = {
+    aten.linear.default: torch.ops.qc.linear.default,
+    aten.convolution.default: torch.ops.qc.convolution.default,
+}
+"""By the operators whose arithmetic is chosen: those that round x to the type of their weight."""
 
 
 def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node], str]) -> list[tuple[str, str]]:
-    """Gives the decoded weights of linears the type of `compute`; returns (the weight's path, what was done) for each.
+    """Gives the decoded weights of linears and convolutions the type of `compute`; returns (the weight's path, what was
+    done) for each.
 
     A weight that something else reads as well (a tied embedding) is decoded twice, from the same codes.
     """
     wanted, made, done = TYPES[compute], dict[fx.Node, fx.Node](), list[tuple[str, str]]()
-    integers = {node.args[1] for node in graph.nodes if _multiplies_integers(node)}
-    for node in list(graph.nodes):
-        if node.target is not aten.linear.default or not is_decoded(node.args[1]):
-            continue
-        x, weight = node.args[:2]
+    products = [(node, weight) for node in graph.nodes if (weight := product_weight(node)) is not None]
+    integers = {weight for node, weight in products if _multiplies_integers(node)}
+    for node, weight in products:
         if weight in integers or weight.args[3] == wanted:
             continue
+        x, seen = node.args[:2]
         bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-        if weight not in made:
-            made[weight] = _decoded_as(graph, weight, wanted)
+        typed = _typed(graph, seen, wanted, made)
         with graph.inserting_before(node):
-            other = graph.call_function(torch.ops.qc.linear.default, (x, made[weight], bias))
+            other = graph.call_function(PRODUCTS[node.target], (x, typed, bias, *node.args[3:]))
         other.meta = dict(node.meta)
         node.replace_all_uses_with(other)
         graph.erase_node(node)
         done.append((path_of(weight), f"{compute} arithmetic, x is {str(x.meta['val'].dtype).removeprefix('torch.')}"))
-    for weight in made:
-        if not weight.users:
-            graph.erase_node(weight)
+    for each in reversed(made):  # views before what they are views of
+        if not each.users:
+            graph.erase_node(each)
     return done
 
 
+def product_weight(node: fx.Node) -> fx.Node | None:
+    """The decoded weight of a linear or convolution; None for any other node."""
+    return decoded_weight(node) if node.target in PRODUCTS else None
+
+
 def _multiplies_integers(node: fx.Node) -> bool:
-    """Whether a linear reads int8 rows. What else reads its weight are the columns of outliers (LLM.int8)."""
-    x = node.args[0] if node.target is aten.linear.default else None
-    return isinstance(x, fx.Node) and x.target is torch.ops.qc.dequantize_rows.default
+    """Whether a product reads int8 rows. What else reads its weight are the columns of outliers (LLM.int8)."""
+    x: Any = node.args[0]
+    while node.target is aten.convolution.default and x.target is aten.permute.default:  # pixels as they were
+        x = x.args[0]
+    return bool(x.target is torch.ops.qc.dequantize_rows.default)
 
 
-def _decoded_as(graph: fx.Graph, weight: fx.Node, dtype: torch.dtype) -> fx.Node:
-    with graph.inserting_after(weight):
-        node = graph.call_function(torch.ops.qc.dequantize.default, (*weight.args[:3], dtype))
-    node.meta = dict(weight.meta)
-    with weight.meta["val"].fake_mode:
-        node.meta["val"] = weight.meta["val"].to(dtype)
-    return node
+def _typed(graph: fx.Graph, seen: Any, dtype: torch.dtype, made: dict[fx.Node, fx.Node]) -> fx.Node:
+    """A decoded weight, or a view of one, in type `dtype`. `made` are those made so far, by their originals."""
+    if seen not in made:
+        if seen.target is torch.ops.qc.dequantize.default:
+            args = (*seen.args[:3], dtype)
+        else:
+            args = (_typed(graph, seen.args[0], dtype, made), *seen.args[1:])
+        with graph.inserting_after(seen):
+            node = graph.call_function(seen.target, args)
+        node.meta = dict(seen.meta)
+        with seen.meta["val"].fake_mode:
+            node.meta["val"] = seen.meta["val"].to(dtype)
+        made[seen] = node
+    return made[seen]
 
 
-__all__ = ["TYPES", "choose_arithmetic"]
+__all__ = ["PRODUCTS", "TYPES", "choose_arithmetic", "product_weight"]

@@ -34,7 +34,7 @@ from qcompiler.config import BY_DATA, QuantConfig, format_text, parse_format, re
 from qcompiler.errors import RecipeError, WeightsError
 from qcompiler.formats import PackedTensor
 from qcompiler.frontends.quantise.activations import quantise_inputs, rounded_inputs
-from qcompiler.frontends.quantise.arithmetic import TYPES, choose_arithmetic
+from qcompiler.frontends.quantise.arithmetic import TYPES, choose_arithmetic, product_weight
 from qcompiler.frontends.quantise.calibrate import Calibration
 from qcompiler.frontends.quantise.choose_formats import FormatChooser, Kind
 from qcompiler.frontends.quantise.conv_weights import restore
@@ -395,10 +395,10 @@ class _Rewriter(GraphTensors):
     def _choose_arithmetic(self) -> None:
         if self.recipe.compute not in TYPES:
             return
-        if not any(user.target is aten.linear.default for node in self.decoded for user in node.users):
+        if not any(product_weight(node) is not None for node in self.graph.nodes):
             raise RecipeError(
-                f"compute={self.recipe.compute!r}, and no linear has a quantised weight: choose a format for linears, "
-                "or leave `compute` out"
+                f"compute={self.recipe.compute!r}, and no linear or convolution has a quantised weight: choose a "
+                "format for linears, or leave `compute` out"
             )
         done = choose_arithmetic(self.graph, self.recipe.compute, lambda node: self.decoded.get(node, node.name))
         self.decisions += [("compute", path, what) for path, what in done]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from qcompiler.cli import main
 from qcompiler.inspect.opt import run_passes
 from qcompiler.ir.text import parse_module, print_module
 from qcompiler.passes.pipeline import STAGES
@@ -47,6 +48,14 @@ def test_pass_makes_what_its_golden_says(path: Path, request: pytest.FixtureRequ
         path.write_text(f"{run}\n{given}\n\n{check_lines(output)}\n")
         return
     assert output.splitlines() == expected
+
+
+def test_the_command_of_a_run_line_gives_the_golden(capsys: pytest.CaptureFixture[str]) -> None:
+    path = HERE / "lower-conv2d.groups.mlir"
+    run, _, expected = split(path.read_text())
+    assert run.count(" -p ") > 1, "each -p counts, and not the last one alone"
+    assert main([*run.removeprefix("// RUN: qc ").partition(" %s")[0].split(), str(path)]) == 0
+    assert capsys.readouterr().out.strip().splitlines() == expected
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

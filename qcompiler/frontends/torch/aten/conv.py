@@ -28,7 +28,7 @@ V = SSAValue
 
 
 @lowers(aten.convolution.default)
-def _convolution(s: Scope, node: fx.Node, a: Args) -> Result:
+def convolution(s: Scope, node: fx.Node, a: Args) -> Result:
     if a["transposed"]:
         return _transposed(s, node, a)
     x, w = s.value(a["input"]), s.value(a["weight"])
