@@ -1,4 +1,4 @@
-"""The experts of a mixture on the CPU: products of floats, of int8 rows, and torch's dense products, in one run.
+"""The experts of a mixture on the CPU: products in fp32, bf16 and int8, and torch's dense products, in one run.
 
     python benchmarks/experts_cpu.py [--formats int8 int4 q4_K] [--rows 1 8 32 128 512] [--rounds 15] [--json FILE]
 
@@ -6,7 +6,7 @@ One layer of a mixture with the shape of a small Mixtral (hidden 1024, 8 experts
 up, SwiGLU, down, the weighted sum.  The router is left out: `index` and `weights` are arguments, so every program
 computes the same pairs.  `--layers` programs of each kind, with weights of their own, take turns, so that weights miss
 the caches.  Ratios are medians over rounds in which the runners follow each other; torch multiplies the rows of each
-expert in fp32.
+expert, in fp32 and in bf16.  Runners of "float" have weights in bf16 that are not quantised.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 import qcompiler as qc
+from qcompiler.config import COMPUTES
 
 HIDDEN, FFN, EXPERTS, TOP = 1024, 3584, 8, 2
 
@@ -65,20 +66,32 @@ def inputs(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def runners_of(rows: int, formats: list[str], layers: int) -> dict[str, list[Callable[..., Any]]]:
     models = [Experts(seed).eval() for seed in range(layers)]
+    narrow = [Experts(seed).eval().to(torch.bfloat16) for seed in range(layers)]
     given = inputs(rows)
-    found: dict[str, list[Callable[..., Any]]] = {"torch fp32": [lambda *a, m=m: dense(m, *a) for m in models]}
+    found: dict[str, list[Callable[..., Any]]] = {
+        "torch fp32": [lambda *a, m=m: dense(m, *a) for m in models],
+        "torch bf16": [lambda *a, m=m: dense(m, *in_bf16(a)) for m in narrow],
+    }
     for name in formats:
-        for activations in (None, "int8"):
-            recipe = qc.QuantConfig(name, activations=activations, promise_bits=None)
-            key = f"{name} {activations or 'floats'}"
-            found[key] = [qc.qcompile(model, given, quant=recipe) for model in models]
+        if name == "float":
+            programs = [qc.qcompile(model, in_bf16(given)) for model in narrow]
+            found["float bf16"] = [lambda *a, run=run: run(*in_bf16(a)) for run in programs]
+            continue
+        for compute in COMPUTES:
+            recipe = qc.QuantConfig(name, compute=compute, promise_bits=None)
+            found[f"{name} {compute}"] = [qc.qcompile(model, given, quant=recipe) for model in models]
     return found
+
+
+def in_bf16(given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(each.to(torch.bfloat16) if each.is_floating_point() else each for each in given)
 
 
 def timed(runners: dict[str, list[Callable[..., Any]]], given: tuple[Any, ...], rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in runners}
     for number in range(rounds + 1):
         for name, each in runners.items():
+            time.sleep(0.003)  # the other runner's threads stop spinning
             start = time.perf_counter()
             for run in each:
                 run(*given)
@@ -89,7 +102,7 @@ def timed(runners: dict[str, list[Callable[..., Any]]], given: tuple[Any, ...], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--formats", nargs="+", default=["int8", "int4", "q4_K"])
+    parser.add_argument("--formats", nargs="+", default=["float", "int8", "int4", "q4_K"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32, 128, 512])
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)

@@ -149,9 +149,9 @@ def _multiplies_integers(weight: QTensorType) -> bool:
 
 
 @pattern
-def round_rows(op: qc.LinearOp, rewriter: PatternRewriter) -> SSAValue | None:
-    """Rounds x to the weight's type in front of a linear whose kernels multiply on tensor cores, which read both in one
-    type. A CPU's kernels round the rows that they read."""
+def round_rows(op: qc.LinearOp | qc.GroupedLinearOp, rewriter: PatternRewriter) -> SSAValue | None:
+    """Rounds x to the weight's type in front of a product whose kernels multiply on tensor cores, which read both in
+    one type. A CPU's kernels round the rows that they read."""
     dtype = tensor_dtype(op.w.type)
     if dtype != "bf16" or tensor_dtype(op.x.type) not in ("f32", "f16"):
         return None

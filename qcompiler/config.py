@@ -199,7 +199,7 @@ class QuantConfig:
     `activations` is the type of the input of linears with quantised weights: None (floats), "int8" (a scale per
     token, and for convolutions per image), "int8:static" (one per tensor, from `qcompile(calibrate=…)`), or "llm_int8",
     optionally with its threshold ("llm_int8:6.0"). Convolutions take "int8" alone.
-    `compute` is the arithmetic of linears and convolutions with quantised weights, and of attention: "exact"
+    `compute` is the arithmetic of linears, convolutions and experts with quantised weights, and of attention: "exact"
     (products and sums in fp32), "bf16" (factors are rounded to bf16, sums in fp32), "int8" (the same as
     activations="int8"; attention in bf16), or None: bf16 for models in bf16, as in torch, fp16 for those in fp16, and
     exact for all others.

@@ -437,6 +437,13 @@ template <class D> static void qb_rest(const qb_unit& unit, int64_t count, const
 
 // --- the work --------------------------------------------------------------------------------------------------------
 
+// Rows from number `i` on.
+QC_INLINE qb_rows qb_rows_from(const qb_rows& rows, int64_t i) {
+    qb_rows own = rows;
+    own.x += i * rows.stride, own.ordered += i * rows.ordered_stride, own.total += i * rows.groups;
+    return own;
+}
+
 // Rows [m0, m0 + count) of the result times one unit, in blocks of QB_HIGH rows and a last one of those that are left.
 // BOTH_READS: blocks that make words are compiled in both forms, which takes long, and is worth it where there is only
 // one block.
@@ -448,11 +455,8 @@ template <class D, qb_source WORDS, bool ELEMENTS, bool BOTH_READS> static void 
     const qg_job* const job = unit.job;
     const int64_t span = qb_coded<D>::span(job->k), whole = span * rows.groups;
     const auto each = [&](auto f) __attribute__((always_inline)) {
-        for (int64_t i = 0; i < count; i += QB_HIGH) {
-            qb_rows own = rows;
-            own.x += i * rows.stride, own.ordered += i * rows.ordered_stride, own.total += i * rows.groups;
-            f(i, qc_min(count - i, QB_HIGH), own, tile + i * QG_NP * 16);
-        }
+        for (int64_t i = 0; i < count; i += QB_HIGH)
+            f(i, qc_min(count - i, QB_HIGH), qb_rows_from(rows, i), tile + i * QG_NP * 16);
     };
     if constexpr (ELEMENTS) {
         memset(tile, 0, sizeof(float) * (size_t)(qg_up(count, QB_HIGH) * QB_HIGH * QG_NP * 16));
@@ -524,63 +528,94 @@ template <class D, int64_t ROWS> QC_INLINE bool qb_takes_elements(const qg_job* 
     return qb_block_policy<D>::ELEMENTS && ROWS > QB_HIGH && job->m >= qb_block_policy<D>::MANY;
 }
 
-// Rows [m0, m0 + count) of T in order, and if `summed` the sums of their columns. Elements have no use for these, since
-// their offsets are in them.
-template <class D, class T> static qb_rows qb_load_rows(
-    const qg_job* job, int64_t m0, int64_t count, bool summed, uint16_t* ordered, float* total) {
+// What a task of `count` rows has in scratch (qb_block_scratch).
+struct qb_block_room {
+    uint32_t* words;
+    float *tile, *scale, *offset, *total;
+    uint16_t *ordered, *rounded;  // `rounded`: behind rows in order of codes that are looked up
+
+    qb_block_room(char* scratch, int64_t k, int64_t count) {
+        const int64_t room = count + QB_HIGH, of_groups = k / 16 + 1;
+        words = (uint32_t*)scratch;
+        tile = (float*)(words + QB_CHUNK * 16);
+        scale = tile + room * QG_NP * 16;
+        offset = scale + of_groups * 32;
+        total = offset + of_groups * 32;
+        ordered = (uint16_t*)(total + room * of_groups);
+        rounded = ordered + room * qb_apart(k);
+    }
+};
+
+// `rows.x` in order, and if `summed` the sums of its columns. Elements have no use for these: their offsets are in
+// them. COPIES: rows of codes that are not looked up are elsewhere than rows in order.
+template <class D, bool COPIES> static void qb_order_rows(
+    const qb_rows& rows, int64_t k, int64_t count, bool summed, const qb_block_room& room) {
     typedef decltype(D::entries) W;
-    const int64_t k = job->k, span = qb_coded<D>::span(k), groups = span > 0 ? k / span : 0, stride = qb_apart(k);
-    constexpr bool SAME = qb_same<T>::value, LOOKED_UP = qb_coded<D>::LOOKED_UP;
-    uint16_t* const rounded = LOOKED_UP ? ordered + (count + QB_HIGH) * stride : ordered;
-    qb_rows rows = {(const char*)rounded, 2 * stride, (const char*)ordered, 2 * stride, total, groups};
-    if constexpr (SAME) rows.x = job->x + 2 * m0 * job->x_row, rows.stride = 2 * job->x_row;
-    else qb_round_rows((const T*)job->x + m0 * job->x_row, job->x_row, count, k, (char*)rounded, 2 * stride);
+    [[maybe_unused]] const int64_t span = qb_coded<D>::span(k), stride = qb_apart(k);
     for (int64_t i = 0; i < count; i++) {
         const uint16_t* const x = (const uint16_t*)(rows.x + i * rows.stride);
-        if constexpr (LOOKED_UP)
-            qb_reorder<qb_coded<D>::LOW>(x, ordered + i * stride, k / qb_coded<D>::PER * qb_coded<D>::PER);
-        else if constexpr (SAME) memcpy(ordered + i * stride, x, 2 * k);
+        if constexpr (qb_coded<D>::LOOKED_UP)
+            qb_reorder<qb_coded<D>::LOW>(x, room.ordered + i * stride, k / qb_coded<D>::PER * qb_coded<D>::PER);
+        else if constexpr (COPIES) memcpy(room.ordered + i * stride, x, 2 * k);
         if constexpr (W::OFFSET && W::COVERS != 0) {
-            if (summed) qb_add_groups(x, span, groups, total + i * groups);
+            if (summed) qb_add_groups(x, span, rows.groups, room.total + i * rows.groups);
         } else if constexpr (W::OFFSET) {
-            qg_add_groups((const qc_bf16*)x, span, groups, total + i * groups);
+            qg_add_groups((const qc_bf16*)x, span, rows.groups, room.total + i * rows.groups);
         }
     }
+}
+
+// Where rows of bf16 numbers for codes of D are made in `room`.
+template <class D> QC_INLINE qb_rows qb_rows_in(const qb_block_room& room, int64_t k) {
+    const int64_t span = qb_coded<D>::span(k), stride = 2 * qb_apart(k);
+    const uint16_t* const x = qb_coded<D>::LOOKED_UP ? room.rounded : room.ordered;
+    return {(const char*)x, stride, (const char*)room.ordered, stride, room.total, span > 0 ? k / span : 0};
+}
+
+// Rows [m0, m0 + count) of T, in order.
+template <class D, class T> static qb_rows qb_load_rows(
+    const qg_job* job, int64_t m0, int64_t count, bool summed, const qb_block_room& room) {
+    qb_rows rows = qb_rows_in<D>(room, job->k);
+    if constexpr (qb_same<T>::value) rows.x = job->x + 2 * m0 * job->x_row, rows.stride = 2 * job->x_row;
+    else qb_round_rows((const T*)job->x + m0 * job->x_row, job->x_row, count, job->k, (char*)rows.x, rows.stride);
+    qb_order_rows<D, qb_same<T>::value>(rows, job->k, count, summed, room);
     return rows;
 }
 
-template <class D, class T, int64_t ROWS> static void qb_block_task(void* arg, int64_t task, char* scratch) {
+// Rows [m0, m0 + count) of the result times panels [p0, p1).
+template <class D, int64_t ROWS> static void qb_block_panels(
+    const qg_job* job, const qb_block_room& room, const qb_rows& rows, bool elements, int64_t m0, int64_t count,
+    int64_t p0, int64_t p1) {
     typedef qb_block_policy<D> policy;
-    const qb_call* const call = (const qb_call*)arg;
-    const qg_job* const job = call->job;
-    const int64_t chunk = task / call->groups, group = task % call->groups;
-    const int64_t m0 = qc_share(job->m, chunk, call->chunks), count = qc_share(job->m, chunk + 1, call->chunks) - m0;
-    const int64_t room = count + QB_HIGH, of_groups = job->k / 16 + 1;
-    uint32_t* const words = (uint32_t*)scratch;
-    float* const tile = (float*)(words + QB_CHUNK * 16);
-    float* const scale = tile + room * QG_NP * 16;
-    float* const offset = scale + of_groups * 32;
-    float* const total = offset + of_groups * 32;
-    uint16_t* const ordered = (uint16_t*)(total + room * of_groups);
-    const bool elements = qb_takes_elements<D, ROWS>(job);
-    const qb_rows rows = qb_load_rows<D, T>(job, m0, count, !elements, ordered, total);
-    const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP);
-    for (int64_t u = qc_share(units, group, call->groups); u < qc_share(units, group + 1, call->groups); u++) {
-        const int64_t panel = u * QG_NP;
-        const qb_unit unit = {job, panel, qc_min(panel + QG_NP, panels) - 1, scale, offset, words};
+    for (int64_t panel = p0; panel < p1; panel += QG_NP) {
+        const qb_unit unit = {job, panel, qc_min(panel + QG_NP, p1) - 1, room.scale, room.offset, room.words};
         if constexpr (policy::ELEMENTS && ROWS > QB_HIGH)
             if (elements) {
-                qb_multiply<D, policy::WORDS, true, false>(unit, rows, m0, count, tile);
+                qb_multiply<D, policy::WORDS, true, false>(unit, rows, m0, count, room.tile);
                 continue;
             }
         if constexpr (policy::WORDS == QB_FIRST && policy::LEAST <= QB_HIGH)
             if (ROWS <= QB_HIGH || count <= QB_HIGH) {  // one block
-                qb_multiply<D, QB_ANEW, false, ROWS <= QB_HIGH>(unit, rows, m0, count, tile);
+                qb_multiply<D, QB_ANEW, false, ROWS <= QB_HIGH>(unit, rows, m0, count, room.tile);
                 continue;
             }
         if constexpr (policy::WORDS != QB_FIRST || ROWS > QB_HIGH)
-            qb_multiply<D, policy::WORDS, false, false>(unit, rows, m0, count, tile);
+            qb_multiply<D, policy::WORDS, false, false>(unit, rows, m0, count, room.tile);
     }
+}
+
+template <class D, class T, int64_t ROWS> static void qb_block_task(void* arg, int64_t task, char* scratch) {
+    const qb_call* const call = (const qb_call*)arg;
+    const qg_job* const job = call->job;
+    const int64_t chunk = task / call->groups, group = task % call->groups;
+    const int64_t m0 = qc_share(job->m, chunk, call->chunks), count = qc_share(job->m, chunk + 1, call->chunks) - m0;
+    const qb_block_room room(scratch, job->k, count);
+    const bool elements = qb_takes_elements<D, ROWS>(job);
+    const qb_rows rows = qb_load_rows<D, T>(job, m0, count, !elements, room);
+    const int64_t panels = (job->n + 15) / 16, units = qg_up(panels, QG_NP);
+    const int64_t p0 = qc_share(units, group, call->groups) * QG_NP;
+    const int64_t p1 = qc_min(qc_share(units, group + 1, call->groups) * QG_NP, panels);
+    qb_block_panels<D, ROWS>(job, room, rows, elements, m0, count, p0, p1);
 }
 
 // As many rows of T as the policy takes, or more. There is scratch for ROWS of them at a time.

@@ -50,6 +50,14 @@ template <class X> static void qm_load_rows(
     }
 }
 
+// The same, rounded to bf16.
+template <class X> static void qm_round_rows(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride) {
+    qm_load_rows<X>(job, m0, rows, k0, kc, dst, stride);
+    for (int64_t i = 0; i < rows; i++, dst += stride)
+        for (int64_t k = 0; k < kc; k += 16) vstore(dst + k, vround_bf16(vload(dst + k)));
+}
+
 // A `qg_finish`: sums of the expert's own columns go to the rows of its pairs; a panel may hold rows of its neighbours.
 template <class OUT> static void qm_finish(
     const qg_job* job, const float* tile, int64_t stride, int64_t m0, int64_t rows, int64_t n0, int64_t cols) {

@@ -4,7 +4,8 @@ One kernel serves any number of (row, expert) pairs. The number of rows per expe
 grouped.h decides for each expert whether to decode its codes in registers (few rows) or to panels (more rows). Weights
 are read like those of linears (linear.py), packed or plain.
 
-Rows of int8 are multiplied as integers (grouped_int8.py).
+Rows of int8 are multiplied as integers (grouped_int8.py), and where weights decode to bf16, rows of bf16 by its dot
+products if the processor has these (grouped_bf16.h).
 
 A kernel that combines pairs of rows, or the experts of a row, is for few pairs and multiplies straight from codes; the
 code around its sums is grouped_combined.py.
@@ -16,7 +17,18 @@ from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import grouped_int8, text
 from qcompiler.kernels.cpu.grouped_combined import functions_of
-from qcompiler.kernels.cpu.linear import GROUP, block_of, most_totals, product_scratch, tile_of, weight_of
+from qcompiler.kernels.cpu.linear import (
+    GROUP,
+    MOST_BF16,
+    block_bf16,
+    block_of,
+    most_totals,
+    multiplies_bf16,
+    product_scratch,
+    rounds_to_bf16,
+    tile_of,
+    weight_of,
+)
 from qcompiler.kernels.cpu.weights import PANEL_LAYOUTS
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
@@ -29,7 +41,11 @@ grouped.h."""
 
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
-    return grouped_int8.HEADERS if _body(spec).codes else ("decode.h", "gemm.h", "few_rows.h", "lookup.h", "grouped.h")
+    if _body(spec).codes:
+        return grouped_int8.HEADERS
+    words = ("bf16.h", "gemm_bf16.h", "bf16_blocks.h", "amx.h", "bf16_tiles.h", "bf16_run.h", "grouped_bf16.h")
+    in_bf16 = spec.operands[1].dtype == "bf16"
+    return ("decode.h", "gemm.h", "few_rows.h", "lookup.h", "grouped.h", *(words if in_bf16 else ()))
 
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
@@ -43,7 +59,8 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     if body.top:
         return 4 * ((tile.panels + GROUP) * 16 + row + totals)
     few = 4 * (min(tile.few, MOST_ROWS_FROM_CODES) * (16 * tile.panels + row) + totals)
-    return max(few, product_scratch(isa, block, whole=block >= body.k))
+    words = block_bf16(body.k, MOST_BF16, tile.panels, rounds=True) if multiplies_bf16(spec, isa) else 0
+    return max(few, words, product_scratch(isa, block, whole=block >= body.k))
 
 
 def _body(spec: KernelSpec) -> GroupedLinearKernel:
@@ -60,13 +77,14 @@ def emit(spec: KernelSpec, isa: str) -> str:
     weight = weight_of(spec.name, w)
     in_panels = w.format is not None or w.layout in PANEL_LAYOUTS
     x_type, index_type, out_type = (STORAGE_TYPES[operand.dtype] for operand in (x, index, out))
+    load = "qm_round_rows" if rounds_to_bf16(spec) else "qm_load_rows"
     pairs = (dim(body.rows) * body.repeat).to_dim()
     if body.combines and not in_panels:
         raise KernelSelectionError(f"kernel '{spec.name}': experts are combined where their weights are in panels")
     lines = [
         "qm_job job = {};",
         f"job.n = {body.experts * body.n}, job.k = {body.k};",
-        f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.load_x = qm_load_rows<{x_type}>;",
+        f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])}, job.load_x = {load}<{x_type}>;",
         "const char* const w = (const char*)op[1];",
         *weight.statements,
         f"job.index = op[2], job.index_step = {c_dim(index.strides[0])};",
@@ -84,10 +102,15 @@ def emit(spec: KernelSpec, isa: str) -> str:
         ]
     else:
         needed = f"qg_scratch({body.k}) <= {scratch_bytes(spec, isa)} && qm_few_scratch({body.k})"
+        run = f"qm_run<{types}, {str(in_panels).lower()}>(ctx, &job);"
+        if multiplies_bf16(spec, isa) and weight.group % 2 == 0:
+            few = tile_of(isa).few if in_panels else 0
+            needed = f"{needed} <= {scratch_bytes(spec, isa)} && qm_bf16_scratch({body.k}, {few})"
+            run = f"qm_run_bf16<{weight.decoder}, {x_type}, {index_type}, {out_type}, {few}>(ctx, &job);"
         lines += [
             f"job.finish = qm_finish<{out_type}>;",
             *([] if weight.in_place else [f"job.decode = qg_decode_panel<{weight.decoder}>;"]),
-            f"qm_run<{types}, {str(in_panels).lower()}>(ctx, &job);",
+            run,
         ]
     lines.insert(0, f'static_assert({needed} <= {scratch_bytes(spec, isa)}, "scratch");')
     header = shared.header_comment(spec, f"{weight.decoder}; an index out of range gives zeros and is reported")

@@ -343,7 +343,7 @@ template <class W, class E> static void qi_unpack(const qg_packed& from, int64_t
 
 // tile[i][16 p + lane]: MR rows of x times NP panels of w (`next` is the last of them), scaled. `begin`: their place
 // among the QG_NP panels of a unit. UNPACKED: their codes are at rows.codes.
-template <class W, class E, int MR, int NP, bool UNPACKED = false> static void qi_micro(
+template <class W, class E, int MR, int NP, bool UNPACKED = false> QC_COLD void qi_micro(
     const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, int begin, float* tile) {
     typedef qi_planes<W> P;
     constexpr int REGS = NP * QC_REGS;

@@ -157,9 +157,9 @@ def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     if by_columns(spec, isa) and rows > 2:
         few += 4 * (_columns(body.k, rows) + _columns(body.k // 16, rows))
     if multiplies_bf16(spec, isa):
-        few = max(few, _few_bf16(body.k, rows or tile.few, tile.panels, rounds=_rounds(spec)))
+        few = max(few, _few_bf16(body.k, rows or tile.few, tile.panels, rounds=rounds_to_bf16(spec)))
         if rows != 1:
-            blocks = _block_bf16(body.k, rows or _MOST_BF16, tile.panels, rounds=_rounds(spec))
+            blocks = block_bf16(body.k, rows or MOST_BF16, tile.panels, rounds=rounds_to_bf16(spec))
             few = max(few, blocks, _tiles_bf16(body.k, _most_rows(body, rows)))
     if rows:
         return few
@@ -193,14 +193,14 @@ def _few_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     return rows * (64 * panels + 64 * _up(k, 32) * (1 + rounds) + (k // 16 + 1) * 4)
 
 
-_MOST_BF16 = 128
+MOST_BF16 = 128
 """Most rows of a task of bf16_blocks.h."""
 
 
-def _block_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
+def block_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     """bf16_blocks.h's qb_block_scratch."""
     apart = _up(k, 32) * 32 | 32
-    rows = min(rows, max(8, min(_MOST_BF16, (3 << 19) // (2 * apart) // 8 * 8))) + 8
+    rows = min(rows, max(8, min(MOST_BF16, (3 << 19) // (2 * apart) // 8 * 8))) + 8
     return 512 * 64 + rows * (64 * panels + 2 * apart * (1 + rounds) + (k // 16 + 1) * 4) + (k // 16 + 1) * 256
 
 
@@ -229,7 +229,7 @@ def multiplies_bf16(spec: KernelSpec, isa: str) -> bool:
     return isa == "x86-64-v4" and spec.operands[1].dtype == "bf16"
 
 
-def _rounds(spec: KernelSpec) -> bool:
+def rounds_to_bf16(spec: KernelSpec) -> bool:
     """Whether x is rounded to bf16, the type of the weight."""
     return spec.operands[1].dtype == "bf16" and spec.operands[0].dtype != "bf16"
 
@@ -241,7 +241,7 @@ def _int8() -> ModuleType:
 
 def _converts(spec: KernelSpec, body: LinearKernel) -> bool:
     """Whether rows of x are made in scratch: converted from another type or to it, or gathered from an image."""
-    return spec.operands[0].dtype != "f32" or body.window is not None or _rounds(spec)
+    return spec.operands[0].dtype != "f32" or body.window is not None or rounds_to_bf16(spec)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ def _keeping(spec: KernelSpec, body: LinearKernel, isa: str) -> list[str]:
 
 def _conversion(spec: KernelSpec, window: Window | None) -> list[str]:
     """Statements that set in the job how to read x."""
-    x, rounds = spec.operands[0], _rounds(spec)
+    x, rounds = spec.operands[0], rounds_to_bf16(spec)
     kind = STORAGE_TYPES[x.dtype]
     if rounds and window is not None:
         raise KernelSelectionError(
@@ -512,10 +512,10 @@ def emit(spec: KernelSpec, isa: str) -> str:
     if dots and rows != 1:
         size = f"{size} <= {scratch} && qbt_scratch({body.k}, {_most_rows(body, rows)})"
     if dots and straight:
-        rounds = str(_rounds(spec)).lower()
+        rounds = str(rounds_to_bf16(spec)).lower()
         size = f"{size} <= {scratch} && qb_few_scratch({body.k}, {rows or straight}, {rounds})"
         if rows != 1:
-            size = f"{size} <= {scratch} && qb_block_scratch({body.k}, {rows or _MOST_BF16}, {rounds})"
+            size = f"{size} <= {scratch} && qb_block_scratch({body.k}, {rows or MOST_BF16}, {rounds})"
     lines.insert(0, f'static_assert({size} <= {scratch}, "scratch");')
     header = shared.header_comment(
         spec,

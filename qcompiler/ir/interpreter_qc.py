@@ -191,7 +191,7 @@ def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Fr
     if op.multiplies_codes:
         return [round_to(_integer_sums_of_experts(op, operands, frame), tensor_dtype(op.result.type))]
     w = plain(operands[1], op.w.type, frame)
-    acc = accumulator(x, w)
+    x, acc = round_to(x, tensor_dtype(op.w.type)), accumulator(x, w)
     weights = w.astype(acc, copy=False).reshape(experts, -1, x.shape[1])
     out = np.zeros((len(index), weights.shape[1]), acc)
     for expert in sorted({int(i) for i in index}):

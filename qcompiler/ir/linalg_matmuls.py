@@ -115,6 +115,8 @@ def _grouped_linear(op: qc.GroupedLinearOp, lowering: LinalgLowering) -> Sequenc
     if op.multiplies_codes:  # as for a linear: codes of x times decoded weights, then the scale of the row
         k = int(shape_of(op.w.type)[1])
         given, scales = row_codes(b, op.x, k), row_scales(b, op.x, k)
+    else:
+        given = rounded(b, op.x, tensor_dtype(op.w.type))
     x, acc = given, accumulator(given, w)
     if repeat > 1:
         shape = (pairs, shape_of(x.type)[1])

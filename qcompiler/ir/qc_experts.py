@@ -46,7 +46,7 @@ class GroupedLinearOp(QCOp):
     x is (M, K). `w` stacks the (N, K) matrices of `experts` experts, (E*N, K), plain or packed. `index` (M * repeat),
     i64 or i32, names the expert of each (row, expert) pair. The result is (M * repeat, N). Each row of x serves
     `repeat` consecutive pairs: a token and its top-k experts. An index outside [0, E) is an error. The routing is data:
-    shapes do not depend on it.
+    shapes do not depend on it. x is rounded to the element type of w, where that is another, as in `qc.linear`.
 
     If x has element type i8, it holds int8 rows (`qc.quantize_rows`), (M, row_bytes(K)), and w is quantised. The codes
     are then multiplied as integers, in the order of formats/integer_product.py, and nothing is combined.

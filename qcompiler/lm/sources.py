@@ -63,9 +63,9 @@ def source_of(model: Any, recipe: QuantConfig, device: Devices | None, targets: 
     elif old:
         what, why = "a model in fp32", f"codes name no type, and {old[0]} has no tensor cores for bf16"
     elif recipe.compute is None and recipe.activations is None:
-        recipe, what = replace(recipe, compute="bf16"), "linears and attention multiply in bf16"
-        if any(".experts." in name for name, _ in read.module.named_parameters()):
-            what += ", experts in fp32"
+        mixture = any(".experts." in name for name, _ in read.module.named_parameters())
+        what = f"linears{', experts' if mixture else ''} and attention multiply in bf16"
+        recipe = replace(recipe, compute="bf16")
     else:
         return Source(read.module, read.weights, recipe)
     return Source(read.module, read.weights, recipe, (Choice("arithmetic", read.path.name, what, why),))

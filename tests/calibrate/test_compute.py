@@ -1,4 +1,4 @@
-"""`QuantConfig(compute=…)`: the arithmetic of linears and convolutions, end to end, against the oracle, and devices."""
+"""`QuantConfig(compute=…)`: the arithmetic of linears, convolutions and experts against the oracle, on every device."""
 
 from __future__ import annotations
 
@@ -146,7 +146,9 @@ def test_linears_that_multiply_integers_keep_them() -> None:
 
 
 def test_a_recipe_without_quantised_linears_has_no_arithmetic_to_choose() -> None:
-    with pytest.raises(RecipeError, match="compute='bf16', and no linear or convolution has a quantised weight"):
+    with pytest.raises(
+        RecipeError, match="compute='bf16', and no linear, convolution or expert has a quantised weight"
+    ):
         qc.qcompile(Block(), (x_of(5),), quant=qc.QuantConfig("float", compute="bf16"))
 
 
@@ -253,3 +255,71 @@ def test_a_saved_program_convolves_in_bf16_without_torch(tmp_path: Path) -> None
     program.save(tmp_path / "image.qca")
     loaded = qc.load(tmp_path / "image.qca")(x.numpy())
     assert all(torch.equal(torch.as_tensor(a), b) for a, b in zip(loaded, program(x), strict=True))
+
+
+# --- experts ---------------------------------------------------------------------------------------------------------
+
+
+class Mixture(nn.Module):
+    """Gate and up, SwiGLU, down and the weighted sum of two of six experts for each row."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate_up = nn.Parameter(torch.randn(6, 192, 128) / 128**0.5)
+        self.down = nn.Parameter(torch.randn(6, 128, 96) / 96**0.5)
+        self.to(dtype).eval()
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        pairs, rows = index.reshape(-1), x.repeat_interleave(2, dim=0)
+        gate, up = torch.bmm(self.gate_up[pairs], rows.unsqueeze(-1)).squeeze(-1).chunk(2, dim=-1)
+        out = torch.bmm(self.down[pairs], (nn.functional.silu(gate) * up).unsqueeze(-1)).squeeze(-1)
+        return (out.reshape(-1, 2, 128) * weights.unsqueeze(-1)).sum(dim=1)
+
+
+def routed(rows: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    seed = torch.Generator().manual_seed(rows)
+    weights, index = torch.randn(rows, 6, generator=seed).softmax(-1).topk(2)
+    return torch.randn(rows, 128, generator=seed).to(dtype), index, weights.to(dtype)
+
+
+def mixing(compute: str | None, rows: int, dtype: torch.dtype = torch.float32, **more: Any) -> qc.Program:
+    recipe = qc.QuantConfig(more.pop("weights", "int8"), compute=compute, promise_bits=None, **more.pop("recipe", {}))
+    return qc.qcompile(Mixture(dtype), routed(rows, dtype), quant=recipe, **more)
+
+
+def factors_of_experts(program: qc.Program) -> set[tuple[str, str]]:
+    experts = [kernel for kernel in program.plan.kernels if kernel.template == "grouped_linear"]
+    return {(each.operands[0].dtype, each.operands[1].dtype) for each in experts}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 61])  # combined products of a token, few and many rows of an expert
+def test_experts_in_bf16_are_the_oracle_up_to_one_rounding_of_a_factor(rows: int) -> None:
+    given = routed(rows)
+    for weights in ("int8", "nf4", "q4_0"):
+        program = mixing("bf16", rows, weights=weights, verify_each="numerics")
+        exact = mixing("exact", rows, weights=weights)
+        assert factors_of_experts(program) == {("f32", "bf16")} and factors_of_experts(exact) == {("f32", "f32")}
+        assert apart(program(*given), program.oracle(*given)) < 8e-3
+        assert 1e-4 < apart(program.oracle(*given), exact.oracle(*given)) < 1e-2, "the oracle rounds as well"
+        assert apart(exact(*given), exact.oracle(*given)) < 1e-6
+
+
+def test_experts_of_a_narrow_model_have_its_type_unless_told_otherwise() -> None:
+    assert factors_of_experts(mixing(None, 16, torch.bfloat16)) == {("bf16", "bf16")}
+    program, given = mixing("exact", 16, torch.bfloat16), routed(16, torch.bfloat16)
+    assert factors_of_experts(program) == {("bf16", "f32")}
+    assert apart(program(*given), program.oracle(*given)) < 8e-3
+
+
+@pytest.mark.parametrize(("compute", "dtype"), [("bf16", torch.float32), ("exact", torch.bfloat16)])
+def test_a_gpu_multiplies_the_same_experts(compute: str, dtype: torch.dtype) -> None:
+    for rows in (1, 40):
+        program, given = mixing(compute, rows, dtype, device="sim:0"), routed(rows, dtype)
+        assert apart(program(*given), program.oracle(*given)) < (1e-6 if compute == "bf16" else 8e-3)
+
+
+def test_experts_that_multiply_integers_keep_them() -> None:
+    program = mixing("bf16", 16, recipe={"activations": "int8"})
+    experts = [kernel for kernel in program.plan.kernels if kernel.template == "grouped_linear"]
+    assert all(each.body.codes and each.operands[1].dtype == "f32" for each in experts)

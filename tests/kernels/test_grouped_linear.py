@@ -5,64 +5,22 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from kernel_cases import Array, aligned, stored_weight
+from grouped_cases import PANELS, Case, make_case
+from kernel_cases import Array
 
-from qcompiler.config import parse_format, resolve_format
+from qcompiler.config import resolve_format
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import layouts
 from qcompiler.kernels.cpu.emit import emit_kernel as emit
-from qcompiler.plan.kernel import DType, KernelSpec, Operand
-from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
+from qcompiler.plan.kernel import KernelSpec, Operand
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 BOUNDS = {"f32": 1e-6, "bf16": 3e-3, "f16": 4e-4}
-PANELS = "cpu_p16_v2"
-
-
-@dataclass
-class Case:
-    """One kernel: its spec, the weight's bytes, and the experts' matrices as float64 (E, N, K)."""
-
-    spec: KernelSpec
-    weight: Array
-    values: Array
-
-    @property
-    def body(self) -> GroupedLinearKernel:
-        assert isinstance(self.spec.body, GroupedLinearKernel)
-        return self.spec.body
-
-
-def make_case(
-    weight: str, experts: int, n: int, k: int, *, dtype: DType = "f32", repeat: int = 1, index: DType = "i64"
-) -> Case:
-    """`weight`: the text of a format, "panels", "rows" or "columns"."""
-    name = f"g{zlib.crc32(f'{weight} {experts} {n} {k} {dtype} {repeat} {index}'.encode()):08x}"
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    rows = experts * n
-    w = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
-    how = {"panels": "layout", "rows": "rows", "columns": "columns"}.get(weight) or parse_format(weight)
-    operand, data, values = stored_weight(w, how, dtype, PANELS)
-    pairs = f"{repeat}*t" if repeat > 1 else "t"
-    operands = (
-        Operand(name="x", dtype=dtype, access="r", shape=("t", k), strides=(k + 5, 1)),
-        operand,
-        Operand(name="index", dtype=index, access="r", shape=(pairs,), strides=(1 if index == "i64" else 3,)),
-        Operand(name="out", dtype=dtype, access="w", shape=(pairs, n), strides=(n + 1, 1)),
-    )
-    body = GroupedLinearKernel(rows="t", repeat=repeat, experts=experts, n=n, k=k)
-    return Case(
-        KernelSpec(name=name, symbols=("t",), operands=operands, body=body),
-        aligned(data),
-        values.astype(np.float64).reshape(experts, n, k),
-    )
 
 
 def routings(case: Case) -> dict[str, list[int]]:

@@ -68,10 +68,10 @@ def test_a_file_of_plain_numbers_multiplies_in_its_own_type(kind: Type, tmp_path
     assert (found.module.dtype, found.recipe, found.choices) == (types[kind], FLOAT, ())
 
 
-def test_experts_of_a_mixture_are_said_to_stay_in_fp32(tmp_path: Path) -> None:
+def test_experts_of_a_mixture_are_named_where_it_has_some(tmp_path: Path) -> None:
     made = load("tests/files/recorded.py").write(tmp_path / "m.gguf", "mixtral", lambda part: Type.Q8_0)
     (choice,) = source_of(made.path, FLOAT, None, None).choices
-    assert choice.what == "linears and attention multiply in bf16, experts in fp32"
+    assert choice.what == "linears, experts and attention multiply in bf16"
 
 
 def test_what_transformers_keeps_in_fp32_is_kept_in_a_model_in_bf16(tmp_path: Path) -> None:

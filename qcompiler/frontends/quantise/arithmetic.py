@@ -1,5 +1,5 @@
-"""The arithmetic of linears and convolutions with quantised weights: `QuantConfig(compute=…)`, as types of decoded
-weights.
+"""The arithmetic of linears, convolutions and experts with quantised weights: `QuantConfig(compute=…)`, as types of
+decoded weights.
 
     before   dequantize = qc.dequantize(w, "nf4:block=64", [384, 384], f32)
              linear = aten.linear(x, dequantize, bias)
@@ -11,8 +11,8 @@ weights.
     "int8"      rows of int8 times integer codes (activations.py)
 
 A convolution becomes `qc.convolution` in the same way; the views through which it sees its weight (conv_weights.py) are
-made once more, of the new type. A recipe that says nothing keeps the model's type: bf16 in a model of bf16, as in
-torch. What multiplies integers already is left alone.
+made once more, of the new type. `qc.grouped_linear` rounds x to the type of its weight, so it stays. A recipe that says
+nothing keeps the model's type: bf16 in a model of bf16, as in torch. What multiplies integers already is left alone.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from qcompiler.frontends.torch.qc_ops import torch_linear  # noqa: F401  (regist
 
 aten = torch.ops.aten
 TYPES = {"bf16": torch.bfloat16, "exact": torch.float32}
+_EXPERTS = torch.ops.qc.grouped_linear.default
 PRODUCTS = {
     aten.linear.default: torch.ops.qc.linear.default,
     aten.convolution.default: torch.ops.qc.convolution.default,
+    _EXPERTS: _EXPERTS,
 }
 """By the operators whose arithmetic is chosen: those that round x to the type of their weight."""
 
 
 def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node], str]) -> list[tuple[str, str]]:
-    """Gives the decoded weights of linears and convolutions the type of `compute`; returns (the weight's path, what was
-    done) for each.
+    """Gives the decoded weights of linears, convolutions and experts the type of `compute`; returns (the weight's path,
+    what was done) for each.
 
     A weight that something else reads as well (a tied embedding) is decoded twice, from the same codes.
     """
@@ -48,10 +50,10 @@ def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node]
         if weight in integers or weight.args[3] == wanted:
             continue
         x, seen = node.args[:2]
-        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+        rest = node.args[2:] or (node.kwargs.get("bias"),)
         typed = _typed(graph, seen, wanted, made)
         with graph.inserting_before(node):
-            other = graph.call_function(PRODUCTS[node.target], (x, typed, bias, *node.args[3:]))
+            other = graph.call_function(PRODUCTS[node.target], (x, typed, *rest))
         other.meta = dict(node.meta)
         node.replace_all_uses_with(other)
         graph.erase_node(node)
@@ -63,7 +65,7 @@ def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node]
 
 
 def product_weight(node: fx.Node) -> fx.Node | None:
-    """The decoded weight of a linear or convolution; None for any other node."""
+    """The decoded weight of a linear, a convolution or experts; None for any other node."""
     return decoded_weight(node) if node.target in PRODUCTS else None
 
 

@@ -397,8 +397,8 @@ class _Rewriter(GraphTensors):
             return
         if not any(product_weight(node) is not None for node in self.graph.nodes):
             raise RecipeError(
-                f"compute={self.recipe.compute!r}, and no linear or convolution has a quantised weight: choose a "
-                "format for linears, or leave `compute` out"
+                f"compute={self.recipe.compute!r}, and no linear, convolution or expert has a quantised "
+                "weight: choose a format for linears, or leave `compute` out"
             )
         done = choose_arithmetic(self.graph, self.recipe.compute, lambda node: self.decoded.get(node, node.name))
         self.decisions += [("compute", path, what) for path, what in done]

@@ -112,15 +112,18 @@ def _encoded(format: str) -> _Text:
 def grouped_linear(x: Tensor, w: Tensor, index: Tensor, experts: int, repeat: int) -> Tensor:
     """`out[p] = x[p // repeat] @ w_e.T`, e = index[p]: x (M, K), w (experts * N, K), index (M * repeat), out (…, N).
 
-    One product per expert that occurs in `index`.  IndexError for an expert that does not exist.
+    One product per expert that occurs in `index`.  If w has another type than x, x is rounded to it; products and sums
+    are in fp32 then, rounded once to x's type.  IndexError for an expert that does not exist.
     """
-    matrices = w.reshape(experts, -1, w.shape[1])
+    matrices, rows = w.reshape(experts, -1, w.shape[1]), x
+    if x.dtype != w.dtype:
+        matrices, rows = matrices.to(torch.float32), x.to(w.dtype).to(torch.float32)
     out = x.new_empty(index.shape[0], matrices.shape[1])
     for expert in torch.unique(index).tolist():
         if not 0 <= expert < experts:
             raise IndexError(f"there is no expert {expert}; there are {experts}")
         pairs = (index == expert).nonzero()[:, 0]
-        out[pairs] = torch.nn.functional.linear(x[pairs // repeat], matrices[expert])
+        out[pairs] = torch.nn.functional.linear(rows[pairs // repeat], matrices[expert]).to(x.dtype)
     return out
 
 
