@@ -172,29 +172,39 @@ template <class D, class I, class OUT, bool FEW> static void qm_run(qc_ctx* ctx,
 
 // For few pairs: rows are multiplied straight from codes, QM_FEW at a time. Experts and their halves are whole panels.
 
-// Few rows times panels [p0, p1) of both halves of an expert. `finish` gets the sums of the first half in `tile`, and
-// those of the second QM_FEW rows behind them.
-template <class D> static void qm_pairs(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
-    float* const tile = (float*)scratch;
-    float* const others = tile + QM_FEW * QG_NP * 16;
-    float* const sums = others + QM_FEW * QG_NP * 16;
-    float* const x = sums + qg_most_totals(job->k);
-    const int64_t stride = (job->k + 15) / 16 * 16, apart = job->all->width / 32;
-    job->load_x(job, 0, count, 0, job->k, x, stride);
-    const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, sums);
+// Few rows times panels [p0, p1) of both halves of an expert: `multiply` takes the panels of one of them. `finish` gets
+// the sums of the first half in `tile`, and those of the second QM_FEW rows behind them.
+template <class F>
+QC_INLINE void qm_both_halves(const qm_product* job, int64_t count, int64_t p0, int64_t p1, float* tile, F multiply) {
+    const int64_t apart = job->all->width / 32;
     for (int64_t p = p0; p < p1; p += QG_NP) {
         const int64_t last = qc_min(p + QG_NP, p1) - 1;
-        qg_few_rows<D, QM_FEW>(job, count, rows, p, last, tile);
-        qg_few_rows<D, QM_FEW>(job, count, rows, p + apart, last + apart, others);
+        multiply(p, last, tile);
+        multiply(p + apart, last + apart, tile + QM_FEW * QG_NP * 16);
         job->finish(job, tile, QG_NP * 16, 0, count, p * 16, (last + 1 - p) * 16);
     }
 }
+
+// In fp32.
+template <class D> struct qm_pairs {
+    static void run(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
+        float* const tile = (float*)scratch;
+        float* const sums = tile + 2 * QM_FEW * QG_NP * 16;
+        float* const x = sums + qg_most_totals(job->k);
+        const int64_t stride = (job->k + 15) / 16 * 16;
+        job->load_x(job, 0, count, 0, job->k, x, stride);
+        const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, sums);
+        qm_both_halves(job, count, p0, p1, tile, [&](int64_t panel, int64_t last, float* to) {
+            qg_few_rows<D, QM_FEW>(job, count, rows, panel, last, to);
+        });
+    }
+};
 
 constexpr int64_t qm_pairs_scratch(int64_t k) {
     return 4 * (QM_FEW * (2 * QG_NP * 16 + (k + 15) / 16 * 16) + qg_most_totals(k));
 }
 
-template <class D, class I> static void qm_pairs_task(void* arg, int64_t task, char* scratch) {
+template <class P, class I> static void qm_pairs_task(void* arg, int64_t task, char* scratch) {
     const qm_job* const job = (const qm_job*)arg;
     const I* const index = (const I*)job->index;
     for (int64_t i = qc_share(job->items, task, job->tasks); i < qc_share(job->items, task + 1, job->tasks); i++) {
@@ -212,7 +222,7 @@ template <class D, class I> static void qm_pairs_task(void* arg, int64_t task, c
             for (; pair < job->pairs && rows < QM_FEW; pair++)
                 if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
             if (rows == 0) break;
-            qm_pairs<D>(&one, rows, p0, p1, scratch);
+            P::run(&one, rows, p0, p1, scratch);
         }
     }
 }
@@ -279,10 +289,15 @@ static inline void qm_run_tasks(
     task(job, 0, ctx->scratch);
 }
 
-template <class D, class I, class OUT> static void qm_run_pairs(qc_ctx* ctx, qm_job* job) {
+// P: what multiplies few rows of one expert.
+template <class P, class I, class OUT> static void qm_run_pairs_by(qc_ctx* ctx, qm_job* job) {
     if (job->pairs <= 0) return;
     qm_check_combined<I, OUT, true>(ctx, job);
-    qm_run_tasks(ctx, job, qc_min(job->pairs, job->experts), job->width / 32, job->pairs, qm_pairs_task<D, I>);
+    qm_run_tasks(ctx, job, qc_min(job->pairs, job->experts), job->width / 32, job->pairs, qm_pairs_task<P, I>);
+}
+
+template <class D, class I, class OUT> static void qm_run_pairs(qc_ctx* ctx, qm_job* job) {
+    qm_run_pairs_by<qm_pairs<D>, I, OUT>(ctx, job);
 }
 
 template <class D, class I, class OUT> static void qm_run_mixed(qc_ctx* ctx, qm_job* job) {

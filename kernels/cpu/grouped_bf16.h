@@ -16,6 +16,11 @@ constexpr int64_t qm_bf16_scratch(int64_t k, int64_t most) {
     return panels > blocks ? panels : blocks;
 }
 
+// That of products of pairs, which are few rows.
+constexpr int64_t qm_bf16_pairs_scratch(int64_t k) {
+    return 8 * QM_FEW * QG_NP * 16 + qb_block_scratch(k, QM_FEW, true);
+}
+
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 struct qm_bf16_call {
     const qm_job* job;
@@ -40,6 +45,22 @@ template <class T> static void qm_load_words(
         qm_round_row(qm_row<T>((const qm_product*)job, m0 + i) + k0, kc, (uint16_t*)dst);
 }
 
+// `count` rows of one expert, rounded to where `rows` has them.
+template <class T> static void qm_round(const qm_product* job, int64_t count, const qb_rows& rows) {
+    for (int64_t i = 0; i < count; i++)
+        qm_round_row(qm_row<T>(job, i), job->k, (uint16_t*)(rows.x + i * rows.stride));
+}
+
+// The same for `qb_few_rows`.
+template <class D, class T> static qb_rows qm_few_words(
+    const qm_product* job, int64_t count, const qb_block_room& room) {
+    qb_rows rows = {(const char*)room.ordered, 2 * qb_apart(job->k), nullptr, 0, nullptr, 0};
+    if constexpr (qb_coded<D>::SUMMED) rows = qb_rows_in<D>(room, job->k);
+    qm_round<T>(job, count, rows);
+    if constexpr (qb_coded<D>::SUMMED) qb_order_rows<D, false>(rows, job->k, count, true, room);
+    return rows;
+}
+
 // `count` rows of one expert times panels [p0, p1), in blocks, or MAX rows at a time straight from codes.
 template <class D, class T, int MAX> static void qm_bf16_straight(
     const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
@@ -47,22 +68,15 @@ template <class D, class T, int MAX> static void qm_bf16_straight(
     constexpr int LEAST = qb_block_policy<D>::LEAST;
     constexpr int FEW = LEAST == 0 || LEAST > MAX ? MAX : LEAST > 1 ? LEAST - 1 : 1;
     const qb_block_room room(scratch, job->k, count);
-    const auto rounded = [&](const qb_rows& rows) {
-        for (int64_t i = 0; i < count; i++)
-            qm_round_row(qm_row<T>(job, i), job->k, (uint16_t*)(rows.x + i * rows.stride));
-    };
     if constexpr (LEAST > 0)
         if (job->m >= LEAST) {
             const bool elements = qb_takes_elements<block_decoder, QB_MOST>(job);
             const qb_rows rows = qb_rows_in<block_decoder>(room, job->k);
-            rounded(rows);
+            qm_round<T>(job, count, rows);
             qb_order_rows<block_decoder, false>(rows, job->k, count, !elements, room);
             return qb_block_panels<block_decoder, QB_MOST>(job, room, rows, elements, 0, count, p0, p1);
         }
-    qb_rows rows = {(const char*)room.ordered, 2 * qb_apart(job->k), nullptr, 0, nullptr, 0};
-    if constexpr (qb_coded<D>::SUMMED) rows = qb_rows_in<D>(room, job->k);
-    rounded(rows);
-    if constexpr (qb_coded<D>::SUMMED) qb_order_rows<D, false>(rows, job->k, count, true, room);
+    const qb_rows rows = qm_few_words<D, T>(job, count, room);
     for (int64_t i = 0; i < count; i += FEW) {
         const qb_rows own = qb_rows_from(rows, i);
         const int64_t few = qc_min(count - i, FEW);
@@ -74,6 +88,19 @@ template <class D, class T, int MAX> static void qm_bf16_straight(
         }
     }
 }
+
+// As `qm_pairs` of grouped.h.
+template <class D, class T> struct qm_bf16_pairs {
+    static void run(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
+        float* const tile = (float*)scratch;
+        const qb_block_room room((char*)(tile + 2 * QM_FEW * QG_NP * 16), job->k, count);
+        const qb_rows rows = qm_few_words<D, T>(job, count, room);
+        qm_both_halves(job, count, p0, p1, tile, [&](int64_t panel, int64_t last, float* to) {
+            for (int64_t p = panel; p <= last; p++)
+                qb_few_rows<D, QM_FEW>(job, count, rows, p, to + (p - panel) * 16);
+        });
+    }
+};
 
 // Part `group` of the panels of one expert, times the rows of all pairs that chose it.
 template <class D, class T, class I, int MAX>
@@ -143,4 +170,14 @@ template <class D, class T, class I, class OUT, int MAX> static void qm_run_bf16
     }
 #endif
     qm_run<D, I, OUT, (MAX > 0)>(ctx, job);
+}
+
+// The same for products of pairs of columns (`qm_run_pairs`).
+template <class D, class T, class I, class OUT> static void qm_run_bf16_pairs(qc_ctx* ctx, qm_job* job) {
+#if defined(QC_AVX512) && !defined(QB_NO_BF16)
+    const int64_t rows = job->pairs / job->repeat;  // at most, of one expert
+    if (qb_block_decoder<D>::runs() && rows > qb_rows_in_floats<D>(ctx))
+        return qm_run_pairs_by<qm_bf16_pairs<D, T>, I, OUT>(ctx, job);
+#endif
+    qm_run_pairs<D, I, OUT>(ctx, job);
 }

@@ -54,13 +54,16 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     if body.codes:
         return grouped_int8.scratch_bytes(spec, isa)
     tile, block, row, totals = tile_of(isa), block_of(body.k), -(-body.k // 16) * 16, most_totals(body.k)
+    few = min(tile.few, MOST_ROWS_FROM_CODES)
     if body.pairs:
-        return 4 * (min(tile.few, MOST_ROWS_FROM_CODES) * (2 * 16 * tile.panels + row) + totals)
+        sums = 2 * 16 * tile.panels * few
+        words = block_bf16(body.k, few, tile.panels, rounds=True) if multiplies_bf16(spec, isa) else 0
+        return 4 * sums + max(4 * (few * row + totals), words)
     if body.top:
         return 4 * ((tile.panels + GROUP) * 16 + row + totals)
-    few = 4 * (min(tile.few, MOST_ROWS_FROM_CODES) * (16 * tile.panels + row) + totals)
+    straight = 4 * (few * (16 * tile.panels + row) + totals)
     words = block_bf16(body.k, MOST_BF16, tile.panels, rounds=True) if multiplies_bf16(spec, isa) else 0
-    return max(few, words, product_scratch(isa, block, whole=block >= body.k))
+    return max(straight, words, product_scratch(isa, block, whole=block >= body.k))
 
 
 def _body(spec: KernelSpec) -> GroupedLinearKernel:
@@ -92,21 +95,27 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"job.out = (char*)op[{len(spec.operands) - 1}], job.out_row = {c_dim(out.strides[0])};",
     ]
     types, functions = f"{weight.decoder}, {index_type}, {out_type}", ""
+    in_words = f"{weight.decoder}, {x_type}, {index_type}, {out_type}"
+    dots = multiplies_bf16(spec, isa) and weight.group % 2 == 0
     if body.combines:
         form, functions = "pairs" if body.pairs else "mixed", functions_of(spec)
         needed = f"qm_{form}_scratch({body.k})"
+        run = f"qm_run_{form}<{types}>(ctx, &job);"
+        if dots and body.pairs:
+            needed = f"{needed} <= {scratch_bytes(spec, isa)} && qm_bf16_pairs_scratch({body.k})"
+            run = f"qm_run_bf16_pairs<{in_words}>(ctx, &job);"
         lines += [
             f"job.op = op, job.sym = sym, job.finish = qk_{spec.name}_finish;",
             *([f"job.top = {body.top}, job.mix = qk_{spec.name}_mix;"] if body.top else []),
-            f"qm_run_{form}<{types}>(ctx, &job);",
+            run,
         ]
     else:
         needed = f"qg_scratch({body.k}) <= {scratch_bytes(spec, isa)} && qm_few_scratch({body.k})"
         run = f"qm_run<{types}, {str(in_panels).lower()}>(ctx, &job);"
-        if multiplies_bf16(spec, isa) and weight.group % 2 == 0:
+        if dots:
             few = tile_of(isa).few if in_panels else 0
             needed = f"{needed} <= {scratch_bytes(spec, isa)} && qm_bf16_scratch({body.k}, {few})"
-            run = f"qm_run_bf16<{weight.decoder}, {x_type}, {index_type}, {out_type}, {few}>(ctx, &job);"
+            run = f"qm_run_bf16<{in_words}, {few}>(ctx, &job);"
         lines += [
             f"job.finish = qm_finish<{out_type}>;",
             *([] if weight.in_place else [f"job.decode = qg_decode_panel<{weight.decoder}>;"]),

@@ -29,6 +29,29 @@ def test_combined_sums_equal_float64(build: Callable[..., Any], isa: str) -> Non
             check(case, out, case.expected(chosen, inputs))
 
 
+@pytest.mark.parametrize(
+    "weight",
+    ["nf4", "q4_K", *(pytest.param(w, marks=pytest.mark.slow) for w in ("int8", "q6_K", "fp8_e4m3", "panels"))],
+)
+def test_factors_are_rounded_to_bf16(build: Callable[..., Any], isa: str, weight: str) -> None:
+    """x wherever the weight decodes to bf16, and its elements at most once; the sums over a row's experts are fp32."""
+    n, more = 64, {"factors": "bf16"}
+    every = [
+        make(LAYOUT, weight, 5, n, 256, rows=1, repeat=2, **more), make(LAYOUT, weight, 3, n, 256, rows=8, **more),
+        make(LAYOUT, weight, 5, n, 256, rows=2, top=2, **more),
+    ]  # fmt: skip
+    kernels = build([case.spec for case in every], isa)
+    for case in every:
+        case.weight = aligned(case.weight)
+        for chosen in routings(case):
+            inputs = case.inputs(chosen)
+            out = kernels.run_both(case.spec.name, lambda inputs=inputs: [*inputs[:-1], inputs[-1].copy()])[-1]
+            expected = case.expected(chosen, inputs)
+            error = np.linalg.norm(out - expected, axis=1) / np.linalg.norm(expected, axis=1)
+            exact = case.body.top > 0 or isa != "x86-64-v4"
+            assert error.max() < (3e-6 if exact else 6e-3)
+
+
 def test_an_expert_that_does_not_exist_is_reported(build: Callable[..., Any], isa: str) -> None:
     """Its rows of a GLU are zero; it adds nothing to a row of several experts."""
     every = cases(LAYOUT)

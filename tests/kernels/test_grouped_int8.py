@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -92,3 +96,17 @@ def test_weights_whose_codes_cannot_be_multiplied_are_refused() -> None:
     operands = (spec.operands[0], plain, *spec.operands[2:])
     with pytest.raises(KernelSelectionError, match="multiplies rows of int8 with a packed weight"):
         emit(msgspec.structs.replace(spec, operands=operands), "x86-64-v4")
+
+
+@pytest.mark.slow
+def test_sums_stay_in_registers(build: Callable[..., Any], build_folder: Path) -> None:
+    """As a part of the loop over experts, the microkernel stored each sum in each step, and took twice the time."""
+    kernels = build([CASES[0].spec], "x86-64-v4")
+    harness = sys.modules[type(kernels).__module__]
+    library = harness.compile_source(kernels.source + harness.PARALLEL, "x86-64-v4", build_folder, "-O3")._name
+    found = subprocess.run(["objdump", "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True)
+    products = [each for each in re.split(r"\n(?=[0-9a-f]+ <)", found.stdout) if "vpdpbusd" in each]
+    assert products
+    for text in products:
+        stores = re.findall(r"vmov\w+\s+%zmm\d+,-?(?:0x[0-9a-f]+)?\(%r[bs]p\)", text)
+        assert len(stores) <= 0.1 * len(re.findall("vpdpbusd", text)), text.partition("\n")[0]

@@ -70,7 +70,7 @@ class Case:
         return found
 
     def expected(self, chosen: list[int], inputs: list[Array]) -> Array:
-        body, x = self.body, inputs[0].astype(np.float64)
+        body, x = self.body, inputs[0].astype(NUMPY_DTYPES[self.spec.operands[1].dtype]).astype(np.float64)
         rows = [self.values[e] @ x[p // body.repeat] if 0 <= e < body.experts else None for p, e in enumerate(chosen)]
         sums = np.stack([np.full(body.n, np.nan) if row is None else row for row in rows])
         if body.pairs:
@@ -83,14 +83,15 @@ class Case:
 
 def make(
     layout: str, weight: str, experts: int, n: int, k: int, *, rows: int, repeat: int = 1, top: int = 0,
-    dtype: DType = "f32", index: DType = "i64",
+    dtype: DType = "f32", index: DType = "i64", factors: DType | None = None,
 ) -> Case:  # fmt: skip
     """`weight`: the text of a format, or "panels". Without `top` a SwiGLU of halves, else a weighted sum and a
-    residual."""
-    name = f"c{zlib.crc32(f'{layout} {weight} {experts} {n} {k} {rows} {repeat} {top} {dtype}'.encode()):08x}"
+    residual. `factors`: the type of the weight, to which x is rounded, if it is not x's."""
+    name = f"c{zlib.crc32(f'{layout} {weight} {experts} {n} {k} {rows} {repeat} {top} {dtype} {factors}'.encode()):08x}"
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     w = (rng.standard_normal((experts * n, k)) / np.sqrt(k)).astype(np.float32)
-    operand, data, values = stored_weight(w, "layout" if weight == "panels" else parse_format(weight), dtype, layout)
+    kind = "layout" if weight == "panels" else parse_format(weight)
+    operand, data, values = stored_weight(w, kind, factors or dtype, layout)
     pairs = rows * repeat
     x = Operand(name="x", dtype=dtype, access="r", shape=(rows, k), strides=(k, 1))
     chosen = Operand(name="index", dtype=index, access="r", shape=(pairs,), strides=(1,))
