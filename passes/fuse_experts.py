@@ -14,8 +14,9 @@ several rows each, which a kernel multiplies at once and scatters; what reads th
 layout does not change, so an entry point for one token fuses what one for prompts leaves apart.
 
 A row's experts are summed in the order in which the top-k gives them, as before, and roundings stay where they are. For
-one token on the CPU results are the same to the bit. With several rows, how many of an expert's rows are multiplied
-together decides the order of a sum over K, and on a GPU how many warps share K: both may differ from before.
+one token on the CPU results in fp32 are the same to the bit; in bf16, the sum over a row's experts leaves out the
+rounding of weights. With several rows, how many of an expert's rows are multiplied together decides the order of a sum
+over K, and on a GPU how many warps share K: both may differ from before.
 """
 
 from __future__ import annotations

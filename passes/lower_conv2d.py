@@ -9,8 +9,8 @@ So convolutions have everything that linears have: packed weights in every forma
 for many rows. Windows of one element are a slice, and windows that tile the image are a view (those of int8 rows are
 not: fuse-dequant-matmul makes windows of codes of them). A convolution with groups becomes one `qc.batch_matmul`, or a
 loop over the taps if each group is one channel. Results keep their channels last wherever their readers allow it
-(views/channels_last.py), so one convolution feeds the next without a copy. Where a weight in bf16 has an image round to
-it, pixels are rounded in front of their windows, once for all taps.
+(views/channels_last.py), so one convolution feeds the next without a copy. An image in another type than a weight in
+bf16 is rounded in front of its windows, once for all taps.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Conv:
         """The product (g, M, K) @ (g, K, N), reshaped to (b, h, w, g*N)."""
         b, groups = self.builder, self.groups
         wide = int(self.channels) // groups
-        x = padded(b, self.x, self.op, self.size, self.kernel)
+        x = padded(b, self._rounded(), self.op, self.size, self.kernel)
         x = build.reshape(b, x, [*shape_of(x.type)[:3], groups, self.depth])
         taps: list[Dim] = [groups, self.batch, *self.size, *self.kernel, self.depth]
         copied = copy_nest(b, x, reads(self.op, self.kernel, (1, 2, 3, 4, 5), (0, 6)), taps)
@@ -137,7 +137,7 @@ class _Conv:
     def _depthwise(self) -> SSAValue:
         """A sum over the taps in fp32. Channel c gives the results c*n … c*n + n - 1."""
         b, many = self.builder, int(self.channels) // self.groups
-        x = padded(b, self.x, self.op, self.size, self.kernel)
+        x = padded(b, self._rounded(), self.op, self.size, self.kernel)
         w = build.transpose(b, self.op.w, (2, 3, 1, 0))
         w = build.reshape(b, w, [*self.kernel, self.groups, many])
         shape: list[Dim] = [self.batch, *self.size, self.groups, many]

@@ -51,7 +51,7 @@ def add_compile(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--compute",
         choices=("exact", "bf16", "int8"),
-        help="the arithmetic of linears with quantised weights, and of attention",
+        help="the arithmetic of linears, convolutions and experts with quantised weights, and of attention",
     )
     command.add_argument(
         "--device", default=None, help="cpu, cuda:0 or sim:0 (the simulated GPU); default: the model's"

@@ -109,10 +109,10 @@ _FASTEST_FIRST: tuple[Arithmetic, ...] = ("int8", "bf16", "fp32")
 def arithmetic_of(spec: KernelSpec, isa: str, kind: str, limits: Limits | None) -> Arithmetic:
     """The arithmetic in which a kernel does its products: what its rate is compared with.
 
-    Linears multiply codes, pairs of bf16 numbers where the processor does (`limits` tells), or fp32. So does attention,
-    without the codes, and so do experts, without bf16. Everything else on a CPU computes in fp32. On a GPU "bf16" are
-    the tensor cores, and "int8" those on codes. A launch of several linears counts as the fastest of them, which keeps
-    the least time a least one.
+    Linears and experts multiply codes, pairs of bf16 numbers where the processor does (`limits` tells), or fp32. So
+    does attention, without the codes. Sums over a row's experts are of products in fp32. Everything else on a CPU
+    computes in fp32. On a GPU "bf16" are the tensor cores, and "int8" those on codes. A launch of several linears
+    counts as the fastest of them, which keeps the least time a least one.
     """
     body = spec.body
     if isinstance(body, LinearsKernel):
@@ -125,9 +125,11 @@ def arithmetic_of(spec: KernelSpec, isa: str, kind: str, limits: Limits | None) 
         return "bf16" if engine_and_geometry(spec, isa)[0] == "mma" else "fp32"
     if limits is not None and limits.bf16 is None:
         return "fp32"
-    pairs = (isinstance(body, LinearKernel) and multiplies_bf16(spec, isa)) or (
-        isinstance(body, AttentionKernel) and attends_in_bf16(body, isa)
-    )
+    if isinstance(body, AttentionKernel):
+        pairs = attends_in_bf16(body, isa)
+    else:
+        products = isinstance(body, LinearKernel) or (isinstance(body, GroupedLinearKernel) and not body.top)
+        pairs = products and multiplies_bf16(spec, isa)
     return "bf16" if pairs else "fp32"
 
 

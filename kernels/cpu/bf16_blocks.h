@@ -547,7 +547,7 @@ struct qb_block_room {
 };
 
 // `rows.x` in order, and if `summed` the sums of its columns. Elements have no use for these: their offsets are in
-// them. COPIES: rows of codes that are not looked up are elsewhere than rows in order.
+// them. COPIES: where codes are not looked up, rows in order are copies; else `rows.x` is in order already.
 template <class D, bool COPIES> static void qb_order_rows(
     const qb_rows& rows, int64_t k, int64_t count, bool summed, const qb_block_room& room) {
     typedef decltype(D::entries) W;

@@ -64,7 +64,8 @@ template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job
         } else {
             if constexpr (MAX > 0)
                 if (job->m <= MOST) return qb_run_straight<D, T, MAX>(ctx, job);
-            if (!job->window) job->load_x = qb_same<T>::value ? nullptr : qb_load_x<T>, job->loads_words = true;
+            job->load_x = job->window ? job->load_words : qb_same<T>::value ? nullptr : qb_load_x<T>;
+            job->loads_words = true;
             job->decode = qb_decode_panel<D>, job->multiply = qg_product<qb_bf16>;
         }
     }

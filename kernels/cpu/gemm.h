@@ -89,6 +89,7 @@ struct qg_job {
     int64_t x_row, x_col;  // strides of x in elements; x_col is 1 unless `load_x` handles another
     const struct qg_window* window;  // x is an image: how `load_x` reads its windows (im2col.h)
     qg_load_x load_x;      // null: fp32 with unit column stride, read in place
+    qg_load_x load_words;  // of windows of bf16 numbers: leaves these as they are, for an engine that takes them
     bool loads_words;      // what `load_x` makes needs no rounding by the engine
     int64_t kept_at, kept_bytes;  // room in scratch for rows that `load_x` made, which are kept for all panels
     const char* codes;     // plain values in panels, or the row-major matrix

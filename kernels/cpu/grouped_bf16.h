@@ -1,9 +1,9 @@
 // Products of bf16 rows with chosen experts: the pairs of grouped.h, the products of bf16_blocks.h and gemm_bf16.h.
 //
-// A task owns a part of one expert's panels and multiplies the rows of all pairs that chose it, at most as many at a
-// time as one task of bf16_blocks.h takes. It rounds them to bf16 and puts them in order, so that parts are few. What
-// multiplies depends on the number of pairs that chose the expert, as it does on the number of rows of a linear: never
-// on threads, nor on how these pairs are shared out.
+// A task owns a part of one expert's panels and multiplies the rows of all pairs that chose it, some of them at a time.
+// Each part rounds these rows and puts them in order again, so there are few parts. What multiplies depends on the
+// number of pairs that chose the expert, as it does on the number of rows of a linear: never on threads, nor on how
+// these pairs are shared out.
 #pragma once
 #include "bf16_run.h"
 #include "grouped.h"

@@ -4,8 +4,8 @@ One kernel serves any number of (row, expert) pairs. The number of rows per expe
 grouped.h decides for each expert whether to decode its codes in registers (few rows) or to panels (more rows). Weights
 are read like those of linears (linear.py), packed or plain.
 
-Rows of int8 are multiplied as integers (grouped_int8.py), and where weights decode to bf16, rows of bf16 by its dot
-products if the processor has these (grouped_bf16.h).
+Rows of int8 are multiplied as integers (grouped_int8.py). Where weights decode to bf16, rows are rounded to it and
+multiplied by `vdpbf16ps`, if the processor has that (grouped_bf16.h).
 
 A kernel that combines pairs of rows, or the experts of a row, is for few pairs and multiplies straight from codes; the
 code around its sums is grouped_combined.py.

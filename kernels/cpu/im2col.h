@@ -21,23 +21,28 @@ QC_INLINE void qg_zeros(float* to, int64_t count) {
     for (; e + 16 <= count; e += 16) vstore(to + e, vzero());
     if (e < count) vstore_n(to + e, vzero(), (int)(count - e));
 }
+QC_INLINE void qg_zeros(qc_bf16* to, int64_t count) { memset((void*)to, 0, sizeof(qc_bf16) * (size_t)count); }
 
 template <class T> QC_INLINE void qg_copy_run(float* to, const T* from, int64_t count) {
     int64_t e = 0;
     for (; e + 16 <= count; e += 16) vstore(to + e, vload(from + e));
     if (e < count) vstore_n(to + e, vload_n(from + e, (int)(count - e)), (int)(count - e));
 }
+QC_INLINE void qg_copy_run(qc_bf16* to, const qc_bf16* from, int64_t count) {
+    memcpy(to, from, sizeof(qc_bf16) * (size_t)count);
+}
 
-// A `qg_load_x`: columns [k0, k0 + kc) of the windows [m0, m0 + rows) of an image of storage type T.
-template <class T> static void qg_load_windows(
-    const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t stride) {
+// A `qg_load_x`: columns [k0, k0 + kc) of the windows [m0, m0 + rows) of an image of storage type T, as numbers of type
+// U, in rows `row_floats` floats apart.
+template <class T, class U = float> static void qg_load_windows(
+    const qg_job* job, int64_t m0, int64_t rows, int64_t k0, int64_t kc, float* dst, int64_t row_floats) {
     const qg_window g = *job->window;
     const bool dense = g.dilation_columns == 1 && g.column_step == g.channels;
     // taps of a run, runs of a row
     const int64_t taps = dense ? g.kernel_columns : 1, across = g.kernel_columns / taps;
     const int64_t run = taps * g.channels, first = k0 / run, end = k0 + kc;
     int64_t j = m0 % g.columns, i = m0 / g.columns % g.rows, b = m0 / g.columns / g.rows;
-    for (int64_t m = 0; m < rows; m++, dst += stride) {
+    for (int64_t m = 0; m < rows; m++, dst += row_floats) {
         const T* const image = (const T*)job->x + b * g.image_step;
         const int64_t top = i * g.stride_rows - g.top, left = j * g.stride_columns - g.left;
         int64_t y = first / across, x = first % across;
@@ -48,7 +53,7 @@ template <class T> static void qg_load_windows(
             const bool inside = row >= 0 && row < g.height;
             const int64_t from = inside ? qg_clamp(qg_clamp(-column, 0, taps) * g.channels, low, high) : high;
             const int64_t to = inside ? qg_clamp(qg_clamp(g.width - column, 0, taps) * g.channels, from, high) : high;
-            float* const at = dst + begin - k0;
+            U* const at = (U*)dst + begin - k0;
             if (from > low) qg_zeros(at + low, from - low);
             if (to > from)
                 qg_copy_run(at + from, image + (row * g.row_step + column * g.column_step + from), to - from);

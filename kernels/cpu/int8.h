@@ -342,7 +342,8 @@ template <class W, class E> static void qi_unpack(const qg_packed& from, int64_t
 // --- the microkernel -------------------------------------------------------------------------------------------------
 
 // tile[i][16 p + lane]: MR rows of x times NP panels of w (`next` is the last of them), scaled. `begin`: their place
-// among the QG_NP panels of a unit. UNPACKED: their codes are at rows.codes.
+// among the QG_NP panels of a unit. UNPACKED: their codes are at rows.codes. A function of its own: as a part of the
+// loop over experts, g++ kept its sums on the stack (tests/kernels/test_grouped_int8.py counts them).
 template <class W, class E, int MR, int NP, bool UNPACKED = false> QC_COLD void qi_micro(
     const qg_packed& from, const qi_block& rows, int64_t panel, int64_t next, int begin, float* tile) {
     typedef qi_planes<W> P;

@@ -453,7 +453,8 @@ def _conversion(spec: KernelSpec, window: Window | None) -> list[str]:
     if rounds:
         return [f"job.load_x = qg_round_x<{kind}>;"]
     if window is not None:
-        return [f"job.load_x = qg_load_windows<{kind}>;"]
+        words = [f"job.load_words = qg_load_windows<{kind}, {kind}>;"] if x.dtype == "bf16" else []
+        return [f"job.load_x = qg_load_windows<{kind}>;", *words]
     return [] if x.dtype == "f32" else [f"job.load_x = qg_convert_x<{kind}>;"]
 
 

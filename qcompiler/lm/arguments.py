@@ -81,7 +81,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--compute",
         choices=("exact", "bf16", "int8"),
-        help="for a folder or a .gguf file: the arithmetic of linears with quantised weights, and of attention",
+        help="for a folder or a .gguf file: the arithmetic of linears and experts with quantised weights, and of "
+        "attention",
     )
     add_sizes(command, "for a folder or a .gguf file")
     adapter = command.add_mutually_exclusive_group()

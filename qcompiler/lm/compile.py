@@ -70,7 +70,7 @@ def compile_causal_lm(
 
     `model` is a model (`LlamaForCausalLM`, …), a `Checkpoint`, a folder of Hugging Face (config.json and safetensors),
     or a .gguf file.  Any decoder runs that takes a cache; no list of architectures decides.  `quant` is as for
-    `qc.qcompile`; codes in a file are kept as they are.  Linears of a .gguf file of codes multiply in bf16 where
+    `qc.qcompile`; codes in a file are kept as they are.  Products of a .gguf file of codes are in bf16 where
     `quant` names no arithmetic (docs/language-models.md, Arithmetic).
 
     Layers may keep other states than keys and values: windows of convolutions, states of recurrences (Mamba, gated

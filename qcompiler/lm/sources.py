@@ -4,7 +4,7 @@ A model says by its type how it multiplies: one in bf16 multiplies in bf16.  The
 llama.cpp multiplies them by int8 rows of activations; here they multiply in bf16, which loses less, unless the recipe
 names another arithmetic:
 
-    on a CPU   `compute="bf16"`: linears and attention round what they multiply, and all else is fp32
+    on a CPU   `compute="bf16"`: linears, experts and attention round what they multiply, and all else is fp32
     on a GPU   a model in bf16, whatever the recipe's `compute` is but "exact"; in fp32 before sm_80, which has no bf16
 
 `compute="exact"` gives fp32 on both.  A `Checkpoint` keeps its type.

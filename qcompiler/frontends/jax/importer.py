@@ -258,7 +258,7 @@ class _Importer:
         return weight if compute is not None else scope.cast(weight, result)
 
     def _weight(self, matrix: Matrix, compute: DType | None) -> SSAValue:
-        """The decoded matrix; a quantised linear's has the type of the recipe's arithmetic."""
+        """The decoded matrix; that of a quantised linear or convolution has the type of the recipe's arithmetic."""
         key = self.quantized.key(matrix)
         stored = self.weights[key]
         dtype: DType = compute if compute is not None and stored.format is not None else stored.dtype

@@ -44,7 +44,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Way:
-    """How linears of a weight compute: the type of its elements (None: its own), and what quantises x."""
+    """How the products of a weight compute: the type of its elements (None: its own), and what quantises x."""
 
     compute: DType | None
     quantised: Input | None
@@ -112,7 +112,7 @@ class Quantized:
         arithmetic, make = self._arithmetic(), self.exported.in_arithmetic
         if make is None and arithmetic:
             raise FrontendError(
-                "the oracle of StableHLO and linalg computes in the arithmetic of the text, and this recipe's linears "
+                "the oracle of StableHLO and linalg computes in the arithmetic of the text, and this recipe's products "
                 "in another one (`activations`, `compute`): leave it out to compare, or read the torch dialect"
             )
         if make is None or not (arithmetic or wide):
@@ -121,7 +121,8 @@ class Quantized:
         return make(arithmetic, {number[leaf]: _DTYPES[leaf.type] for leaf in wide}, self._scales())
 
     def _arithmetic(self) -> dict[int, Arithmetic]:
-        """The arithmetic of each leaf that linears read, by its number, where it is not the function's own.
+        """The arithmetic of each leaf that linears and convolutions read, by its number, where it is not the function's
+        own.
 
         FrontendError if it differs between the parts of a leaf.
         """

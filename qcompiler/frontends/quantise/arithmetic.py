@@ -34,7 +34,7 @@ PRODUCTS = {
     aten.convolution.default: torch.ops.qc.convolution.default,
     _EXPERTS: _EXPERTS,
 }
-"""By the operators whose arithmetic is chosen: those that round x to the type of their weight."""
+"""For each operator whose arithmetic is chosen, the one that rounds x to the type of its weight."""
 
 
 def choose_arithmetic(graph: fx.Graph, compute: str, path_of: Callable[[fx.Node], str]) -> list[tuple[str, str]]:

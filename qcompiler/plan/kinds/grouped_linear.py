@@ -31,9 +31,9 @@ class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
     """``out[p, j] = sum_k x[p // repeat, k] * decode(w)[index[p] * n + j, k]``, summed in fp32 and rounded once.
 
     Operands: x (rows, k), w (experts * n, k) plain or packed, index (rows * repeat; i64 or i32), out (rows * repeat,
-    n). x has unit stride along k, and out along n. Decoded weights are rounded to w's dtype before the product. Only
-    the experts that `index` selects are read. The CPU kernel reports an index outside [0, experts) as an error and
-    gives zeros; on CUDA such an index gives NaN.
+    n). x has unit stride along k, and out along n. x is rounded to w's dtype where that is narrower; decoded weights
+    are rounded to it, or stay in fp32. Only the experts that `index` selects are read. The CPU kernel reports an index
+    outside [0, experts) as an error and gives zeros; on CUDA such an index gives NaN.
 
     With `pairs`, an expert has two halves of rows, and out (rows * repeat, n / 2) is ``epilogue(sum[p, j],
     sum[p, n / 2 + j])`` of the fp32 sums. With `top`, the results of `top` consecutive pairs are one row of out
