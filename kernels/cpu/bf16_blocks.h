@@ -175,7 +175,7 @@ template <> struct qb_walk<qb_plain, false, 0> {
     }
     QG_METHOD void at(int64_t, int64_t ahead, const table&) {
         numbers += LINE;
-        QG_UNROLL for (int line = 0; line < LINE; line += 64) __builtin_prefetch(numbers + ahead + line);
+        QG_UNROLL for (int line = 0; line < LINE; line += 64) __builtin_prefetch(numbers + ahead + line, 0, 2);
     }
     template <int J> QG_METHOD qu word(const table&) const {
         return qb_permute(qb_side_by_side, _mm512_loadu_si512(numbers + 64 * J));
@@ -319,9 +319,11 @@ template <class Walk, int MR, int SUMS, bool STORES, bool FROM_MEMORY> struct qb
 };
 
 // Columns [k0, k1), of whole scales but where these cover more than a chunk: MR rows times both panels, whose words
-// this block makes, and STORES for others perhaps. `asks`: for the next unit's scales.
+// this block makes, and STORES for others perhaps. `far`: 0 for the first block of rows, which asks for codes shortly
+// before it comes to them, and for the next unit's scales. Others have their codes in a cache, and ask for those that
+// are so many bytes behind them.
 template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD void qb_block(
-    const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
+    const qb_unit& unit, const qb_rows& rows, int64_t far, int64_t k0, int64_t k1, float* tile) {
     typedef std::conditional_t<ELEMENTS, qb_element_walk<D>, qb_walk<D>> walk_of;
     constexpr int SUMS = MR <= 4 ? 2 : 1;
     const qg_job* const job = unit.job;
@@ -339,14 +341,14 @@ template <class D, int MR, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_COLD
     const float* scale = qb_scales<ELEMENTS>(unit, span, k0);
     // A scale each; a longer one has one piece.
     for (int64_t k = k0; k < k1; k += piece, scale += qb_apart_scales<ELEMENTS>) {
-        if (asks && !ELEMENTS) {
+        if (far == 0 && !ELEMENTS) {
             decltype(D::entries)::ask(job->packed, unit.next + 1, k);
             decltype(D::entries)::ask(job->packed, unit.next + 2, k);
         }
         sums.clear();
         const int64_t end = qc_min(k + piece, k1);
         for (int64_t at = k; at < end; at += walk_of::COLUMNS, word += 16 * walk_of::COLUMNS) {
-            const int64_t ahead = QG_AHEAD + (at >= last ? bytes : 0);
+            const int64_t ahead = far ? far : QG_AHEAD + (at >= last ? bytes : 0);
             QG_UNROLL for (int p = 0; p < 2; p++) walk[p].at(at, ahead, table);
             qb_walk_step<walk_of, MR, SUMS, STORES, FROM_MEMORY> body{walk, table, sums, word};
             qg_steps<0, walk_of::COLUMNS / 2>(body, walk_of::COLUMNS / 2);
@@ -378,12 +380,12 @@ template <int MR, bool FROM_MEMORY> QC_COLD void qb_block_of_words(
 // `count` rows, at most QB_HIGH, by the smallest block that takes them; rows behind them hold anything, and their sums
 // are not read.
 template <class D, bool STORES, bool ELEMENTS, bool FROM_MEMORY> QC_INLINE void qb_block_rows(
-    int64_t count, const qb_unit& unit, const qb_rows& rows, bool asks, int64_t k0, int64_t k1, float* tile) {
+    int64_t count, const qb_unit& unit, const qb_rows& rows, int64_t far, int64_t k0, int64_t k1, float* tile) {
     if constexpr (!STORES) {  // else other blocks follow
-        if (count <= 4) return qb_block<D, 4, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, asks, k0, k1, tile);
-        if (count <= 6) return qb_block<D, 6, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, asks, k0, k1, tile);
+        if (count <= 4) return qb_block<D, 4, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, far, k0, k1, tile);
+        if (count <= 6) return qb_block<D, 6, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, far, k0, k1, tile);
     }
-    qb_block<D, 8, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, asks, k0, k1, tile);
+    qb_block<D, 8, STORES, ELEMENTS, FROM_MEMORY>(unit, rows, far, k0, k1, tile);
 }
 template <bool FROM_MEMORY> static void qb_rows_of_words(
     int64_t count, const uint32_t* words, const qb_rows& rows, const float* scale, int64_t apart, int64_t piece,
@@ -444,6 +446,13 @@ QC_INLINE qb_rows qb_rows_from(const qb_rows& rows, int64_t i) {
     return own;
 }
 
+// Bytes from the codes of columns [k, end) of a panel to those of the next chunk: of this panel, or of the next unit.
+template <class D> QC_INLINE int64_t qb_to_next_chunk(int64_t columns, int64_t k, int64_t end, int64_t whole) {
+    typedef qb_walk<D> walk;
+    const int64_t to = end < whole ? end : QG_NP * qg_up(columns, walk::COLUMNS) * walk::COLUMNS;
+    return (to - k) / walk::COLUMNS * walk::LINE;
+}
+
 // Rows [m0, m0 + count) of the result times one unit, in blocks of QB_HIGH rows and a last one of those that are left.
 // BOTH_READS: blocks that make words are compiled in both forms, which takes long, and is worth it where there is only
 // one block.
@@ -476,10 +485,11 @@ template <class D, qb_source WORDS, bool ELEMENTS, bool BOTH_READS> static void 
             if (end == whole) qg_ask_for_targets(job, unit.panel, unit.next + 1 - unit.panel, m0 + i, high);
             if constexpr (WORDS != QB_BEFORE)
                 if (WORDS == QB_ANEW || i == 0) {
+                    const int64_t far = i == QB_HIGH ? qb_to_next_chunk<D>(job->k, k, end, whole) : i;
                     if (BOTH_READS && from_memory)
                         return qb_block_rows<D, WORDS == QB_FIRST, ELEMENTS, BOTH_READS>(
-                            high, unit, own, i == 0, k, end, to);
-                    return qb_block_rows<D, WORDS == QB_FIRST, ELEMENTS, false>(high, unit, own, i == 0, k, end, to);
+                            high, unit, own, far, k, end, to);
+                    return qb_block_rows<D, WORDS == QB_FIRST, ELEMENTS, false>(high, unit, own, far, k, end, to);
                 }
             if constexpr (WORDS != QB_ANEW) {
                 const auto multiply = from_memory ? qb_rows_of_words<true> : qb_rows_of_words<false>;

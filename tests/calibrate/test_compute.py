@@ -323,3 +323,13 @@ def test_experts_that_multiply_integers_keep_them() -> None:
     program = mixing("bf16", 16, recipe={"activations": "int8"})
     experts = [kernel for kernel in program.plan.kernels if kernel.template == "grouped_linear"]
     assert experts and all(each.body.codes and each.operands[1].dtype == "f32" for each in experts)
+
+
+def test_the_state_of_a_recurrent_layer_keeps_the_type_of_the_model() -> None:
+    torch.manual_seed(0)
+    model, x = nn.LSTM(64, 96, batch_first=True).eval(), torch.randn(2, 9, 64)
+    program = qc.qcompile(model, (x,), quant=qc.QuantConfig("int8", compute="bf16", promise_bits=None))
+    assert [choice.path for choice in program.report().choices if choice.stage == "compute"] == ["weight_ih_l0"]
+    types = [(each.template, each.operands[1].dtype) for each in program.plan.kernels if each.template != "loop"]
+    assert ("linear", "bf16") in types and ("recurrent", "f32") in types
+    assert apart(program(x)[0], program.oracle(x)[0]) < 2e-3
