@@ -51,7 +51,7 @@ template <class T> static void qm_round(const qm_product* job, int64_t count, co
         qm_round_row(qm_row<T>(job, i), job->k, (uint16_t*)(rows.x + i * rows.stride));
 }
 
-// The same for `qb_few_rows`.
+// `count` rows of one expert, rounded and in the order that `qb_few_rows` takes.
 template <class D, class T> static qb_rows qm_few_words(
     const qm_product* job, int64_t count, const qb_block_room& room) {
     qb_rows rows = {(const char*)room.ordered, 2 * qb_apart(job->k), nullptr, 0, nullptr, 0};
