@@ -155,14 +155,7 @@ def round_rows(op: qc.LinearOp | qc.GroupedLinearOp, rewriter: PatternRewriter) 
     dtype = tensor_dtype(op.w.type)
     if dtype != "bf16" or tensor_dtype(op.x.type) not in ("f32", "f16"):
         return None
-
-    def rounded(inner: Builder, scalars: Sequence[SSAValue]) -> SSAValue:
-        wide = scalars[0]
-        if wide.type != ELEMENT_TYPES["f32"]:
-            wide = inner.insert(arith.ExtFOp(wide, ELEMENT_TYPES["f32"])).result
-        return inner.insert(arith.TruncFOp(wide, ELEMENT_TYPES[dtype])).result
-
-    op.operands[0] = build.pointwise(rewriter, [op.x], shape_of(op.x.type), dtype, rounded)
+    op.operands[0] = build.rounded(rewriter, op.x, dtype)
     return op.result
 
 

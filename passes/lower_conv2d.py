@@ -108,13 +108,7 @@ class _Conv:
     def _rounded(self) -> SSAValue:
         """The image in the type of the weight, if that is bf16."""
         dtype, given = tensor_dtype(self.op.w.type), tensor_dtype(self.x.type)
-        if dtype != "bf16" or given == dtype:
-            return self.x
-
-        def body(inner: Builder, scalars: Sequence[SSAValue]) -> SSAValue:
-            return inner.insert(arith.TruncFOp(_wide(inner, scalars[0]), ELEMENT_TYPES[dtype])).result
-
-        return build.pointwise(self.builder, [self.x], shape_of(self.x.type), dtype, body)
+        return self.x if dtype != "bf16" or given == dtype else build.rounded(self.builder, self.x, dtype)
 
     # --- groups ---
 

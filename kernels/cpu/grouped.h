@@ -106,33 +106,42 @@ template <class I> static int64_t qm_expert(const qm_job* job, int64_t unit, int
     return expert;
 }
 
-// Group `group` of the panels of one expert, times the rows of all pairs that chose it.
+// Group `group` of the panels of one expert, and the pairs that chose it, which `take` goes through.
+template <class I> struct qm_part {
+    int64_t pair, expert, p0, p1;  // the next pair to look at; -1 where another unit has the expert; panels [p0, p1)
+    qm_product one;
+
+    qm_part(const qm_job* job, int64_t unit, int64_t group) : expert(qm_expert<I>(job, unit, &pair)) {
+        const int64_t first = expert * job->width, panel = first / 16, count = (first + job->width + 15) / 16 - panel;
+        p0 = panel + qc_share(count, group, job->groups);
+        p1 = panel + qc_share(count, group + 1, job->groups);
+        (qg_job&)one = *job;
+        one.all = job, one.first = first;
+    }
+    bool chosen(int64_t p) const { return ((const I*)one.all->index)[p * one.all->index_step] == expert; }
+    // The next of its pairs, at most `most`, become rows of `one`; returns how many there are.
+    int64_t take(int64_t most) {
+        int64_t rows = 0;
+        for (; pair < one.all->pairs && rows < most; pair++)
+            if (chosen(pair)) one.rows[rows++] = pair;
+        return rows;
+    }
+};
+
+// One part, times the rows of all pairs that chose its expert.
 template <class D, class I, bool FEW>
 static void qm_item(const qm_job* job, int64_t unit, int64_t group, char* scratch) {
-    int64_t pair;
-    const int64_t expert = qm_expert<I>(job, unit, &pair);
-    if (expert < 0) return;
-    const I* const index = (const I*)job->index;
-    const int64_t first = expert * job->width, last = first + job->width;
-    const int64_t panel = first / 16, count = (last + 15) / 16 - panel;
-    const int64_t p0 = panel + qc_share(count, group, job->groups);
-    const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
-    qm_product one;
-    (qg_job&)one = *job;
-    one.all = job, one.first = first;
-    while (pair < job->pairs) {
-        int64_t rows = 0;
-        for (; pair < job->pairs && rows < QM_ROWS; pair++)
-            if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
-        if (rows == 0) return;
-        one.m = rows;
+    qm_part<I> part(job, unit, group);
+    if (part.expert < 0) return;
+    while (const int64_t rows = part.take(QM_ROWS)) {
+        part.one.m = rows;
         if constexpr (FEW) {
             if (rows <= QM_FEW) {
-                qm_few<D>(&one, rows, p0, p1, scratch);
+                qm_few<D>(&part.one, rows, part.p0, part.p1, scratch);
                 continue;
             }
         }
-        qg_product<qg_fp32>(&one, p0, p1, 0, rows, scratch);
+        qg_product<qg_fp32>(&part.one, part.p0, part.p1, 0, rows, scratch);
     }
 }
 

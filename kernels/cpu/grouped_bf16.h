@@ -102,30 +102,22 @@ template <class D, class T> struct qm_bf16_pairs {
     }
 };
 
-// Part `group` of the panels of one expert, times the rows of all pairs that chose it.
+// One part (`qm_part`), times the rows of all pairs that chose its expert.
 template <class D, class T, class I, int MAX>
 static void qm_bf16_item(const qm_bf16_call* call, int64_t unit, int64_t group, char* scratch) {
     const qm_job* const job = call->job;
-    int64_t pair;
-    const int64_t expert = qm_expert<I>(job, unit, &pair);
-    if (expert < 0) return;
-    const I* const index = (const I*)job->index;
-    const int64_t first = expert * job->width, panel = first / 16, count = (first + job->width + 15) / 16 - panel;
-    const int64_t p0 = panel + qc_share(count, group, job->groups);
-    const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
-    qm_product one;
-    (qg_job&)one = *job;
-    one.all = job, one.first = first, one.m = 0;
-    for (int64_t p = pair; p < job->pairs; p++) one.m += index[p * job->index_step] == expert;
+    qm_part<I> part(job, unit, group);
+    if (part.expert < 0) return;
+    qm_product& one = part.one;
+    const int64_t p0 = part.p0, p1 = part.p1;
+    one.m = 0;
+    for (int64_t p = part.pair; p < job->pairs; p++) one.m += part.chosen(p);
     constexpr int64_t MOST = MAX > 0 ? qb_block_policy<D>::MOST : 0;
     const bool in_floats = MAX > 0 && one.m <= call->floats, straight = one.m <= MOST;
     const int64_t most = in_floats ? (int64_t)QM_FEW : straight ? qb_rows_of_task(job->k) : (int64_t)QM_ROWS;
     const int64_t chunks = qg_up(one.m, most);
     for (int64_t chunk = 0; chunk < chunks; chunk++) {  // of nearly as many rows each: few are multiplied otherwise
-        const int64_t share = qc_share(one.m, chunk + 1, chunks) - qc_share(one.m, chunk, chunks);
-        int64_t rows = 0;
-        for (; rows < share && pair < job->pairs; pair++)
-            if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
+        const int64_t rows = part.take(qc_share(one.m, chunk + 1, chunks) - qc_share(one.m, chunk, chunks));
         if constexpr (MAX > 0) {
             if (in_floats) {
                 qm_few<D>(&one, rows, p0, p1, scratch);

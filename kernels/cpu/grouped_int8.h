@@ -9,32 +9,19 @@
 
 enum { QM_SHARES = 8 };  // parts of the work for each thread: experts have different numbers of rows
 
-// Part `group` of the panels of one expert, times the rows of all pairs that chose it.
+// One part (`qm_part`), times the rows of all pairs that chose its expert.
 template <class W, class E, class I>
 static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* scratch) {
-    int64_t pair;
-    const int64_t expert = qm_expert<I>(job, unit, &pair);
-    if (expert < 0) return;
-    const I* const index = (const I*)job->index;
-    const int64_t first = expert * job->width, panel = first / 16, count = (first + job->width + 15) / 16 - panel;
-    const int64_t p0 = panel + qc_share(count, group, job->groups);
-    const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
+    qm_part<I> part(job, unit, group);
+    if (part.expert < 0) return;
     const int64_t chunk = qi_rows_of_task<E>(job->k), most = qc_min(chunk, QM_ROWS);
-    qm_product one;
-    (qg_job&)one = *job;
-    one.all = job, one.first = first;
-    while (pair < job->pairs) {
-        int64_t rows = 0;
-        for (; pair < job->pairs && rows < most; pair++)
-            if (index[pair * job->index_step] == expert) one.rows[rows++] = pair;
-        if (rows == 0) return;
+    while (const int64_t rows = part.take(most))
         qi_multiply_by<W, E>(
-            &one, 0, rows, chunk, p0, p1, scratch,
+            &part.one, 0, rows, chunk, part.p0, part.p1, scratch,
             [&](int64_t i, char* x, int32_t* start, float* total, float* scale) {
-                const char* const row = job->x + one.rows[i] / job->repeat * job->x_row;
+                const char* const row = job->x + part.one.rows[i] / job->repeat * job->x_row;
                 qi_prepare_row<W, E>(row, job->k, x, start, total, scale);
             });
-    }
 }
 
 template <class W, class E, class I> static void qm_int8_task(void* arg, int64_t task, char* scratch) {

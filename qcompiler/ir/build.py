@@ -202,6 +202,18 @@ _COMBINE: dict[str, tuple[Callable[[SSAValue, SSAValue], Operation], Callable[[S
 }
 
 
+def rounded(builder: Builder, value: SSAValue, dtype: DType) -> SSAValue:
+    """A float tensor in a 16-bit type, rounded once: through fp32, if it is in the other one."""
+
+    def body(inner: Builder, scalars: Sequence[SSAValue]) -> SSAValue:
+        wide = scalars[0]
+        if wide.type != ELEMENT_TYPES["f32"]:
+            wide = inner.insert(arith.ExtFOp(wide, ELEMENT_TYPES["f32"])).result
+        return inner.insert(arith.TruncFOp(wide, ELEMENT_TYPES[dtype])).result
+
+    return pointwise(builder, [value], shape_of(value.type), dtype, body)
+
+
 def reduction_identity(kind: Reduction, dtype: DType) -> float | int:
     """The neutral element. For max and min of integers it is the type's extreme; for booleans 0 or 1."""
     floating = dtype in _FLOATS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from grouped_cases import Case
 from kernel_cases import Array, stored_weight
 
 from qcompiler.config import parse_format, resolve_format
@@ -24,20 +24,6 @@ from qcompiler.plan.weights import NUMPY_DTYPES
 
 BOUNDS = {"f32": 2e-6, "bf16": 4e-3, "f16": 6e-4}
 """Relative L2 error of a row: fp32 sums, and half an ulp of the result's type."""
-
-
-@dataclass
-class Case:
-    """One kernel: its spec, the weight as the kernel reads it, and the experts' matrices as float64 (E, N, K)."""
-
-    spec: KernelSpec
-    weight: Array
-    values: Array
-
-    @property
-    def body(self) -> GroupedLinearKernel:
-        assert isinstance(self.spec.body, GroupedLinearKernel)
-        return self.spec.body
 
 
 def make_case(

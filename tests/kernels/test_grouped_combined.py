@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from combined_cases import cases, check, make, routings
-from kernel_cases import aligned
+from combined_cases import Case, cases, check, make, routings
+from kernel_cases import Array, aligned
 
 from qcompiler.errors import KernelSelectionError, QCompilerError
 from qcompiler.kernels.cpu.emit import emit_kernel
@@ -17,16 +17,21 @@ from qcompiler.kernels.cpu.emit import emit_kernel
 LAYOUT = "cpu_p16_v2"
 
 
-def test_combined_sums_equal_float64(build: Callable[..., Any], isa: str) -> None:
-    """On one thread and on several to the same bits."""
-    every = cases(LAYOUT)
-    kernels = build([case.spec for case in every], isa)
+def results(kernels: Any, every: list[Case]) -> Iterator[tuple[Case, Array, Array]]:
+    """Each case under each of its routings: what the kernel gives, on one thread and on several, and float64."""
     for case in every:
         case.weight = aligned(case.weight)
         for chosen in routings(case):
             inputs = case.inputs(chosen)
             out = kernels.run_both(case.spec.name, lambda inputs=inputs: [*inputs[:-1], inputs[-1].copy()])[-1]
-            check(case, out, case.expected(chosen, inputs))
+            yield case, out, case.expected(chosen, inputs)
+
+
+def test_combined_sums_equal_float64(build: Callable[..., Any], isa: str) -> None:
+    """On one thread and on several to the same bits."""
+    every = cases(LAYOUT)
+    for case, out, expected in results(build([case.spec for case in every], isa), every):
+        check(case, out, expected)
 
 
 @pytest.mark.parametrize(
@@ -40,16 +45,10 @@ def test_factors_are_rounded_to_bf16(build: Callable[..., Any], isa: str, weight
         make(LAYOUT, weight, 5, n, 256, rows=1, repeat=2, **more), make(LAYOUT, weight, 3, n, 256, rows=8, **more),
         make(LAYOUT, weight, 5, n, 256, rows=2, top=2, **more),
     ]  # fmt: skip
-    kernels = build([case.spec for case in every], isa)
-    for case in every:
-        case.weight = aligned(case.weight)
-        for chosen in routings(case):
-            inputs = case.inputs(chosen)
-            out = kernels.run_both(case.spec.name, lambda inputs=inputs: [*inputs[:-1], inputs[-1].copy()])[-1]
-            expected = case.expected(chosen, inputs)
-            error = np.linalg.norm(out - expected, axis=1) / np.linalg.norm(expected, axis=1)
-            exact = case.body.top > 0 or isa != "x86-64-v4"
-            assert error.max() < (3e-6 if exact else 6e-3)
+    for case, out, expected in results(build([case.spec for case in every], isa), every):
+        error = np.linalg.norm(out - expected, axis=1) / np.linalg.norm(expected, axis=1)
+        exact = case.body.top > 0 or isa != "x86-64-v4"
+        assert error.max() < (3e-6 if exact else 6e-3)
 
 
 def test_an_expert_that_does_not_exist_is_reported(build: Callable[..., Any], isa: str) -> None:

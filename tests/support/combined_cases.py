@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+import grouped_cases
 import numpy as np
 from kernel_cases import Array, stored_weight
 
@@ -36,17 +37,8 @@ def _wide(name: str, dtype: DType) -> tuple[list[ScalarOp], str]:
 
 
 @dataclass
-class Case:
-    """One kernel: its spec, the weight's bytes, and the experts' matrices as float64 (E, N, K)."""
-
-    spec: KernelSpec
-    weight: Array
-    values: Array
-
-    @property
-    def body(self) -> GroupedLinearKernel:
-        assert isinstance(self.spec.body, GroupedLinearKernel)
-        return self.spec.body
+class Case(grouped_cases.Case):
+    """One kernel that combines its sums, with known numbers of rows."""
 
     @property
     def pairs(self) -> int:

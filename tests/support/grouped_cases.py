@@ -17,7 +17,7 @@ PANELS = "cpu_p16_v2"
 
 @dataclass
 class Case:
-    """One kernel: its spec, the weight's bytes, and the experts' matrices as float64 (E, N, K)."""
+    """One kernel: its spec, the weight as the kernel reads it, and the experts' matrices as float64 (E, N, K)."""
 
     spec: KernelSpec
     weight: Array
