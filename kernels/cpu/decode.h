@@ -12,6 +12,9 @@
 #include <string.h>
 
 #include "vec.h"
+#if defined(QC_AVX512)
+#include <cpuid.h>
+#endif
 
 #define QG_METHOD inline __attribute__((always_inline))
 #define QG_UNROLL _Pragma("GCC unroll 16")
@@ -26,6 +29,9 @@ QC_INLINE qg_words qg_load_words(const uint32_t* p) {
 // page of 4 KiB, of which a mapped file may consist. Asking for an address behind the last byte is no fault.
 enum { QG_AHEAD = 4096 };
 
+// Asks for a line of codes, which a walk reads once: into the L1 alone. So it does not take the places of x in the L2.
+QC_INLINE void qg_ask_once(const void* line) { __builtin_prefetch(line, 0, 0); }
+
 constexpr int64_t qg_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Where a packed weight (n rows, k columns) lies: a pointer for each section, planes of codes first.
@@ -33,6 +39,23 @@ struct qg_packed {
     const char* part[12];
     int64_t n, k;
 };
+
+#if defined(QC_AVX512)
+// Whether this is a Zen 4. Asked once, since in virtual machines that takes microseconds.
+QC_COLD bool qg_is_zen4() {
+    static int known;  // 0: not asked yet
+    int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (found == 0) {
+        unsigned a = 0, amd = 0, c = 0, d = 0, family = 0, b = 0;
+        __get_cpuid(0, &a, &amd, &c, &d);
+        __get_cpuid(1, &family, &b, &c, &d);
+        // "Auth" of AuthenticAMD, and the family 0x19: 0xf and 0xa more. A Zen 3, its other member, has no AVX-512.
+        found = amd == 0x68747541 && (family >> 8 & 0xf) == 0xf && (family >> 20 & 0xff) == 0xa ? 1 : -1;
+        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+    }
+    return found > 0;
+}
+#endif
 
 // --- rounding to the weight's type -----------------------------------------------------------------------------------
 
@@ -255,7 +278,7 @@ template <int WIDTH, int SHIFT, int GROUP> struct qg_plane {
     QG_METHOD void at(int64_t k) {
         const uint32_t* const first = words + (uint64_t)k / PER * 16;
         QG_UNROLL for (int line = 0; line < GROUP * WIDTH / 32; line++)
-            __builtin_prefetch((const char*)first + ahead + 64 * line);
+            qg_ask_once((const char*)first + ahead + 64 * line);
         QG_UNROLL for (int j = 0; j < WORDS; j++) w[j] = qg_load_words(first + j * 16);
         if (PER > GROUP) {  // a part of a word
             const int skip = (int)((uint64_t)k % PER) * WIDTH;
@@ -344,8 +367,8 @@ template <int BITS> struct qg_sequence_words {
     struct groups { int64_t now, last; };
     QG_METHOD groups find(int64_t k) const {
         const int64_t now = (uint64_t)k / GROUP;
-        __builtin_prefetch((const char*)(words + now * 32) + QG_AHEAD);
-        __builtin_prefetch((const char*)(words + now * 32) + QG_AHEAD + 64);
+        qg_ask_once((const char*)(words + now * 32) + QG_AHEAD);
+        qg_ask_once((const char*)(words + now * 32) + QG_AHEAD + 64);
         return {now, (uint64_t)now % CIRCLE ? now - 1 : now + CIRCLE - 1};
     }
     // The words of sequences 2 * pair and 2 * pair + 1, half of a word each; for 3 bits the lower bits of their codes.
@@ -535,13 +558,17 @@ template <int BITS, int OFFSET> struct qg_integers {
 };
 
 // Values are numbers, or numbers times a power of two that a sum of them is multiplied by in the end (UNIT).
-struct qg_whole { static constexpr float UNIT = 1.0f; };
+struct qg_whole {
+    static constexpr bool IN_PLACE = false;
+    static constexpr float UNIT = 1.0f;
+    static constexpr int ADDED = 0;  // what is left out of values, and added with a sum of columns of x
+};
 
 #if defined(QC_AVX512)
 // Codes of BITS bits in two planes that count, plus OFFSET. AVX-512 VBMI, which x86-64-v4 does not promise, makes bytes
 // of four columns at once. A byte becomes the lowest one of a word; with an OFFSET, which turns the highest bit into a
 // sign, the highest one, so that no instruction has to extend the sign, and the number is that of the UNIT.
-template <int BITS, int OFFSET> struct qg_counts_by_bytes {
+template <int BITS, int OFFSET> struct qg_counts_by_bytes : qg_whole {
     static constexpr bool SIGNED = OFFSET != 0;
     static_assert(OFFSET == 0 || OFFSET == -(1 << (BITS - 1)), "no sign");
     static constexpr float UNIT = SIGNED ? 1.0f / (float)(1u << (32 - BITS)) : 1.0f;
@@ -627,6 +654,61 @@ private:
     }
 };
 
+#if defined(QC_AVX512)
+// Codes of BITS bits that count, plus OFFSET, as they stand in their words: one `and` gives a factor. A float of which
+// only the lowest 24 bits are set is a whole number of 2^-149, so a code from bit B on, alone in its word, is
+// code * 2^(B - 149). Its number of x comes times 2^(126 - B), over a power of two that makes its row's largest one
+// less than 2 (few_rows.h, `qg_raise`); no bit of a mantissa changes, and UNIT multiplies the sum. OFFSET is added with
+// the sums of columns of x. A product is exact but for 2^-126 of the row's largest number. A Zen 4 multiplies subnormal
+// numbers as fast as others, and cores of Intel's take a routine in microcode for each.
+template <int BITS, int OFFSET> struct qg_counts_in_place {
+    static constexpr bool IN_PLACE = true;
+    static constexpr float UNIT = 0x1p23f;
+    static constexpr int ADDED = OFFSET, WORDS = 2;  // most words of a group
+    static constexpr int PER = 32 / BITS, LOW = 24 / BITS;  // columns of a word, and of its lowest 24 bits
+    static constexpr int bit(int column) { return column % PER % LOW * BITS; }
+    struct powers {
+        float column[16];
+        constexpr powers() : column() {
+            for (int k = 0; k < 16; k++) column[k] = 0x1p126f / (float)(1 << bit(k));
+        }
+    };
+    alignas(64) static constexpr powers POWERS{};
+    qi mask[LOW];
+    qu high[WORDS];
+    QG_METHOD void start() {
+        QG_UNROLL for (int j = 0; j < LOW; j++) {
+            mask[j] = q_seti(((1 << BITS) - 1) << bit(j));
+            asm("" : "+v"(mask[j]));  // in registers: loads are as scarce as multiplications
+        }
+    }
+    template <class C> QG_METHOD void at(const C& codes) {
+        static_assert(sizeof codes.low.w <= sizeof high && C::MIDDLE == 0 && codes.low.PER == PER, "words of a group");
+        QG_UNROLL for (int i = 0; i < (int)(sizeof codes.low.w / sizeof high[0]); i++)
+            high[i] = codes.low.w[i].r[0] >> 24;
+    }
+    template <int J, class C> QG_METHOD vf units(const C& codes) const {
+        const qu word = J % PER < LOW ? codes.low.w[J / PER].r[0] : high[J / PER];
+        return vf{{(qf)((qi)word & mask[J % PER % LOW])}};
+    }
+    template <int J, class C> QG_METHOD vf value(const C& codes) const {
+        return qg_counts<BITS, false, OFFSET>().template value<J>(codes);
+    }
+};
+
+template <int BITS, int OFFSET> struct qg_counts_in_place_faster {
+    typedef qg_counts_in_place<BITS, OFFSET> faster;
+    static constexpr int FASTER_ROWS = 2, FASTER_GROUP = faster::PER;
+    static bool runs() {
+#if defined(QG_IN_PLACE)  // tests define it
+        return QG_IN_PLACE;
+#else
+        return qg_is_zen4();
+#endif
+    }
+};
+#endif
+
 // Values from a table of 2^BITS floats, at least 16 of them (a shorter one is repeated).
 template <int BITS, class TABLE> struct qg_lookup : qg_whole {
     qg_table first;
@@ -662,13 +744,20 @@ template <int BITS, bool SIGNED, int OFFSET, bool FEW = BITS <= 5 && !SIGNED> st
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counting_alone<BITS, SIGNED, OFFSET, false> {
     typedef qg_counts<BITS, SIGNED, OFFSET> values;
 };
-constexpr bool qg_counts_faster_with(int bits, int offset) {
-    return (bits == 3 || bits == 5 || bits == 6) && (offset == 0 || offset == -(1 << (bits - 1)));
+enum qg_faster_counts { QG_NO_FASTER, QG_BY_BYTES, QG_WHERE_THEY_STAND };
+constexpr qg_faster_counts qg_counts_faster_with(int bits, bool is_signed, int offset) {
+    if (is_signed) return QG_NO_FASTER;
+    if (bits == 2 || bits == 4) return QG_WHERE_THEY_STAND;
+    const bool planes = bits == 3 || bits == 5 || bits == 6;
+    return planes && (offset == 0 || offset == -(1 << (bits - 1))) ? QG_BY_BYTES : QG_NO_FASTER;
 }
-template <int BITS, bool SIGNED, int OFFSET, bool FASTER = !SIGNED && qg_counts_faster_with(BITS, OFFSET)>
+template <int BITS, bool SIGNED, int OFFSET, qg_faster_counts FASTER = qg_counts_faster_with(BITS, SIGNED, OFFSET)>
 struct qg_counting : qg_counting_alone<BITS, SIGNED, OFFSET> {};
-template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, true> {
+template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, QG_BY_BYTES> {
     struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_faster<BITS, OFFSET> {};
+};
+template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, QG_WHERE_THEY_STAND> {
+    struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_in_place_faster<BITS, OFFSET> {};
 };
 #else
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counting { typedef qg_counts<BITS, SIGNED, OFFSET> values; };

@@ -1,31 +1,19 @@
 // Products of few rows on the CPU (`qg_run_few`): codes are decoded in registers straight into the accumulators, and no
 // panel is stored. For one or two rows, codes whose element is value * scale, or value * scale + offset, are summed as
 // they are over the columns of a scale, if it has 16 or more; the scale then multiplies the sum, and the offset the sum
-// of these columns of x, which is made once for all panels. How tasks are cut never changes the order of additions of
-// an element.
+// of these columns of x, which is made once for all panels. On a Zen 4, codes of 2 and 4 bits that count are multiplied
+// where they stand in their words (decode.h, `qg_counts_in_place`). How tasks are cut never changes the order of
+// additions of an element.
 #pragma once
 #include "gemm.h"
 #if defined(QC_AVX512)
-#include <cpuid.h>
-
 // Whether a number of x is broadcast into a register once for two panels. Not on a Zen 4: there a broadcast takes a
-// pipe of shuffles, and memory gives a number for each multiplication. It decides no bit. Asked once, since in virtual
-// machines that takes microseconds. Tests define QG_BROADCASTS.
-QC_COLD bool qg_broadcasts() {
+// pipe of shuffles, and memory gives a number for each multiplication. It decides no bit. Tests define QG_BROADCASTS.
+QC_INLINE bool qg_broadcasts() {
 #if defined(QG_BROADCASTS)
     return QG_BROADCASTS;
 #else
-    static int known;  // 0: not asked yet
-    int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (found == 0) {
-        unsigned a = 0, amd = 0, c = 0, d = 0, family = 0, b = 0;
-        __get_cpuid(0, &a, &amd, &c, &d);
-        __get_cpuid(1, &family, &b, &c, &d);
-        // "Auth" of AuthenticAMD, and the family 0x19: 0xf and 0xa more. A Zen 3, its other member, has no AVX-512.
-        found = amd == 0x68747541 && (family >> 8 & 0xf) == 0xf && (family >> 20 & 0xff) == 0xa ? -1 : 1;
-        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
-    }
-    return found > 0;
+    return !qg_is_zen4();
 #endif
 }
 #endif
@@ -86,35 +74,84 @@ template <class T> QC_INLINE void qg_add_groups(const T* x, int64_t span, int64_
 
 // Whether offsets need the sums of x.
 template <class D> constexpr bool qg_needs_totals() {
-    if constexpr (D::SUMMED) return D::OFFSET;
+    if constexpr (D::SUMMED) return D::OFFSET || D::ADDED != 0;
+    return false;
+}
+// Whether numbers of x are made for codes that are multiplied where they stand (decode.h).
+template <class D> constexpr bool qg_in_place() {
+    if constexpr (D::SUMMED) return D::IN_PLACE;
     return false;
 }
 
+enum { QG_SUMMED_ROWS = 2 };  // most rows that are summed by codes
+
 // Few rows of x in fp32, `stride` floats apart. `totals`: the sums of whole groups of D::SHARED columns, `groups` of
-// them for each row, where qg_add_up has made them.
+// them for each row, where qg_add_up has made them. For codes in place, numbers of x over `power` and the totals over
+// D::UNIT besides; those of a value without what is D::ADDED come times that.
 struct qg_few_x {
     const float* rows;
     int64_t stride;
     const float* totals;
     int64_t groups;
+    const float* raised = nullptr;  // rows for codes in place
+    int64_t apart = 0;
+    float power[QG_SUMMED_ROWS] = {};
 };
 
-// Floats that totals take, in whole vectors.
+// Floats that totals take, in whole vectors, and those of rows for codes in place.
 constexpr int64_t qg_most_totals(int64_t k) { return (2 * (k / 16) + 15) / 16 * 16; }
-
-// `x` with its totals, which are written to `totals` (`qg_most_totals`).
-template <class D>
-QC_INLINE qg_few_x qg_add_up(const float* x, int64_t stride, int64_t rows, int64_t k, float* totals) {
-    if constexpr (qg_needs_totals<D>()) {
-        const int64_t groups = k / D::SHARED;
-        for (int64_t i = 0; rows <= 2 && i < rows; i++)  // more rows are not summed by codes
-            qg_add_groups(x + i * stride, D::SHARED, groups, totals + i * groups);
-        return {x, stride, totals, groups};
-    }
-    return {x, stride, nullptr, 0};
+constexpr int64_t qg_most_raised(int64_t k, int64_t rows) {
+    return (k + 15) / 16 * 16 * (rows < QG_SUMMED_ROWS ? rows : QG_SUMMED_ROWS);
 }
 
-template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_few_panels(
+#if defined(QC_AVX512)
+// The power of two at or below the largest |x| of `columns`, a multiple of 16; 1 where that is none, or no number.
+QC_INLINE float qg_power_below(const float* x, int64_t columns) {
+    vf most = vzero();
+    for (int64_t k = 0; k < columns; k += 16) most = vmax(vabs(vload(x + k)), most);
+    const uint32_t exponent = qc_bits(vmaxlane(most)) & 0x7f800000;
+    return exponent == 0x7f800000 ? 1.0f : qc_from_bits(exponent ? exponent : 0x00800000);
+}
+
+// The numbers of a row for codes in place: over `power`, times the powers of D's columns.
+template <class D> QC_INLINE void qg_raise(const float* x, int64_t columns, float power, float* to) {
+    const vf of_row = vset(1.0f / power), of_column = vload(decltype(D::values)::POWERS.column);
+    for (int64_t k = 0; k < columns; k += 16) vstore(to + k, vload(x + k) * of_row * of_column);
+}
+#endif
+
+// `x` with its totals, which are written to `totals` (`qg_most_totals`), and rows for codes in place behind them.
+template <class D>
+QC_INLINE qg_few_x qg_add_up(const float* x, int64_t stride, int64_t rows, int64_t k, float* totals) {
+    qg_few_x prepared = {x, stride, nullptr, 0};
+    if constexpr (qg_needs_totals<D>()) {
+        const int64_t groups = k / D::SHARED;
+        for (int64_t i = 0; rows <= QG_SUMMED_ROWS && i < rows; i++)
+            qg_add_groups(x + i * stride, D::SHARED, groups, totals + i * groups);
+        prepared.totals = totals, prepared.groups = groups;
+    }
+#if defined(QC_AVX512)
+    if constexpr (qg_in_place<D>()) {
+        const int64_t groups = k / D::SHARED, columns = groups * D::SHARED, apart = (k + 15) / 16 * 16;
+        float* const raised = totals + qg_most_totals(k);
+        prepared.raised = raised, prepared.apart = apart;
+        for (int64_t i = 0; i < rows; i++) {
+            const float power = prepared.power[i] = qg_power_below(x + i * stride, columns);
+            qg_raise<D>(x + i * stride, columns, power, raised + i * apart);
+            const float added = (D::ADDED != 0 ? (float)D::ADDED : 1.0f) / D::UNIT;
+            for (int64_t g = 0; qg_needs_totals<D>() && g < groups; g++)
+                totals[i * groups + g] = totals[i * groups + g] * (1.0f / power) * added;
+        }
+    }
+#endif
+    return prepared;
+}
+
+// The decoder that multiplies elements where D sums codes: with codes in place its own, to compile no other.
+template <class D, bool = qg_in_place<D>()> struct qg_elements { typedef D type; };
+template <class W> struct qg_elements<qg_coded<W>, true> { typedef qg_coded<typename W::slower> type; };
+
+template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= QG_SUMMED_ROWS> static void qg_few_panels(
     const qg_job* job, const qg_few_x& rows, int64_t panel, int64_t next, float* tile) {
     const float* const x = rows.rows;
     const int64_t stride = rows.stride;
@@ -125,24 +162,30 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_
     int64_t k = 0;
     if constexpr (BY_CODES) {  // each row and column group is scaled once, instead of every element
         constexpr int PARTS = SUMS < 4 ? SUMS : 4;
+        const float* const factors = D::IN_PLACE ? rows.raised : x;
+        const int64_t apart = D::IN_PLACE ? rows.apart : stride;
         for (int64_t group = 0; k + D::SHARED <= job->k; k += D::SHARED, group++) {
             vf part[MR][PARTS] = {};
+            if constexpr (D::ADDED != 0)
+                QG_UNROLL for (int i = 0; i < MR; i++) part[i][0] = vset(rows.totals[i * rows.groups + group]);
             if constexpr (D::ASKS) decoder[0].ask(panel + 1, k);
             decoder[0].entries_at(k);
             _Pragma("GCC unroll 4") for (int at = 0; at < D::SHARED; at += D::GROUP) {
                 decoder[0].codes_at(k + at);
-                qg_code_step<D, MR, PARTS> body{decoder[0], x + k + at, stride, part};
+                qg_code_step<D, MR, PARTS> body{decoder[0], factors + k + at, apart, part};
                 qg_steps<0, D::GROUP>(body, D::GROUP);
             }
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 vf& to = sum[i][0][0];
                 to = vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), to);
-                if constexpr (qg_needs_totals<D>())
+                if constexpr (D::OFFSET)
                     to = vfma(vset(rows.totals[i * rows.groups + group]), decoder[0].offset(), to);
             }
         }
         if constexpr (D::UNIT != 1.0f)
             QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0][0] = sum[i][0][0] * vset(D::UNIT);
+        if constexpr (D::IN_PLACE)
+            QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0][0] = sum[i][0][0] * vset(rows.power[i]);
     }
     for (; k + D::GROUP <= job->k; k += D::GROUP) {
         QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
@@ -163,7 +206,7 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= 2> static void qg_
         for (int i = 0; i < MR; i++) {  // a sum of codes may be no number where that of elements is one: 0 * infinity
             const vf found = vload(tile + i * QG_NP * 16);
             if (vsum(found - found) != 0.0f)
-                qg_few_panels<D, 1, false>(
+                qg_few_panels<typename qg_elements<D>::type, 1, false>(
                     job, {x + i * stride, stride, nullptr, 0}, panel, next, tile + i * QG_NP * 16);
         }
 }
@@ -208,7 +251,7 @@ template <class D, int MAX> void qg_few_task<D, MAX>::run(void* arg, int64_t tas
     const qg_job* job = (const qg_job*)arg;
     float* const tile = (float*)scratch;
     float* const totals = tile + MAX * QG_NP * 16;
-    float* const converted = totals + qg_most_totals(job->k);
+    float* const converted = totals + qg_most_totals(job->k) + qg_most_raised(job->k, MAX);
     for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {
         const int64_t count = qc_min(job->m - m0, MAX);
         const qg_few_x x = qg_load_few(job, m0, count, converted);
@@ -220,7 +263,8 @@ template <class D, int MAX> void qg_few_task<D, MAX>::run(void* arg, int64_t tas
 }
 
 constexpr int64_t qg_few_scratch(int64_t k, int64_t rows, bool converts) {
-    return 4 * (rows * (QG_NP * 16 + (converts ? (k + 15) / 16 * 16 : 0)) + qg_most_totals(k));
+    const int64_t row = QG_NP * 16 + (converts ? (k + 15) / 16 * 16 : 0);
+    return 4 * (rows * row + qg_most_totals(k) + qg_most_raised(k, rows));
 }
 
 // `most` tasks, or fewer.
@@ -249,7 +293,10 @@ template <class W, int MAX> struct qg_few_decoder<qg_coded<W>, MAX> {
 // Decoder D with its values in instructions that not every processor has, if they have such a form.
 template <class D, class = void> struct qg_faster_of { typedef void type; };
 template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typename W::values::faster))> {
-    struct weight : W { typedef typename W::values::faster values; };
+    struct weight : W {
+        typedef typename W::values::faster values;
+        typedef W slower;
+    };
     typedef qg_coded<weight> type;
     // Values that are multiplied by a UNIT pay where they are summed before.
     static constexpr bool PAYS = W::GROUP % W::values::FASTER_GROUP == 0 &&
@@ -273,6 +320,20 @@ template <class D> static constexpr int qg_mantissa = 0;
 template <class W> static constexpr int qg_mantissa<qg_coded<W>> = qg_mantissa_of<typename W::values>;
 #endif
 
+#if defined(QC_AVX512)
+// A task that multiplies subnormal numbers, whatever its thread's settings make of them.
+template <class T> struct qg_with_subnormals {
+    static void run(void* arg, int64_t task, char* scratch) {
+        const unsigned before = _mm_getcsr(), to_zero = 0x8040;  // results and operands that are subnormal
+        _mm_setcsr(before & ~to_zero);
+        __asm__ volatile("" ::: "memory");
+        T::run(arg, task, scratch);
+        __asm__ volatile("" ::: "memory");
+        _mm_setcsr(before);
+    }
+};
+#endif
+
 // The task for up to MAX rows at a time, of m: `Task<D, MAX>::run`, with D's faster form where the processor has it and
 // a second copy of the loops is worth its compile.
 template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_task_of(int64_t m) {
@@ -282,7 +343,10 @@ template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_
     if constexpr (!std::is_void_v<faster>) {
         constexpr int ROWS = qg_faster_of<walk>::ROWS < MAX ? qg_faster_of<walk>::ROWS : MAX;
         if constexpr (ROWS > 1 || ROWS == MAX)
-            if ((ROWS == MAX || m <= ROWS) && qg_faster_of<walk>::runs()) return Task<faster, ROWS>::run;
+            if ((ROWS == MAX || m <= ROWS) && qg_faster_of<walk>::runs()) {
+                if constexpr (qg_in_place<faster>()) return qg_with_subnormals<Task<faster, ROWS>>::run;
+                else return Task<faster, ROWS>::run;
+            }
     }
     return Task<walk, MAX>::run;
 #else

@@ -134,10 +134,10 @@ template <class W> struct qb_words {
     }
     // Moves to column k, and asks for the lines `ahead` bytes on.
     QG_METHOD void at(int64_t k, int64_t ahead) {
-        __builtin_prefetch((const char*)words + ahead);
+        qg_ask_once((const char*)words + ahead);
         if constexpr (P::MIDDLE != 0) {
             const int64_t of_narrow = QG_AHEAD + (ahead - QG_AHEAD) * P::MIDDLE / P::LOW;
-            __builtin_prefetch((const char*)(narrow + (uint64_t)k / OTHER * 16) + of_narrow);
+            qg_ask_once((const char*)(narrow + (uint64_t)k / OTHER * 16) + of_narrow);
         }
         read(k);
     }

@@ -202,7 +202,7 @@ template <class W, bool ASKS = true> struct qi_walk {
     // Moves to columns k … k + PER.
     QG_METHOD void at(int64_t k) {
         QG_UNROLL for (int i = 0; i < QC_REGS; i++) w[0][i] = read(low, i);
-        if (ASKS) __builtin_prefetch((const char*)low + QG_AHEAD);
+        if (ASKS) qg_ask_once((const char*)low + QG_AHEAD);
         low += 16;
         if constexpr (P::MIDDLE != 0) part<P::MIDDLE>(middle, k, w[1]);
         if constexpr (P::HIGH != 0) part<P::HIGH>(high, k, w[2]);

@@ -86,6 +86,11 @@ def most_totals(k: int) -> int:
     return _up(2 * (k // 16), 16) * 16
 
 
+def most_raised(k: int, rows: int) -> int:
+    """few_rows.h's qg_most_raised: floats of the rows of x for codes that are multiplied where they stand."""
+    return _up(k, 16) * 16 * min(rows, 2)
+
+
 def product_scratch(isa: str, block: int, *, whole: bool) -> int:
     """Scratch bytes per thread of gemm.h's qg_product (its qg_scratch): decoded panels, converted or copied rows of x,
     tiles of sums."""
@@ -153,7 +158,7 @@ def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     """What the product itself needs of it."""
     tile, block, rows = tile_of(isa), block_of(body.k), few_rows(spec, body, isa)
     row = 16 * tile.panels + (_up(body.k, 16) * 16 if _converts(spec, body) else 0)
-    few = 4 * ((rows or tile.few) * row + most_totals(body.k))
+    few = 4 * ((rows or tile.few) * row + most_totals(body.k) + most_raised(body.k, rows or tile.few))
     if by_columns(spec, isa) and rows > 2:
         few += 4 * (_columns(body.k, rows) + _columns(body.k // 16, rows))
     if multiplies_bf16(spec, isa):

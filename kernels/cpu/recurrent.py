@@ -13,6 +13,7 @@ from qcompiler.kernels.cpu import text
 from qcompiler.kernels.cpu.linear import (
     Weight,
     block_of,
+    most_raised,
     most_totals,
     product_scratch,
     tile_of,
@@ -63,7 +64,8 @@ def _product(k: int, rows: int, few: int, isa: str, *, converts: bool) -> int:
     """Scratch bytes per thread of a product with up to `rows` rows, of which `few` are multiplied directly from
     codes."""
     block = block_of(k)
-    straight = 4 * (few * (16 * tile_of(isa).panels + (-(-k // 16) * 16 if converts else 0)) + most_totals(k))
+    row = 16 * tile_of(isa).panels + (-(-k // 16) * 16 if converts else 0)
+    straight = 4 * (few * row + most_totals(k) + most_raised(k, few))
     panels = product_scratch(isa, block, whole=block >= k) if rows > few else 0
     return max(straight, panels)
 

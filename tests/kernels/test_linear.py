@@ -7,16 +7,17 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from kernel_cases import aligned, gelu, gelu_program, op, residual_program, stored_weight
 
 from qcompiler import formats
@@ -438,58 +439,107 @@ PLANES = {  # formats with codes in two planes: parameters, bytes of a block and
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["q6_K", *(pytest.param(k, marks=pytest.mark.slow) for k in PLANES if k != "q6_K")])
-def test_codes_in_two_planes(build: Callable[..., Any], build_folder: Path, isa: str, kind: str) -> None:
-    """Bytes of both planes by AVX-512 VBMI where the processor has it, and what is computed elsewhere: equal bits, with
-    numbers and scales as well that are none, are large or are small."""
-    params, size, at = PLANES[kind]
-    n, k = 37, 512 if "K" in kind else 320
-    fmt = formats.get(kind.partition("_")[0] if "int3" in kind else kind, **params)
-    w = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
-    packed = fmt.encode(w)
-    if size:
-        blocks = np.frombuffer(packed.to_bytes(), np.uint8).reshape(n, -1, size).copy()
-        for row, scale in ((3, np.inf), (20, np.nan), (21, 0), (36, 6e-8)):
-            blocks[row, -1, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
-        packed = formats.from_bytes(fmt, n, k, blocks.tobytes())
-    data = aligned(layouts.get("cpu_p16_v2").pack(fmt, "f32", n, k, packed.data))
-    with np.errstate(invalid="ignore"):
-        values = fmt.decode(packed).astype(np.float64)
-    ref = FormatRef(fmt.name, params)
-    stored = Operand(name="w", dtype="f32", access="r", shape=(n, k), format=ref, layout="cpu_p16_v2")
-    specs = {}
-    for m_class in ("1", "2-8"):
-        x = Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1))
-        out = Operand(name="out", dtype="f32", access="w", shape=("m", n), strides=(n, 1))
-        body = LinearKernel(m="m", n=n, k=k, m_class=m_class, has_bias=False)
-        specs[m_class] = KernelSpec(
-            name=f"planes_{kind}_{m_class[0]}", symbols=("m",), operands=(x, stored, out), body=body
-        )
-    kernels = build(list(specs.values()), isa)
-    assert "QG_NOT_FASTER" in kernels.source
-    harness = sys.modules[type(kernels).__module__]
-    found: dict[tuple[int, str], list[Array]] = {}
-    for define in ("", "#define QG_NOT_FASTER 1\n") if isa == V4 else ("",):
-        kernels.library = harness.compile_source(define + kernels.source + harness.PARALLEL, isa, build_folder)
-        for m in (1, 2, 3, 4, 5, 8):
-            name = specs["1" if m == 1 else "2-8"].name
+class FewRows(NamedTuple):
+    """A weight of 37 rows for one row of x and for two to eight, with scales that are no numbers, zero and small."""
+
+    specs: dict[str, KernelSpec]
+    data: Array
+    values: Array
+
+    @classmethod
+    def of(cls, kind: str, params: dict[str, Any], k: int, size: int, at: int) -> FewRows:
+        """`size`: bytes of a block of `kind`, of which those from `at` on are a scale; 0 leaves all scales."""
+        n = 37
+        fmt = formats.get(kind, **params)
+        packed = fmt.encode(np.random.default_rng(0).standard_normal((n, k)).astype(np.float32))
+        if size:
+            blocks = np.frombuffer(packed.to_bytes(), np.uint8).reshape(n, -1, size).copy()
+            for row, scale in ((3, np.inf), (20, np.nan), (21, 0), (36, 6e-8)):
+                blocks[row, -1, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+            packed = formats.from_bytes(fmt, n, k, blocks.tobytes())
+        with np.errstate(invalid="ignore"):
+            values = fmt.decode(packed).astype(np.float64)
+        ref, layout = FormatRef(fmt.name, params), "cpu_p16_v2"
+        stored = Operand(name="w", dtype="f32", access="r", shape=(n, k), format=ref, layout=layout)
+        specs = {}
+        for m_class in ("1", "2-8"):
+            x = Operand(name="x", dtype="f32", access="r", shape=("m", k), strides=(k, 1))
+            out = Operand(name="out", dtype="f32", access="w", shape=("m", n), strides=(n, 1))
+            body = LinearKernel(m="m", n=n, k=k, m_class=m_class, has_bias=False)
+            name = f"few_{kind}_{k}_{m_class[0]}"
+            specs[m_class] = KernelSpec(name=name, symbols=("m",), operands=(x, stored, out), body=body)
+        return cls(specs, aligned(layouts.get(layout).pack(fmt, "f32", n, k, packed.data)), values)
+
+    def products(self, kernels: Any, rows: Iterable[int]) -> dict[tuple[int, str], Array]:
+        """The results for numbers, large and small ones, and with one that is none; each compared with fp64."""
+        found = {}
+        n, k = self.values.shape
+        for m in rows:
+            name = self.specs["1" if m == 1 else "2-8"].name
             for what in ("numbers", "infinite", "none", "large", "small"):
                 x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
                 if what in ("infinite", "none"):
                     x[m // 2, 77] = np.inf if what == "infinite" else np.nan
                 x *= np.float32({"large": 1e34, "small": 1e-30}.get(what, 1))
-                given = lambda x=x, m=m: [x, data, np.zeros((m, n), np.float32)]  # noqa: E731
-                got = kernels.run_both(name, given, (m,))[-1]
-                found.setdefault((m, what), []).append(got)
+                given = lambda x=x, m=m: [x, self.data, np.zeros((m, n), np.float32)]  # noqa: E731
+                got = found[m, what] = kernels.run_both(name, given, (m,))[-1]
                 with np.errstate(invalid="ignore", over="ignore"):
-                    wanted = x.astype(np.float64) @ values.T
-                    terms = np.abs(x.astype(np.float64)) @ np.abs(values.T)
+                    wanted = x.astype(np.float64) @ self.values.T
+                    terms = np.abs(x.astype(np.float64)) @ np.abs(self.values.T)
                 exact = np.isfinite(wanted)
                 np.testing.assert_array_equal(got[~exact], wanted[~exact])
                 assert (np.abs(got[exact] - wanted[exact]) <= 1e-6 * terms[exact] + 1e-44).all(), (m, what)
-    for (m, what), results in found.items():
-        if what != "large":  # where a multiple of a sum is no number, elements are summed
-            np.testing.assert_array_equal(results[0], results[-1], f"{m} rows, {what}")
+        return found
+
+
+@pytest.mark.parametrize("kind", ["q6_K", *(pytest.param(k, marks=pytest.mark.slow) for k in PLANES if k != "q6_K")])
+def test_codes_in_two_planes(build: Callable[..., Any], build_folder: Path, isa: str, kind: str) -> None:
+    """Bytes of both planes by AVX-512 VBMI where the processor has it, and what is computed elsewhere: equal bits, with
+    numbers and scales as well that are none, are large or are small."""
+    params, size, at = PLANES[kind]
+    case = FewRows.of(kind.partition("_")[0] if "int3" in kind else kind, params, 512 if "K" in kind else 320, size, at)
+    kernels = build(list(case.specs.values()), isa)
+    assert "QG_NOT_FASTER" in kernels.source
+    harness = sys.modules[type(kernels).__module__]
+    found = []
+    for define in ("", "#define QG_NOT_FASTER 1\n") if isa == V4 else ("",):
+        kernels.library = harness.compile_source(define + kernels.source + harness.PARALLEL, isa, build_folder)
+        found.append(case.products(kernels, (1, 2, 3, 4, 5, 8)))
+    for each, result in found[0].items():
+        if each[1] != "large":  # where a multiple of a sum is no number, elements are summed
+            np.testing.assert_array_equal(result, found[-1][each], f"{each}")
+
+
+IN_PLACE = {
+    "q4_0": ({}, 512, 18, 0), "q4_K": ({}, 512, 144, 0), "q2_K": ({}, 512, 84, 80), "q4_1": ({}, 320, 20, 0),
+    "int4": ({"group": 32}, 352, 0, 0), "int2": ({"group": 64}, 320, 0, 0),
+}  # fmt: skip
+"""Formats whose codes are multiplied where they stand in their words."""
+
+
+@pytest.mark.parametrize("isa", [V4])
+@pytest.mark.parametrize("kind", ["q4_0", *(pytest.param(k, marks=pytest.mark.slow) for k in IN_PLACE if k != "q4_0")])
+def test_codes_where_they_stand(build: Callable[..., Any], build_folder: Path, isa: str, kind: str) -> None:
+    """One and two rows of codes of 2 and 4 bits, on any processor, and on a thread that takes subnormal numbers for
+    zeros. Without an offset in the codes they give the bits that lookups do, as all is multiplied by powers of two."""
+    case = FewRows.of(kind, *IN_PLACE[kind])
+    kernels = build(list(case.specs.values()), isa)
+    assert "QG_IN_PLACE" in kernels.source
+    harness = sys.modules[type(kernels).__module__]
+    found = []
+    for flushes, define in ((True, "#define QG_IN_PLACE 1\n"), (False, "#define QG_IN_PLACE 0\n")):
+        kernels.library = harness.compile_source(define + kernels.source + harness.PARALLEL, isa, build_folder)
+        torch.set_flush_denormal(flushes)
+        try:
+            found.append(case.products(kernels, (1, 2)))
+        finally:
+            torch.set_flush_denormal(False)
+    for each, result in found[0].items():
+        if each[1] in ("numbers", "infinite", "none"):
+            if kind in ("q4_K", "q2_K", "q4_1"):
+                np.testing.assert_array_equal(result, found[1][each], f"{each}")
+            else:
+                assert (result != found[1][each]).any(), "the same arithmetic twice"
 
 
 def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Callable[..., Any], isa: str) -> None:
