@@ -28,11 +28,14 @@ from qcompiler.errors import ArgumentError, NumericsError, PassError, QCompilerE
 from qcompiler.formats import cache_rows
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.verified import Verifier
-from qcompiler.passes.checks.answers import answers, initial_states
+from qcompiler.passes.checks.answers import answers, initial_states, unrounded_answers
 from qcompiler.passes.checks.cache_states import cache_columns
 from qcompiler.passes.checks.numerics import (
     Exact,
+    Numerics,
     Permits,
+    Reordered,
+    Ulps,
     coarsest_epsilon,
     count_roundings,
     count_widenings,
@@ -43,6 +46,8 @@ from qcompiler.runtime import progress
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
+_Answers = dict[str, tuple[list[Array], dict[int, Array]]]
+"""By entry point: results, and the distances of neighbouring codes of those that are quantised."""
 VerifyEach = Literal["ir", "numerics"]
 OnStage = Callable[[str, ModuleOp, float, bool], None]
 
@@ -182,8 +187,10 @@ def run_pipeline(
     check = NumericsCheck(module, ctx, sample_inputs, sample_states) if verify_each == "numerics" else None
     for number, stage in enumerate(chosen):
         progress.stage(stage.name)
-        began = time.perf_counter()
         made = stage.make()
+        if check is not None:
+            check.before(made, module, ctx)
+        began = time.perf_counter()
         try:
             made.apply(ctx, module)
             seconds = time.perf_counter() - began
@@ -240,6 +247,11 @@ class NumericsCheck:
         self._widenings = count_widenings(module)
         self._epsilon = coarsest_epsilon(module)
 
+    def before(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> None:
+        """What the program computes without roundings, if the pass may delete some of them."""
+        deletes = isinstance(getattr(made, "numerics", None), Ulps) and self._roundings + self._widenings > 0
+        self._unrounded = unrounded_answers(module, ctx, self._inputs, self._states) if deletes else None
+
     def after(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> str | None:
         """Describes how the results after a pass are wrong; None if they are right. New entry points are checked,
         too."""
@@ -249,6 +261,16 @@ class NumericsCheck:
         now = self._values(answers(module, ctx, self._inputs, self._states))
         roundings, widenings = count_roundings(module), count_widenings(module)
         deleted = max(0, self._roundings - roundings, self._widenings - widenings)
+        unrounded = deleted > 0 and self._unrounded is not None
+        found = self._beyond(now, Reordered(float("inf")) if unrounded else numerics, deleted)
+        if found is None and unrounded:
+            found = self._changes_unrounded(module, ctx)
+        if found is None:
+            self._answers, self._roundings, self._widenings = now, roundings, widenings
+        return found
+
+    def _beyond(self, now: _Answers, numerics: Numerics, deleted: int) -> str | None:
+        """Describes how the answers `now` differ from those before by more than is allowed."""
         baseline = next(iter(self._answers.values()))
         for entry, results in now.items():
             before, steps = self._answers.get(entry, baseline)
@@ -257,7 +279,20 @@ class NumericsCheck:
             )
             if found is not None:
                 return f"@{entry}: {found}"
-        self._answers, self._roundings, self._widenings = now, roundings, widenings
+        return None
+
+    def _changes_unrounded(self, module: ModuleOp, ctx: QCContext) -> str | None:
+        """Describes how a pass that deleted roundings changed more than these."""
+        assert self._unrounded is not None
+        now = unrounded_answers(module, ctx, self._inputs, self._states)
+        if now is None:
+            return "it reads bits of 16-bit floats now"
+        baseline = next(iter(self._unrounded.values()))
+        for entry, results in now.items():
+            before = self._unrounded.get(entry, baseline)
+            found = difference(before, results, Exact(), roundings_deleted=0, epsilon=self._epsilon)
+            if found is not None:
+                return f"@{entry}, without roundings to 16 bits: {found}"
         return None
 
     def _after_permission(self, numerics: Permits, module: ModuleOp, ctx: QCContext) -> str | None:
@@ -272,9 +307,9 @@ class NumericsCheck:
         self._epsilon = coarsest_epsilon(module)
         return None
 
-    def _values(self, found: dict[str, list[Array]]) -> dict[str, tuple[list[Array], dict[int, Array]]]:
+    def _values(self, found: dict[str, list[Array]]) -> _Answers:
         """The results of each entry point, with what rows of caches mean, and the distances of the codes of those."""
-        values: dict[str, tuple[list[Array], dict[int, Array]]] = {}
+        values: _Answers = {}
         for entry, results in found.items():
             first, meant, steps = len(results) - len(self._states), list(results), {}
             for number, key in enumerate(sorted(self._states), first):

@@ -13,6 +13,7 @@ from qcompiler.errors import InterpreterError, QCompilerError
 from qcompiler.ir import qc, rt
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.interpreter import Interpreter, bind_symbols
+from qcompiler.ir.interpreter_scalar import unrounded
 from qcompiler.ir.module import entry_funcs
 from qcompiler.ir.rt_interpreter import RtInterpreter
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -47,6 +48,24 @@ def answers(
     if not found:
         raise QCompilerError("no entry point takes the sample inputs: " + "; ".join(refusals))
     return found
+
+
+def unrounded_answers(
+    module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
+) -> dict[str, list[Array]] | None:
+    """The same with no rounding to 16 bits, of a module at the tensor level: 16-bit floats are held in fp32. None if the
+    program reads bits of theirs."""
+    given = [_widened(x) for x in inputs]
+    held = {key: _widened(x) for key, x in {**initial_states(module), **states}.items()}
+    with unrounded():
+        try:
+            return answers(module, ctx, given, held)
+        except InterpreterError:
+            return None
+
+
+def _widened(x: Array) -> Array:
+    return x.astype(np.float32) if x.dtype in (NUMPY_DTYPES["bf16"], NUMPY_DTYPES["f16"]) else x
 
 
 def initial_states(module: ModuleOp) -> dict[str, Array]:

@@ -26,9 +26,13 @@ class Exact:
 
 @dataclass(frozen=True)
 class Ulps:
-    """Exact, except that the pass may delete roundings (`truncf` -> `extf` pairs). Each deletion shifts an element by
-    at most `count` units in the last place of the narrow type, of the element itself or of the output's rms, whichever
-    is larger. If no rounding was deleted, the outputs must be exact."""
+    """Exact, except that the pass may delete roundings (`truncf` -> `extf` pairs). If it did, what the program computes
+    without any rounding to 16 bits keeps every bit. How far a deletion moves its outputs depends on all that follows:
+    a rounding behind it may go the other way, and so may the choice of an expert.
+
+    A program that reads bits of 16-bit floats computes nothing without roundings. There, a deletion shifts an element
+    by at most `count` units in the last place of the narrow type, of the element itself or of the output's rms,
+    whichever is larger."""
 
     count: int
 

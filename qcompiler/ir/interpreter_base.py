@@ -13,12 +13,12 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from qcompiler import formats
 from qcompiler.errors import InterpreterError
-from qcompiler.ir.interpreter_scalar import numpy_dtype
+from qcompiler.ir.interpreter_scalar import held_dtype, numpy_dtype
 from qcompiler.ir.module import path_of
 from qcompiler.ir.types import QTensorType, shape_of, tensor_dtype
 from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import DType, FormatRef
-from qcompiler.plan.weights import NUMPY_DTYPES, WeightStore
+from qcompiler.plan.weights import WeightStore
 
 Array = npt.NDArray[Any]
 """A tensor's values. A scalar or an index has rank 0; a quantised tensor is its packed bytes (uint8, rank 1)."""
@@ -101,8 +101,8 @@ def rule(*classes: type[Operation]) -> Callable[[_R], _R]:
 
 
 def round_to(values: Array, dtype: DType) -> Array:
-    """One rounding (nearest even) to an element type."""
-    return values.astype(NUMPY_DTYPES[dtype], copy=False)
+    """One rounding (nearest even) to an element type; see `held_dtype`."""
+    return values.astype(held_dtype(dtype), copy=False)
 
 
 def accumulator(*operands: Array) -> np.dtype[Any]:

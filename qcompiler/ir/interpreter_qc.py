@@ -24,6 +24,7 @@ from qcompiler.plan.kinds.recurrent import GATES
 from qcompiler.plan.kinds.top_p import SHARE_OF_ALL, WEIGHT_BITS
 from qcompiler.plan.sample_rule import sample
 from qcompiler.plan.torch_regions import TensorMemory, runner
+from qcompiler.plan.weights import NUMPY_DTYPES
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -43,8 +44,8 @@ def _const(op: qc.ConstOp, _operands: Sequence[Array], frame: Frame) -> list[Arr
         return [stored.data]
     if stored.format is None and stored.layout != "canonical":
         canonical = frame.canonical(None, stored.layout, stored.dtype, stored.shape, stored.data)
-        return [canonical.view(round_to(np.empty(0), stored.dtype).dtype).reshape(stored.shape)]
-    return [stored.array()]
+        return [round_to(canonical.view(NUMPY_DTYPES[stored.dtype]).reshape(stored.shape), stored.dtype)]
+    return [round_to(stored.array(), stored.dtype)]
 
 
 @rule(qc.DimOp)
@@ -548,12 +549,15 @@ def _sample(_op: SampleOp, operands: Sequence[Array], _frame: Frame) -> list[Arr
 def _torch_call(op: qc.TorchCallOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
     """Calls torch: the one op whose meaning is not defined here. MissingDependencyError without torch."""
     sizes = [frame.size(size) for size in op.size_dims]
-    inputs = [np.ascontiguousarray(x).reshape(x.shape) for x in operands]
-    results = [np.empty(frame.shape(value.type), numpy_dtype(value.type)) for value in op.outputs]
     kinds = [tensor_dtype(value.type) for value in (*op.inputs, *op.outputs)]
+    stored = [NUMPY_DTYPES[kind] for kind in kinds]
+    inputs = [np.ascontiguousarray(x, kind).reshape(x.shape) for x, kind in zip(operands, stored, strict=False)]
+    results = [
+        np.empty(frame.shape(value.type), kind) for value, kind in zip(op.outputs, stored[len(inputs) :], strict=True)
+    ]
     places = [
         TensorMemory(address=x.__array_interface__["data"][0], dtype=kind, shape=x.shape, written=number >= len(inputs))
         for number, (x, kind) in enumerate(zip((*inputs, *results), kinds, strict=True))
     ]
     runner().prepare(op.record).on_host(sizes, places[: len(inputs)], places[len(inputs) :])
-    return results
+    return [round_to(x, kind) for x, kind in zip(results, kinds[len(inputs) :], strict=True)]

@@ -8,7 +8,9 @@ are computed in f64 and rounded, so they are within half an ulp (plus a hair) of
 from __future__ import annotations
 
 import math as pymath
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from xdsl.ir import Attribute, Operation
 
 from qcompiler.errors import InterpreterError
 from qcompiler.ir.types import dtype_of
+from qcompiler.plan.kernel import DType
 from qcompiler.plan.weights import NUMPY_DTYPES
 
 Array = npt.NDArray[Any]
@@ -26,12 +29,30 @@ Binary = Callable[[Array, Array], Array]
 Unary = Callable[[Array], Array]
 
 _BF16, _F16, _F32, _F64, _BOOL = (NUMPY_DTYPES[d] for d in ("bf16", "f16", "f32", "f64", "i1"))
+_UNROUNDED: ContextVar[bool] = ContextVar("unrounded", default=False)
+
+
+@contextmanager
+def unrounded() -> Iterator[None]:
+    """Within it, bf16 and f16 numbers are held in f32, and nothing is rounded to them: what the program would compute
+    with 16-bit floats of any precision. InterpreterError where a program reads their bits."""
+    token = _UNROUNDED.set(True)
+    try:
+        yield
+    finally:
+        _UNROUNDED.reset(token)
+
+
+def held_dtype(dtype: DType) -> np.dtype[Any]:
+    """The NumPy dtype that holds numbers of an element type: its own, but f32 where `unrounded`."""
+    held: np.dtype[Any] = NUMPY_DTYPES[dtype]
+    return _F32 if held in (_BF16, _F16) and _UNROUNDED.get() else held
 
 
 def numpy_dtype(type_: Attribute) -> np.dtype[Any]:
-    """The NumPy dtype of a scalar type, or of a tensor's elements; index is int64."""
+    """The NumPy dtype of a scalar type, or of a tensor's elements; index is int64. See `held_dtype`."""
     element = type_.element_type if isinstance(type_, TensorType) else type_
-    return np.dtype(np.int64) if isinstance(element, IndexType) else NUMPY_DTYPES[dtype_of(element)]
+    return np.dtype(np.int64) if isinstance(element, IndexType) else held_dtype(dtype_of(element))
 
 
 # --- floats ----------------------------------------------------------------------------------------------------------
@@ -235,6 +256,10 @@ def _cast(op: Operation, x: Array) -> Array:
         case "arith.fptosi" | "arith.fptoui":
             return _float_to_int(x, target, unsigned=op.name == "arith.fptoui")
         case "arith.bitcast":
+            if x.dtype.itemsize != target.itemsize:
+                raise InterpreterError(
+                    "arith.bitcast of a 16-bit float, which is held unrounded, has no bits of its own"
+                )
             return np.asarray(np.ascontiguousarray(x).view(target)).reshape(x.shape)
         case _:  # extf, truncf
             return np.asarray(x.astype(target))

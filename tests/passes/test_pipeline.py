@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32
 from xdsl.passes import ModulePass
 
 from qcompiler.errors import KernelSelectionError, NumericsError, PassError, QCompilerError
 from qcompiler.ir.text import parse_module
+from qcompiler.passes.checks.answers import answers, unrounded_answers
 from qcompiler.passes.checks.numerics import Exact, Numerics, Reordered, Ulps, difference
+from qcompiler.passes.fuse_elementwise import FuseElementwisePass
 from qcompiler.passes.pipeline import ALL_PASSES, PASS_NAMES, STAGES, Stage, load_pass, run_pipeline, upto
 
 
@@ -77,6 +79,69 @@ def test_a_wrong_rewrite_is_named_with_its_stage(make: Any) -> None:
 def test_without_the_check_the_wrong_rewrite_goes_unseen(make: Any) -> None:
     addition(make)
     run_pipeline(make.module, make.ctx, stages=with_planted(PlantedPass, "planted"))
+
+
+@dataclass(frozen=True)
+class DriftingPass(ModulePass):
+    """Fuses nests, which deletes roundings, and makes exponentials larger by a quarter of a last place of bf16."""
+
+    name = "drifting"
+    numerics: ClassVar[Numerics] = Ulps(2)
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        FuseElementwisePass().apply(ctx, op)
+        for each in [e for e in op.walk() if isinstance(e, math.ExpOp)]:
+            block = each.parent_block()
+            assert block is not None
+            factor = arith.ConstantOp(FloatAttr(1 + 2.0**-9, f32))
+            larger = arith.MulfOp(each.result, factor.result)
+            block.insert_ops_after([factor, larger], each)
+            each.result.replace_uses_with_if(larger.result, lambda use: use.operation is not larger)
+
+
+def rounded_sum(make: Any, *then: Any) -> list[np.ndarray[Any, Any]]:
+    """x + w in bf16, and then the operations."""
+    x = make.arg(("s", 8), "bf16")
+    value = make.pointwise(arith.AddfOp, x, make.const(8, values=np.full(8, 0.1, ml_dtypes.bfloat16)))
+    for each in then:
+        value = make.pointwise(each, value) if each is math.ExpOp else make.pointwise(each, value, x)
+    make.finish(value)
+    return [np.linspace(1, 3, 24).reshape(3, 8).astype(ml_dtypes.bfloat16)]
+
+
+def test_a_rewrite_that_hides_behind_a_deleted_rounding_is_named(make: Any) -> None:
+    """Results without any rounding show it: with roundings it moves none further than the deletion may."""
+    inputs = rounded_sum(make, math.ExpOp)
+    with pytest.raises(NumericsError, match="without roundings to 16 bits: result 0 differs by 0.00"):
+        stages = with_planted(DriftingPass, "drifting")
+        run_pipeline(make.module, make.ctx, stages=stages, verify_each="numerics", sample_inputs=inputs)
+
+
+def test_a_deleted_rounding_may_change_all_that_follows(make: Any) -> None:
+    """(x + 0.1) - x is 0.09375 to 0.109375 in bf16 where x is small, and 0.1 without the rounding between them."""
+    inputs = rounded_sum(make, arith.SubfOp)
+    before = answers(make.module, make.ctx, inputs, {})["main"][0].astype(np.float32)
+    run_pipeline(make.module, make.ctx, stages=upto("fuse-elementwise"), verify_each="numerics", sample_inputs=inputs)
+    after = answers(make.module, make.ctx, inputs, {})["main"][0].astype(np.float32)
+    assert np.abs(after - before).max() > 2 * 2.0**-7 * np.sqrt((before**2).mean())
+
+
+def test_a_program_that_reads_bits_has_no_results_without_roundings(make: Any) -> None:
+    text = """
+    func.func @main(%x: tensor<8xbf16>) -> tensor<8xi16> {
+      %e = tensor.empty() : tensor<8xi16>
+      %y = linalg.generic {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>],
+          iterator_types = ["parallel"]} ins(%x : tensor<8xbf16>) outs(%e : tensor<8xi16>) {
+      ^bb0(%a: bf16, %b: i16):
+        %bits = arith.bitcast %a : bf16 to i16
+        linalg.yield %bits : i16
+      } -> tensor<8xi16>
+      func.return %y : tensor<8xi16>
+    }"""
+    module = parse_module(text)
+    x = [np.arange(8).astype(ml_dtypes.bfloat16)]
+    assert answers(module, make.ctx, x, {})["main"][0][1] == 0x3F80
+    assert unrounded_answers(module, make.ctx, x, {}) is None
 
 
 def test_a_failing_pass_leaves_the_ir_before_it_and_the_command(make: Any) -> None:
