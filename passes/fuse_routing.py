@@ -100,11 +100,14 @@ def _routing(op: qc.TopkOp) -> _Routing | str | None:
     before, after = loops.producer(op.x), op.values.get_user_of_unique_use()
     first = before if isinstance(before, qc.SoftmaxOp) else None
     last = after if isinstance(after, qc.SoftmaxOp) else None
-    if first is None and last is None:
+    turned = isinstance(before, ops.TransposeOp) and isinstance(loops.producer(before.inputs[0]), qc.SoftmaxOp)
+    if first is None and last is None and not turned:
         return "its scores are no softmax" if _chooses_experts(op) else None
     why = _obstacle(op)
     if why is not None:
         return why
+    if turned:  # a softmax runs along the last dim, between transposes if need be
+        return "its softmax runs along another dim than the choice"
     if first is not None:
         return _among_all(op, first)
     assert last is not None

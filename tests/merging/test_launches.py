@@ -22,6 +22,9 @@ BYTES = {
 }  # fmt: skip
 """Bytes of activations that the steps of one layer read and write on the CPU."""
 
+MORE = {"mixtral": 4, "qwen3-moe": 4}
+"""Steps more with int8 activations: experts of int8 rows have their GLU and their weighted sum in loops."""
+
 QUICK = ("qwen3-tokens",)
 """Without an entry point for prompts a model compiles in half of the time; the step of one token counts anyway."""
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MOST]
@@ -35,11 +38,11 @@ def test_a_layer_takes_no_more_launches_than_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in MOST])
-def test_int8_activations_add_no_launches(name: str) -> None:
+def test_int8_activations_add_launches_to_experts_alone(name: str) -> None:
     launches = load("tests/support/launches.py")
     plain, rows = (launches.per_layer(name, launches.int8(activations)) for activations in (None, "int8"))
     more = {target: rows[target].kinds.total() - plain[target].kinds.total() for target in plain}
-    assert max(more.values()) == 0, more
+    assert max(more.values()) == MORE.get(name, 0), more
 
 
 def test_the_table_of_the_docs_has_these_numbers() -> None:
@@ -50,4 +53,4 @@ def test_the_table_of_the_docs_has_these_numbers() -> None:
     assert {name: int(nbytes) for name, _, _, nbytes in rows if name in MOST} == BYTES
     found = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| ", with_int8, re.MULTILINE)
     more = {name: max(int(made) - int(cpu), int(gpu_made) - int(gpu)) for name, cpu, made, gpu, gpu_made in found}
-    assert more == dict.fromkeys(MOST, 0)
+    assert more == {name: MORE.get(name, 0) for name in MOST}
