@@ -53,7 +53,7 @@ def answers(
 def unrounded_answers(
     module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
 ) -> dict[str, list[Array]] | None:
-    """The same with no rounding to 16 bits, of a module at the tensor level: 16-bit floats are held in fp32. None if the
+    """The same of a module at the tensor level with no rounding to 16 bits: such floats are held in fp32. None if the
     program reads bits of theirs."""
     given = [_widened(x) for x in inputs]
     held = {key: _widened(x) for key, x in {**initial_states(module), **states}.items()}

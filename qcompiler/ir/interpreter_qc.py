@@ -15,7 +15,6 @@ from qcompiler.formats import cache_rows, int8_rows, integer_product
 from qcompiler.ir import qc, row_statistics
 from qcompiler.ir.interpreter_base import RULES, Array, Frame, accumulator, round_to, rule, where
 from qcompiler.ir.interpreter_linalg import evaluate_body
-from qcompiler.ir.interpreter_scalar import numpy_dtype
 from qcompiler.ir.qc_conv import numbers
 from qcompiler.ir.qc_index import RouteOp, SampleOp, TopPOp
 from qcompiler.ir.types import QTensorType, tensor_dtype
