@@ -37,7 +37,7 @@ from qcompiler.passes.fuse_epilogues import pointwise_accesses
 from qcompiler.passes.linears.constants import finish
 from qcompiler.passes.loops import loops
 from qcompiler.passes.loops.sums import adds_from_zero, dims_of, reduced
-from qcompiler.passes.views.views import Reshape, unreshaped
+from qcompiler.passes.views.views import Reshape, permutation_of, unreshaped
 from qcompiler.plan.kernel_body import FLOATS
 from qcompiler.plan.kinds.route import MOST_CHOSEN, MOST_EXPERTS, Scores
 
@@ -100,13 +100,13 @@ def _routing(op: qc.TopkOp) -> _Routing | str | None:
     before, after = loops.producer(op.x), op.values.get_user_of_unique_use()
     first = before if isinstance(before, qc.SoftmaxOp) else None
     last = after if isinstance(after, qc.SoftmaxOp) else None
-    turned = isinstance(before, ops.TransposeOp) and isinstance(loops.producer(before.inputs[0]), qc.SoftmaxOp)
+    turned = last is None and isinstance(before, ops.TransposeOp) and _turns_a_softmax(before)
     if first is None and last is None and not turned:
         return "its scores are no softmax" if _chooses_experts(op) else None
     why = _obstacle(op)
     if why is not None:
         return why
-    if turned:  # a softmax runs along the last dim, between transposes if need be
+    if turned:
         return "its softmax runs along another dim than the choice"
     if first is not None:
         return _among_all(op, first)
@@ -114,6 +114,12 @@ def _routing(op: qc.TopkOp) -> _Routing | str | None:
     if last.axis.value.data != op.axis.value.data:
         return "its softmax runs along another dim than the choice"
     return _Routing(op, op.x, "chosen", last.result, False, "a softmax of the chosen scores")
+
+
+def _turns_a_softmax(op: ops.TransposeOp) -> bool:
+    """Whether the last dim of a softmax is another one now: along other dims, one runs between two transposes."""
+    rank = len(shape_of(op.results[0].type))
+    return isinstance(loops.producer(op.inputs[0]), qc.SoftmaxOp) and permutation_of(op)[-1] != rank - 1
 
 
 def _obstacle(op: qc.TopkOp) -> str | None:

@@ -32,9 +32,9 @@ from qcompiler.passes.checks.answers import answers, initial_states, unrounded_a
 from qcompiler.passes.checks.cache_states import cache_columns
 from qcompiler.passes.checks.numerics import (
     Exact,
+    Finite,
     Numerics,
     Permits,
-    Reordered,
     Ulps,
     coarsest_epsilon,
     count_roundings,
@@ -249,7 +249,7 @@ class NumericsCheck:
 
     def before(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> None:
         """What the program computes without roundings, if the pass may delete some of them."""
-        deletes = isinstance(getattr(made, "numerics", None), Ulps) and self._roundings + self._widenings > 0
+        deletes = isinstance(getattr(made, "numerics", None), Ulps) and self._roundings.total() + self._widenings > 0
         self._unrounded = unrounded_answers(module, ctx, self._inputs, self._states) if deletes else None
 
     def after(self, made: ModulePass, module: ModuleOp, ctx: QCContext) -> str | None:
@@ -260,9 +260,10 @@ class NumericsCheck:
             return self._after_permission(numerics, module, ctx)
         now = self._values(answers(module, ctx, self._inputs, self._states))
         roundings, widenings = count_roundings(module), count_widenings(module)
-        deleted = max(0, self._roundings - roundings, self._widenings - widenings)
-        unrounded = deleted > 0 and self._unrounded is not None
-        found = self._beyond(now, Reordered(float("inf")) if unrounded else numerics, deleted)
+        deleted = max(0, self._roundings.total() - roundings.total(), self._widenings - widenings)
+        # A rounding to another type would not be seen in results without roundings.
+        unrounded = deleted > 0 and self._unrounded is not None and roundings <= self._roundings
+        found = self._beyond(now, Finite() if unrounded else numerics, deleted)
         if found is None and unrounded:
             found = self._changes_unrounded(module, ctx)
         if found is None:
@@ -286,7 +287,7 @@ class NumericsCheck:
         assert self._unrounded is not None
         now = unrounded_answers(module, ctx, self._inputs, self._states)
         if now is None:
-            return "it reads bits of 16-bit floats now"
+            return "it reads bits of 16-bit floats now, or computes in fp64"
         baseline = next(iter(self._unrounded.values()))
         for entry, results in now.items():
             before = self._unrounded.get(entry, baseline)

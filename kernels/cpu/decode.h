@@ -561,7 +561,6 @@ template <int BITS, int OFFSET> struct qg_integers {
 struct qg_whole {
     static constexpr bool IN_PLACE = false;
     static constexpr float UNIT = 1.0f;
-    static constexpr int ADDED = 0;  // what is left out of values, and added with a sum of columns of x
 };
 
 #if defined(QC_AVX512)
@@ -655,16 +654,19 @@ private:
 };
 
 #if defined(QC_AVX512)
-// Codes of BITS bits that count, plus OFFSET, as they stand in their words: one `and` gives a factor. A float of which
-// only the lowest 24 bits are set is a whole number of 2^-149, so a code from bit B on, alone in its word, is
+// Codes of BITS bits that count from 0, as they stand in their words: one `and` gives a factor. A float of which only
+// the lowest 24 bits are set is a whole number of 2^-149, so a code from bit B on, alone in its word, is
 // code * 2^(B - 149). Its number of x comes times 2^(126 - B), over a power of two that makes its row's largest one
-// less than 2 (few_rows.h, `qg_raise`); no bit of a mantissa changes, and UNIT multiplies the sum. OFFSET is added with
-// the sums of columns of x. A product is exact but for 2^-126 of the row's largest number. A Zen 4 multiplies subnormal
-// numbers as fast as others, and cores of Intel's take a routine in microcode for each.
-template <int BITS, int OFFSET> struct qg_counts_in_place {
+// less than 2 (few_rows.h, `qg_raise`), and UNIT multiplies the sum. That changes no bit of a mantissa: the sum is the
+// one of looked up codes, unless numbers of x lie 2^-100 below the row's largest one (what is lost is 2^-126 of that).
+// A Zen 4 multiplies subnormal numbers as fast as others, and cores of Intel's take a routine in microcode for each.
+//
+// Codes that count from another number keep their lookups. Theirs added up with the sum of x instead would lose what
+// large x leave at codes that stand for 0.
+template <int BITS> struct qg_counts_in_place {
     static constexpr bool IN_PLACE = true;
     static constexpr float UNIT = 0x1p23f;
-    static constexpr int ADDED = OFFSET, WORDS = 2;  // most words of a group
+    static constexpr int WORDS = 2;                         // most words of a group
     static constexpr int PER = 32 / BITS, LOW = 24 / BITS;  // columns of a word, and of its lowest 24 bits
     static constexpr int bit(int column) { return column % PER % LOW * BITS; }
     struct powers {
@@ -692,12 +694,12 @@ template <int BITS, int OFFSET> struct qg_counts_in_place {
         return vf{{(qf)((qi)word & mask[J % PER % LOW])}};
     }
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
-        return qg_counts<BITS, false, OFFSET>().template value<J>(codes);
+        return qg_counts<BITS, false, 0>().template value<J>(codes);
     }
 };
 
-template <int BITS, int OFFSET> struct qg_counts_in_place_faster {
-    typedef qg_counts_in_place<BITS, OFFSET> faster;
+template <int BITS> struct qg_counts_in_place_faster {
+    typedef qg_counts_in_place<BITS> faster;
     static constexpr int FASTER_ROWS = 2, FASTER_GROUP = faster::PER;
     static bool runs() {
 #if defined(QG_IN_PLACE)  // tests define it
@@ -747,7 +749,7 @@ template <int BITS, bool SIGNED, int OFFSET> struct qg_counting_alone<BITS, SIGN
 enum qg_faster_counts { QG_NO_FASTER, QG_BY_BYTES, QG_WHERE_THEY_STAND };
 constexpr qg_faster_counts qg_counts_faster_with(int bits, bool is_signed, int offset) {
     if (is_signed) return QG_NO_FASTER;
-    if (bits == 2 || bits == 4) return QG_WHERE_THEY_STAND;
+    if (bits == 2 || bits == 4) return offset == 0 ? QG_WHERE_THEY_STAND : QG_NO_FASTER;
     const bool planes = bits == 3 || bits == 5 || bits == 6;
     return planes && (offset == 0 || offset == -(1 << (bits - 1))) ? QG_BY_BYTES : QG_NO_FASTER;
 }
@@ -757,7 +759,7 @@ template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OF
     struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_faster<BITS, OFFSET> {};
 };
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, QG_WHERE_THEY_STAND> {
-    struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_in_place_faster<BITS, OFFSET> {};
+    struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_in_place_faster<BITS> {};
 };
 #else
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counting { typedef qg_counts<BITS, SIGNED, OFFSET> values; };

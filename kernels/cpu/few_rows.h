@@ -74,7 +74,7 @@ template <class T> QC_INLINE void qg_add_groups(const T* x, int64_t span, int64_
 
 // Whether offsets need the sums of x.
 template <class D> constexpr bool qg_needs_totals() {
-    if constexpr (D::SUMMED) return D::OFFSET || D::ADDED != 0;
+    if constexpr (D::SUMMED) return D::OFFSET;
     return false;
 }
 // Whether numbers of x are made for codes that are multiplied where they stand (decode.h).
@@ -86,8 +86,8 @@ template <class D> constexpr bool qg_in_place() {
 enum { QG_SUMMED_ROWS = 2 };  // most rows that are summed by codes
 
 // Few rows of x in fp32, `stride` floats apart. `totals`: the sums of whole groups of D::SHARED columns, `groups` of
-// them for each row, where qg_add_up has made them. For codes in place, numbers of x over `power` and the totals over
-// D::UNIT besides; those of a value without what is D::ADDED come times that.
+// them for each row, where qg_add_up has made them. For codes in place there are rows that are divided by `power`
+// (`qg_raise`), and totals are divided by `power` and D::UNIT.
 struct qg_few_x {
     const float* rows;
     int64_t stride;
@@ -138,16 +138,16 @@ QC_INLINE qg_few_x qg_add_up(const float* x, int64_t stride, int64_t rows, int64
         for (int64_t i = 0; i < rows; i++) {
             const float power = prepared.power[i] = qg_power_below(x + i * stride, columns);
             qg_raise<D>(x + i * stride, columns, power, raised + i * apart);
-            const float added = (D::ADDED != 0 ? (float)D::ADDED : 1.0f) / D::UNIT;
             for (int64_t g = 0; qg_needs_totals<D>() && g < groups; g++)
-                totals[i * groups + g] = totals[i * groups + g] * (1.0f / power) * added;
+                totals[i * groups + g] = totals[i * groups + g] * (1.0f / power) * (1.0f / D::UNIT);
         }
     }
 #endif
     return prepared;
 }
 
-// The decoder that multiplies elements where D sums codes: with codes in place its own, to compile no other.
+// The decoder of elements beside D, which sums codes: D itself, but for codes in place the one that looks them up,
+// since it is compiled anyway.
 template <class D, bool = qg_in_place<D>()> struct qg_elements { typedef D type; };
 template <class W> struct qg_elements<qg_coded<W>, true> { typedef qg_coded<typename W::slower> type; };
 
@@ -166,8 +166,6 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= QG_SUMMED_ROWS> st
         const int64_t apart = D::IN_PLACE ? rows.apart : stride;
         for (int64_t group = 0; k + D::SHARED <= job->k; k += D::SHARED, group++) {
             vf part[MR][PARTS] = {};
-            if constexpr (D::ADDED != 0)
-                QG_UNROLL for (int i = 0; i < MR; i++) part[i][0] = vset(rows.totals[i * rows.groups + group]);
             if constexpr (D::ASKS) decoder[0].ask(panel + 1, k);
             decoder[0].entries_at(k);
             _Pragma("GCC unroll 4") for (int at = 0; at < D::SHARED; at += D::GROUP) {
@@ -178,7 +176,7 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= QG_SUMMED_ROWS> st
             QG_UNROLL for (int i = 0; i < MR; i++) {
                 vf& to = sum[i][0][0];
                 to = vfma(qg_sum<PARTS>(part[i]), decoder[0].scale(), to);
-                if constexpr (D::OFFSET)
+                if constexpr (qg_needs_totals<D>())
                     to = vfma(vset(rows.totals[i * rows.groups + group]), decoder[0].offset(), to);
             }
         }
@@ -320,20 +318,6 @@ template <class D> static constexpr int qg_mantissa = 0;
 template <class W> static constexpr int qg_mantissa<qg_coded<W>> = qg_mantissa_of<typename W::values>;
 #endif
 
-#if defined(QC_AVX512)
-// A task that multiplies subnormal numbers, whatever its thread's settings make of them.
-template <class T> struct qg_with_subnormals {
-    static void run(void* arg, int64_t task, char* scratch) {
-        const unsigned before = _mm_getcsr(), to_zero = 0x8040;  // results and operands that are subnormal
-        _mm_setcsr(before & ~to_zero);
-        __asm__ volatile("" ::: "memory");
-        T::run(arg, task, scratch);
-        __asm__ volatile("" ::: "memory");
-        _mm_setcsr(before);
-    }
-};
-#endif
-
 // The task for up to MAX rows at a time, of m: `Task<D, MAX>::run`, with D's faster form where the processor has it and
 // a second copy of the loops is worth its compile.
 template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_task_of(int64_t m) {
@@ -343,10 +327,7 @@ template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_
     if constexpr (!std::is_void_v<faster>) {
         constexpr int ROWS = qg_faster_of<walk>::ROWS < MAX ? qg_faster_of<walk>::ROWS : MAX;
         if constexpr (ROWS > 1 || ROWS == MAX)
-            if ((ROWS == MAX || m <= ROWS) && qg_faster_of<walk>::runs()) {
-                if constexpr (qg_in_place<faster>()) return qg_with_subnormals<Task<faster, ROWS>>::run;
-                else return Task<faster, ROWS>::run;
-            }
+            if ((ROWS == MAX || m <= ROWS) && qg_faster_of<walk>::runs()) return Task<faster, ROWS>::run;
     }
     return Task<walk, MAX>::run;
 #else

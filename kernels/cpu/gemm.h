@@ -174,10 +174,9 @@ template <class W> struct qg_coded {
     template <int J> QG_METHOD vf value() const {
         return entries.element(values.template value<J>(codes));
     }
-    // What value() is made of: the code's value over UNIT, without what is ADDED, and the scale and the offset of the
-    // columns that share them. IN_PLACE: it multiplies numbers of x that are made for it.
+    // What value() is made of: the code's value over UNIT, and the scale and the offset of the columns that share them.
+    // IN_PLACE: the code's value multiplies numbers of x that are made for it.
     static constexpr bool IN_PLACE = W::values::IN_PLACE;
-    static constexpr int ADDED = W::values::ADDED;
     static constexpr float UNIT = OFFSET && !IN_PLACE ? 1.0f : W::values::UNIT;
     template <int J> QG_METHOD vf code() const {
         if constexpr (UNIT != 1.0f) return values.template units<J>(codes);

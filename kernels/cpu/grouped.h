@@ -80,6 +80,7 @@ template <class D> static void qm_few(const qm_product* job, int64_t count, int6
     float* const x = sums + qg_most_totals(job->k);
     const int64_t stride = (job->k + 15) / 16 * 16;
     job->load_x(job, 0, count, 0, job->k, x, stride);
+    static_assert(!qg_in_place<D>(), "no room for rows of codes in place");
     const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, sums);
     for (int64_t p = p0; p < p1; p += QG_NP) {
         const int64_t last = qc_min(p + QG_NP, p1) - 1;  // the panel behind an odd number of them is another task's
@@ -202,6 +203,7 @@ template <class D> struct qm_pairs {
         float* const x = sums + qg_most_totals(job->k);
         const int64_t stride = (job->k + 15) / 16 * 16;
         job->load_x(job, 0, count, 0, job->k, x, stride);
+        static_assert(!qg_in_place<D>(), "no room for rows of codes in place");
         const qg_few_x rows = qg_add_up<D>(x, stride, count, job->k, sums);
         qm_both_halves(job, count, p0, p1, tile, [&](int64_t panel, int64_t last, float* to) {
             qg_few_rows<D, QM_FEW>(job, count, rows, panel, last, to);
@@ -253,6 +255,7 @@ template <class D, class I> static void qm_mixed_item(const qm_job* job, int64_t
         const int64_t expert = ((const I*)job->index)[one.rows[0] * job->index_step];
         const bool there = expert >= 0 && expert < job->experts;
         if (there) job->load_x(&one, 0, 1, 0, job->k, x, stride);
+        static_assert(!qg_in_place<D>(), "no room for rows of codes in place");
         const qg_few_x own = there ? qg_add_up<D>(x, stride, 1, job->k, sums) : qg_few_x();
         for (int64_t p = p0; p < p1; p += QG_NP) {
             const int64_t last = qc_min(p + QG_NP, p1) - 1;

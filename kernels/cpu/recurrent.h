@@ -125,6 +125,7 @@ template <class LAYER, class D, int FEW> static void qr_item(const qr_job* job, 
     }
     qg_few_x prepared = {x, stride, nullptr, 0};
     if (few) {
+        static_assert(!qg_in_place<D>(), "no room for rows of codes in place");
         prepared = qg_add_up<D>(x, stride, rows, job->k, (float*)scratch);
         scratch += 4 * qg_most_totals(job->k);
     }

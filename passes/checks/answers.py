@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, TensorType, f64
 
 from qcompiler.errors import InterpreterError, QCompilerError
 from qcompiler.ir import qc, rt
 from qcompiler.ir.context import QCContext
 from qcompiler.ir.interpreter import Interpreter, bind_symbols
-from qcompiler.ir.interpreter_scalar import unrounded
+from qcompiler.ir.interpreter_scalar import BitsError, unrounded
 from qcompiler.ir.module import entry_funcs
 from qcompiler.ir.rt_interpreter import RtInterpreter
 from qcompiler.ir.types import shape_of, tensor_dtype
@@ -53,15 +53,22 @@ def answers(
 def unrounded_answers(
     module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
 ) -> dict[str, list[Array]] | None:
-    """The same of a module at the tensor level with no rounding to 16 bits: such floats are held in fp32. None if the
-    program reads bits of theirs."""
+    """The same with no rounding to 16 bits: such floats are held in fp32. None for a scheduled module, and if the program
+    reads bits of theirs, or computes in fp64, which is rounded to fp32 besides."""
+    if is_scheduled(module) or _computes_in_f64(module):
+        return None
     given = [_widened(x) for x in inputs]
     held = {key: _widened(x) for key, x in {**initial_states(module), **states}.items()}
     with unrounded():
         try:
             return answers(module, ctx, given, held)
-        except InterpreterError:
+        except BitsError:
             return None
+
+
+def _computes_in_f64(module: ModuleOp) -> bool:
+    types = {value.type for op in module.walk() for value in op.results}
+    return any((t.element_type if isinstance(t, TensorType) else t) == f64 for t in types)
 
 
 def _widened(x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, TensorType
 
 from qcompiler.ir import qc
-from qcompiler.ir.types import tensor_dtype
+from qcompiler.ir.types import dtype_of, tensor_dtype
+from qcompiler.plan.kernel import DType
 
 Array = npt.NDArray[Any]
 _EPSILON = {"f32": 2.0**-23, "bf16": 2.0**-7, "f16": 2.0**-10}
@@ -26,12 +28,13 @@ class Exact:
 
 @dataclass(frozen=True)
 class Ulps:
-    """Exact, except that the pass may delete roundings (`truncf` -> `extf` pairs). If it did, what the program computes
-    without any rounding to 16 bits keeps every bit. How far a deletion moves its outputs depends on all that follows:
-    a rounding behind it may go the other way, and so may the choice of an expert.
+    """Exact, except that the pass may delete roundings (`truncf` -> `extf` pairs). If it did, and made no other, what
+    the program computes without any rounding to 16 bits keeps every bit, and its outputs are finite where they were.
+    How far a deletion moves them depends on all that follows: a rounding behind it may go the other way, and so may the
+    choice of an expert.
 
-    A program that reads bits of 16-bit floats computes nothing without roundings. There, a deletion shifts an element
-    by at most `count` units in the last place of the narrow type, of the element itself or of the output's rms,
+    Where the program has no such results (answers.py), or rounds in more places to some type, a deletion shifts an
+    element by at most `count` units in the last place of the narrow type, of the element itself or of the output's rms,
     whichever is larger."""
 
     count: int
@@ -65,17 +68,25 @@ class Permits:
         return copy
 
 
-Numerics = Exact | Ulps | Reordered | Permits
+@dataclass(frozen=True)
+class Finite:
+    """Outputs have the types that they had, and floats are finite where they were. No pass promises so little: it is
+    what remains of `Ulps` where results without roundings are compared."""
 
 
-def count_roundings(module: ModuleOp) -> int:
-    """The number of places in the IR that round a value to 16 bits: `truncf`s, and `qc` ops with a 16-bit result."""
-    count = 0
+Numerics = Exact | Ulps | Reordered | Permits | Finite
+
+
+def count_roundings(module: ModuleOp) -> Counter[DType]:
+    """The number of places in the IR that round a value to 16 bits, by its type: `truncf`s (those to f32 as well), and
+    `qc` ops with a 16-bit result."""
+    count: Counter[DType] = Counter()
     for op in module.walk():
         if isinstance(op, arith.TruncFOp):
-            count += 1
+            count[dtype_of(op.result.type)] += 1
         elif isinstance(op, qc.QCOp) and not isinstance(op, _PICK) and not _rounds_in_epilogue(op):
-            count += sum(isinstance(r.type, TensorType) and tensor_dtype(r.type) in ("bf16", "f16") for r in op.results)
+            types = [tensor_dtype(r.type) for r in op.results if isinstance(r.type, TensorType)]
+            count.update(dtype for dtype in types if dtype in ("bf16", "f16"))
     return count
 
 
@@ -133,6 +144,10 @@ def difference(
         if _bits_equal(before, after):
             continue
         match numerics:
+            case Finite():
+                if _is_float(before) and not np.array_equal(np.isfinite(_wide(before)), np.isfinite(_wide(after))):
+                    return f"result {number} is finite in other places"
+                continue
             case Reordered(relative):
                 limit = relative * epsilon / _EPSILON["f32"]
             case Ulps(ulps) if roundings_deleted > 0:
@@ -150,13 +165,20 @@ def _bits_equal(a: Array, b: Array) -> bool:
     return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
+def _is_float(x: Array) -> bool:
+    return bool(np.issubdtype(x.dtype, np.floating)) or x.dtype in (ml_dtypes.bfloat16, np.float16)
+
+
+def _wide(x: Array) -> npt.NDArray[np.float64]:
+    return x.astype(np.float64)
+
+
 def _worst(before: Array, after: Array, *, of_elements: bool, step: Array | None = None) -> float:
     """max|after - before| / rms(before), beyond one `step`. Infinite if only one of them has a NaN or an infinity at
     some place. `of_elements`: an element above the rms counts relative to itself, as its last place is larger, too."""
-    floating = np.issubdtype(before.dtype, np.floating) or before.dtype in (ml_dtypes.bfloat16, np.float16)
-    if not floating:
+    if not _is_float(before):
         return float("inf")
-    a, b = before.astype(np.float64), after.astype(np.float64)
+    a, b = _wide(before), _wide(after)
     finite = np.isfinite(a)
     if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return float("inf")

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IndexType, IntegerAttr, IntegerType, TensorType
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    DenseIntOrFPElementsAttr,
+    Float16Type,
+    FloatAttr,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+    TensorType,
+)
 from xdsl.ir import Attribute, Operation
 
 from qcompiler.errors import InterpreterError
@@ -32,10 +41,14 @@ _BF16, _F16, _F32, _F64, _BOOL = (NUMPY_DTYPES[d] for d in ("bf16", "f16", "f32"
 _UNROUNDED: ContextVar[bool] = ContextVar("unrounded", default=False)
 
 
+class BitsError(InterpreterError):
+    """A program reads or makes the bits of a 16-bit float, which is held in f32."""
+
+
 @contextmanager
 def unrounded() -> Iterator[None]:
-    """Within it, bf16 and f16 numbers are held in f32, and nothing is rounded to them: what the program would compute
-    with 16-bit floats of any precision. InterpreterError where a program reads their bits."""
+    """Within it, bf16 and f16 numbers are held in f32, and no op of the IR rounds to them (torch does, where it is
+    called). BitsError where a program reads their bits."""
     token = _UNROUNDED.set(True)
     try:
         yield
@@ -244,6 +257,11 @@ def _cmpf(predicate: int, a: Array, b: Array) -> Array:
 # --- casts and the rest ----------------------------------------------------------------------------------------------
 
 
+def _is_16_bit_float(type_: Attribute) -> bool:
+    element = type_.element_type if isinstance(type_, TensorType) else type_
+    return isinstance(element, BFloat16Type | Float16Type)
+
+
 def _cast(op: Operation, x: Array) -> Array:
     target = numpy_dtype(op.results[0].type)
     match op.name:
@@ -256,10 +274,8 @@ def _cast(op: Operation, x: Array) -> Array:
         case "arith.fptosi" | "arith.fptoui":
             return _float_to_int(x, target, unsigned=op.name == "arith.fptoui")
         case "arith.bitcast":
-            if x.dtype.itemsize != target.itemsize:
-                raise InterpreterError(
-                    "arith.bitcast of a 16-bit float, which is held unrounded, has no bits of its own"
-                )
+            if _UNROUNDED.get() and any(_is_16_bit_float(v.type) for v in (op.operands[0], op.results[0])):
+                raise BitsError("arith.bitcast of a 16-bit float that is held in f32")
             return np.asarray(np.ascontiguousarray(x).view(target)).reshape(x.shape)
         case _:  # extf, truncf
             return np.asarray(x.astype(target))

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from kernel_cases import aligned, gelu, gelu_program, op, residual_program, stored_weight
 
 from qcompiler import formats
@@ -511,35 +510,27 @@ def test_codes_in_two_planes(build: Callable[..., Any], build_folder: Path, isa:
 
 
 IN_PLACE = {
-    "q4_0": ({}, 512, 18, 0), "q4_K": ({}, 512, 144, 0), "q2_K": ({}, 512, 84, 80), "q4_1": ({}, 320, 20, 0),
-    "int4": ({"group": 32}, 352, 0, 0), "int2": ({"group": 64}, 320, 0, 0),
+    "q4_K": ({}, 512, 144, 0), "q2_K": ({}, 512, 84, 80), "q4_1": ({}, 320, 20, 0),
+    "int4": ({"group": 32, "symmetric": False}, 352, 0, 0), "int2": ({"group": 64, "symmetric": False}, 320, 0, 0),
 }  # fmt: skip
-"""Formats whose codes are multiplied where they stand in their words."""
+"""Formats whose codes count from 0: these are multiplied where they stand in their words."""
 
 
 @pytest.mark.parametrize("isa", [V4])
-@pytest.mark.parametrize("kind", ["q4_0", *(pytest.param(k, marks=pytest.mark.slow) for k in IN_PLACE if k != "q4_0")])
+@pytest.mark.parametrize("kind", ["q4_K", *(pytest.param(k, marks=pytest.mark.slow) for k in IN_PLACE if k != "q4_K")])
 def test_codes_where_they_stand(build: Callable[..., Any], build_folder: Path, isa: str, kind: str) -> None:
-    """One and two rows of codes of 2 and 4 bits, on any processor, and on a thread that takes subnormal numbers for
-    zeros. Without an offset in the codes they give the bits that lookups do, as all is multiplied by powers of two."""
+    """One and two rows of codes of 2 and 4 bits, on any processor: the bits that lookups give."""
     case = FewRows.of(kind, *IN_PLACE[kind])
     kernels = build(list(case.specs.values()), isa)
-    assert "QG_IN_PLACE" in kernels.source
     harness = sys.modules[type(kernels).__module__]
+    assert "QG_IN_PLACE" in kernels.source
     found = []
-    for flushes, define in ((True, "#define QG_IN_PLACE 1\n"), (False, "#define QG_IN_PLACE 0\n")):
+    for define in ("#define QG_IN_PLACE 1\n", "#define QG_IN_PLACE 0\n"):
         kernels.library = harness.compile_source(define + kernels.source + harness.PARALLEL, isa, build_folder)
-        torch.set_flush_denormal(flushes)
-        try:
-            found.append(case.products(kernels, (1, 2)))
-        finally:
-            torch.set_flush_denormal(False)
+        found.append(case.products(kernels, (1, 2)))
     for each, result in found[0].items():
-        if each[1] in ("numbers", "infinite", "none"):
-            if kind in ("q4_K", "q2_K", "q4_1"):
-                np.testing.assert_array_equal(result, found[1][each], f"{each}")
-            else:
-                assert (result != found[1][each]).any(), "the same arithmetic twice"
+        if each[1] != "large":  # where a sum of codes is no number, elements are summed
+            np.testing.assert_array_equal(result, found[1][each], f"{each}")
 
 
 def test_a_row_with_an_infinity_is_what_the_decoded_weights_make_of_it(build: Callable[..., Any], isa: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32
+from xdsl.dialects.builtin import FloatAttr, ModuleOp, bf16, f16, f32
 from xdsl.passes import ModulePass
 
 from qcompiler.errors import KernelSelectionError, NumericsError, PassError, QCompilerError
@@ -124,6 +124,64 @@ def test_a_deleted_rounding_may_change_all_that_follows(make: Any) -> None:
     run_pipeline(make.module, make.ctx, stages=upto("fuse-elementwise"), verify_each="numerics", sample_inputs=inputs)
     after = answers(make.module, make.ctx, inputs, {})["main"][0].astype(np.float32)
     assert np.abs(after - before).max() > 2 * 2.0**-7 * np.sqrt((before**2).mean())
+
+
+@dataclass(frozen=True)
+class NarrowingPass(ModulePass):
+    """Fuses nests, which deletes roundings, and rounds exponentials to fp16, where large ones are infinite."""
+
+    name = "narrowing"
+    numerics: ClassVar[Numerics] = Ulps(2)
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        FuseElementwisePass().apply(ctx, op)
+        for each in [e for e in op.walk() if isinstance(e, math.ExpOp)]:
+            block = each.parent_block()
+            assert block is not None
+            half = arith.TruncFOp(each.result, f16)
+            wide = arith.ExtFOp(half.result, f32)
+            block.insert_ops_after([half, wide], each)
+            each.result.replace_uses_with_if(wide.result, lambda use, half=half: use.operation is not half)
+
+
+@pytest.mark.parametrize("largest", [3.0, 12.0])
+def test_a_rounding_to_another_type_is_named(make: Any, largest: float) -> None:
+    """Results without roundings would not show it."""
+    inputs = rounded_sum(make, math.ExpOp)
+    inputs = [(inputs[0].astype(np.float32) * (largest / 3)).astype(ml_dtypes.bfloat16)]
+    stages = with_planted(NarrowingPass, "narrowing")
+    with pytest.raises(NumericsError, match="stage 'narrowing'"):
+        run_pipeline(make.module, make.ctx, stages=stages, verify_each="numerics", sample_inputs=inputs)
+
+
+@pytest.mark.parametrize("between", ["f32", "bf16"])
+def test_fp64_is_compared_with_its_roundings(make: Any, between: str) -> None:
+    """x is rounded to fp32 or bf16 between two nests in fp64: without 16-bit roundings it would still be, to fp32."""
+    narrow, wide = {"f32": f32, "bf16": bf16}[between], "f64"
+    text = f"""
+    func.func @main(%x: tensor<8xf64>) -> tensor<8xf64> {{
+      %e = tensor.empty() : tensor<8x{between}>
+      %y = linalg.generic {{indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>],
+          iterator_types = ["parallel"]}} ins(%x : tensor<8xf64>) outs(%e : tensor<8x{between}>) {{
+      ^bb0(%a: f64, %b: {narrow}):
+        %c = arith.mulf %a, %a : f64
+        %d = arith.truncf %c : f64 to {narrow}
+        linalg.yield %d : {narrow}
+      }} -> tensor<8x{between}>
+      %f = tensor.empty() : tensor<8x{wide}>
+      %z = linalg.generic {{indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>],
+          iterator_types = ["parallel"]}} ins(%y : tensor<8x{between}>) outs(%f : tensor<8x{wide}>) {{
+      ^bb0(%a: {narrow}, %b: f64):
+        %c = arith.extf %a : {narrow} to f64
+        %d = arith.addf %c, %c : f64
+        linalg.yield %d : f64
+      }} -> tensor<8x{wide}>
+      func.return %z : tensor<8x{wide}>
+    }}"""
+    module = parse_module(text)
+    inputs = [np.linspace(1, 2, 8)]
+    run_pipeline(module, make.ctx, stages=upto("fuse-epilogues"), verify_each="numerics", sample_inputs=inputs)
+    assert not [op for op in module.walk() if isinstance(op, arith.TruncFOp)], "nothing was deleted"
 
 
 def test_a_program_that_reads_bits_has_no_results_without_roundings(make: Any) -> None:
