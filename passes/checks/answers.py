@@ -53,8 +53,8 @@ def answers(
 def unrounded_answers(
     module: ModuleOp, ctx: QCContext, inputs: Sequence[Array], states: Mapping[str, Array]
 ) -> dict[str, list[Array]] | None:
-    """The same with no rounding to 16 bits: such floats are held in fp32. None for a scheduled module, and if the program
-    reads bits of theirs, or computes in fp64, which is rounded to fp32 besides."""
+    """The same with no rounding to 16 bits: such floats are held in fp32. None for a scheduled module, and if the
+    program reads bits of theirs, or computes in fp64, which is rounded to fp32 besides."""
     if is_scheduled(module) or _computes_in_f64(module):
         return None
     given = [_widened(x) for x in inputs]
