@@ -279,6 +279,21 @@ def test_a_branch_on_values_names_the_operator_and_the_way_out() -> None:
         import_torch(Branch(), (_x(),))
 
 
+class _Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: self.inner(y) * 2, torch.sin, (x,))
+
+
+def test_a_branch_of_cond_may_call_a_module() -> None:
+    """torch.cond traces its branches with Dynamo, where the hook that counts modules may count nothing."""
+    exported = export_model(_Conditional().eval(), (torch.randn(3, 8),), {}, None)
+    assert "cond" in str(exported.program.graph)
+
+
 def test_a_returned_buffer_is_compared_before_it_is_put_back() -> None:
     class Mean(nn.Module):
         def __init__(self) -> None:

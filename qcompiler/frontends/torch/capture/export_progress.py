@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -22,6 +23,8 @@ def counting_modules(model: nn.Module) -> Iterator[None]:
     with Counted("tracing the model", len(waiting), "modules") as progress:
 
         def called(module: nn.Module, _args: Any, _result: Any) -> None:
+            if torch.compiler.is_dynamo_compiling():  # a branch of torch.cond, which may change nothing outside of it
+                return
             if waiting.pop(id(module), None) is not None:  # one step, also if two threads call the module
                 progress.step(1)
 
