@@ -263,47 +263,37 @@ class NumericsCheck:
         deleted = max(0, self._roundings.total() - roundings.total(), self._widenings - widenings)
         # A rounding to another type would not be seen in results without roundings.
         unrounded = deleted > 0 and self._unrounded is not None and roundings <= self._roundings
-        found = self._beyond(now, Finite() if unrounded else numerics, deleted)
+        found = self._beyond(self._answers, now, Finite() if unrounded else numerics, deleted=deleted)
         if found is None and unrounded:
-            found = self._changes_unrounded(module, ctx)
+            assert self._unrounded is not None
+            plain = unrounded_answers(module, ctx, self._inputs, self._states)
+            if plain is None:
+                return "it reads bits of 16-bit floats now, or computes in fp64"
+            what = ", without roundings to 16 bits"
+            found = self._beyond(_exactly(self._unrounded), _exactly(plain), Exact(), what=what)
         if found is None:
             self._answers, self._roundings, self._widenings = now, roundings, widenings
         return found
 
-    def _beyond(self, now: _Answers, numerics: Numerics, deleted: int) -> str | None:
-        """Describes how the answers `now` differ from those before by more than is allowed."""
-        baseline = next(iter(self._answers.values()))
-        for entry, results in now.items():
-            before, steps = self._answers.get(entry, baseline)
-            found = difference(
-                before, results[0], numerics, roundings_deleted=deleted, epsilon=self._epsilon, steps=steps
-            )
+    def _beyond(
+        self, before: _Answers, now: _Answers, numerics: Numerics, *, deleted: int = 0, what: str = ""
+    ) -> str | None:
+        """Describes how answers differ from those before by more than is allowed; a new entry point's from the first.
+        `what`: what is compared, for the message."""
+        baseline = next(iter(before.values()))
+        for entry, (results, _) in now.items():
+            old, steps = before.get(entry, baseline)
+            found = difference(old, results, numerics, roundings_deleted=deleted, epsilon=self._epsilon, steps=steps)
             if found is not None:
-                return f"@{entry}: {found}"
-        return None
-
-    def _changes_unrounded(self, module: ModuleOp, ctx: QCContext) -> str | None:
-        """Describes how a pass that deleted roundings changed more than these."""
-        assert self._unrounded is not None
-        now = unrounded_answers(module, ctx, self._inputs, self._states)
-        if now is None:
-            return "it reads bits of 16-bit floats now, or computes in fp64"
-        baseline = next(iter(self._unrounded.values()))
-        for entry, results in now.items():
-            before = self._unrounded.get(entry, baseline)
-            found = difference(before, results, Exact(), roundings_deleted=0, epsilon=self._epsilon)
-            if found is not None:
-                return f"@{entry}, without roundings to 16 bits: {found}"
+                return f"@{entry}{what}: {found}"
         return None
 
     def _after_permission(self, numerics: Permits, module: ModuleOp, ctx: QCContext) -> str | None:
         """The same of a pass that permits roundings: nothing but these may have changed."""
         plain = self._values(answers(numerics.without(module), ctx, self._inputs, self._states))
-        for entry, results in plain.items():
-            before, _ = self._answers[entry]
-            found = difference(before, results[0], Exact(), roundings_deleted=0, epsilon=self._epsilon)
-            if found is not None:
-                return f"@{entry}, without {numerics.op}'s {numerics.attribute}: {found}"
+        found = self._beyond(self._answers, plain, Exact(), what=f", without {numerics.op}'s {numerics.attribute}")
+        if found is not None:
+            return found
         self._answers = self._values(answers(module, ctx, self._inputs, self._states))
         self._epsilon = coarsest_epsilon(module)
         return None
@@ -319,6 +309,11 @@ class NumericsCheck:
                     steps[number] = cache_rows.steps_of(results[number], *self._columns[key])
             values[entry] = (meant, steps)
         return values
+
+
+def _exactly(found: dict[str, list[Array]]) -> _Answers:
+    """Answers of which no result may be the next code."""
+    return {entry: (results, {}) for entry, results in found.items()}
 
 
 def _reproducer(start: ModuleOp, ctx: QCContext, before: Sequence[Stage], failing: ModulePass) -> Reproducer:

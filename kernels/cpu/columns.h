@@ -325,8 +325,9 @@ template <class D, int MAX> struct qg_few_columns_task {
 template <class D, int MAX> void qg_few_columns_task<D, MAX>::run(void* arg, int64_t task, char* scratch) {
     const qg_job* job = (const qg_job*)arg;
     float* const tile = (float*)scratch;
-    float* const totals = tile + MAX * QG_NP * 16;  // and rows for codes in place, where no columns are: of two rows
+    // One or two rows are not put in order by columns: rows for codes in place lie where these would be.
     static_assert(qg_columns(64, MAX) >= qg_most_raised(64, MAX), "rows for codes in place");
+    float* const totals = tile + MAX * QG_NP * 16;
     float* const columns = totals + qc_max(qg_most_totals(job->k), qg_columns(job->k / 16, MAX));
     float* const converted = columns + qg_columns(job->k, MAX);
     for (int64_t m0 = 0; m0 < job->m; m0 += MAX) {

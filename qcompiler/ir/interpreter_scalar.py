@@ -16,16 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import (
-    BFloat16Type,
-    DenseIntOrFPElementsAttr,
-    Float16Type,
-    FloatAttr,
-    IndexType,
-    IntegerAttr,
-    IntegerType,
-    TensorType,
-)
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IndexType, IntegerAttr, IntegerType, TensorType
 from xdsl.ir import Attribute, Operation
 
 from qcompiler.errors import InterpreterError
@@ -64,8 +55,12 @@ def held_dtype(dtype: DType) -> np.dtype[Any]:
 
 def numpy_dtype(type_: Attribute) -> np.dtype[Any]:
     """The NumPy dtype of a scalar type, or of a tensor's elements; index is int64. See `held_dtype`."""
-    element = type_.element_type if isinstance(type_, TensorType) else type_
+    element = _element(type_)
     return np.dtype(np.int64) if isinstance(element, IndexType) else held_dtype(dtype_of(element))
+
+
+def _element(type_: Attribute) -> Attribute:
+    return type_.element_type if isinstance(type_, TensorType) else type_
 
 
 # --- floats ----------------------------------------------------------------------------------------------------------
@@ -257,11 +252,6 @@ def _cmpf(predicate: int, a: Array, b: Array) -> Array:
 # --- casts and the rest ----------------------------------------------------------------------------------------------
 
 
-def _is_16_bit_float(type_: Attribute) -> bool:
-    element = type_.element_type if isinstance(type_, TensorType) else type_
-    return isinstance(element, BFloat16Type | Float16Type)
-
-
 def _cast(op: Operation, x: Array) -> Array:
     target = numpy_dtype(op.results[0].type)
     match op.name:
@@ -274,7 +264,8 @@ def _cast(op: Operation, x: Array) -> Array:
         case "arith.fptosi" | "arith.fptoui":
             return _float_to_int(x, target, unsigned=op.name == "arith.fptoui")
         case "arith.bitcast":
-            if _UNROUNDED.get() and any(_is_16_bit_float(v.type) for v in (op.operands[0], op.results[0])):
+            types = {dtype_of(_element(value.type)) for value in (op.operands[0], op.results[0])}
+            if _UNROUNDED.get() and types & {"bf16", "f16"}:
                 raise BitsError("arith.bitcast of a 16-bit float that is held in f32")
             return np.asarray(np.ascontiguousarray(x).view(target)).reshape(x.shape)
         case _:  # extf, truncf

@@ -23,7 +23,7 @@ BYTES = {
 """Bytes of activations that the steps of one layer read and write on the CPU."""
 
 MORE = {"mixtral": 4, "qwen3-moe": 4}
-"""Steps more with int8 activations: experts of int8 rows have their GLU and their weighted sum in loops."""
+"""Additional steps with int8 activations: experts of int8 rows have their GLU and their weighted sum in loops."""
 
 QUICK = ("qwen3-tokens",)
 """Without an entry point for prompts a model compiles in half of the time; the step of one token counts anyway."""

@@ -12,6 +12,7 @@ import pytest
 from xdsl.context import Context
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import FloatAttr, ModuleOp, bf16, f16, f32
+from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from qcompiler.errors import KernelSelectionError, NumericsError, PassError, QCompilerError
@@ -82,21 +83,32 @@ def test_without_the_check_the_wrong_rewrite_goes_unseen(make: Any) -> None:
 
 
 @dataclass(frozen=True)
-class DriftingPass(ModulePass):
-    """Fuses nests, which deletes roundings, and makes exponentials larger by a quarter of a last place of bf16."""
+class LyingPass(ModulePass):
+    """Fuses nests, which deletes roundings, and puts operations behind exponentials, of which it says nothing."""
 
-    name = "drifting"
     numerics: ClassVar[Numerics] = Ulps(2)
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         FuseElementwisePass().apply(ctx, op)
         for each in [e for e in op.walk() if isinstance(e, math.ExpOp)]:
-            block = each.parent_block()
+            block, added = each.parent_block(), self.behind(each.result)
             assert block is not None
-            factor = arith.ConstantOp(FloatAttr(1 + 2.0**-9, f32))
-            larger = arith.MulfOp(each.result, factor.result)
-            block.insert_ops_after([factor, larger], each)
-            each.result.replace_uses_with_if(larger.result, lambda use, larger=larger: use.operation is not larger)
+            block.insert_ops_after(added, each)
+            each.result.replace_uses_with_if(added[-1].results[0], lambda use, added=added: use.operation not in added)
+
+    def behind(self, value: SSAValue) -> list[Operation]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DriftingPass(LyingPass):
+    """Makes them larger by a quarter of a last place of bf16."""
+
+    name = "drifting"
+
+    def behind(self, value: SSAValue) -> list[Operation]:
+        factor = arith.ConstantOp(FloatAttr(1 + 2.0**-9, f32))
+        return [factor, arith.MulfOp(value, factor.result)]
 
 
 def rounded_sum(make: Any, *then: Any) -> list[np.ndarray[Any, Any]]:
@@ -127,21 +139,14 @@ def test_a_deleted_rounding_may_change_all_that_follows(make: Any) -> None:
 
 
 @dataclass(frozen=True)
-class NarrowingPass(ModulePass):
-    """Fuses nests, which deletes roundings, and rounds exponentials to fp16, where large ones are infinite."""
+class NarrowingPass(LyingPass):
+    """Rounds them to fp16, in which large ones are infinite."""
 
     name = "narrowing"
-    numerics: ClassVar[Numerics] = Ulps(2)
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        FuseElementwisePass().apply(ctx, op)
-        for each in [e for e in op.walk() if isinstance(e, math.ExpOp)]:
-            block = each.parent_block()
-            assert block is not None
-            half = arith.TruncFOp(each.result, f16)
-            wide = arith.ExtFOp(half.result, f32)
-            block.insert_ops_after([half, wide], each)
-            each.result.replace_uses_with_if(wide.result, lambda use, half=half: use.operation is not half)
+    def behind(self, value: SSAValue) -> list[Operation]:
+        half = arith.TruncFOp(value, f16)
+        return [half, arith.ExtFOp(half.result, f32)]
 
 
 @pytest.mark.parametrize("largest", [3.0, 12.0])
