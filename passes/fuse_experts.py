@@ -16,7 +16,8 @@ layout does not change, so an entry point for one token fuses what one for promp
 A row's experts are summed in the order in which the top-k gives them, as before, and roundings stay where they are. For
 one token on the CPU results in fp32 are the same to the bit; in bf16, the sum over a row's experts leaves out the
 rounding of weights. With several rows, how many of an expert's rows are multiplied together decides the order of a sum
-over K, and on a GPU how many warps share K: both may differ from before.
+over K, and on a GPU how many warps share K: both may differ from before. Sums of products of int8 codes are exact, so
+rows of int8 give the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -95,8 +96,6 @@ def _pairs_of(op: qc.GroupedLinearOp) -> int | None:
 def _obstacle(op: qc.GroupedLinearOp, unit: int, rows: int | None, context: QCContext) -> str | None:
     """Why no kernel combines the sums of a product with `rows` rows of the model, or None."""
     pairs, width = _pairs_of(op), int(shape_of(op.w.type)[0]) // op.experts.value.data
-    if op.multiplies_codes:
-        return "its kernel multiplies codes, and combines nothing"
     if pairs is None or rows is None:
         return "the number of rows is known only at run time"
     if pairs > MOST_PAIRS or rows > MOST_ROWS:
@@ -177,7 +176,7 @@ class _Mixture:
         why, rows, experts = _obstacle(self.op, PANEL, self.rows, context), self.rows, self.op.experts.value.data
         if why is not None or rows is None:
             return why
-        if context.target.kind == "cuda" and self.top > MOST_GROUPS:
+        if context.target.kind == "cuda" and self.top > MOST_GROUPS and not self.op.multiplies_codes:
             return f"a block sums at most {MOST_GROUPS} experts of a row, not {self.top}"
         if context.target.kind == "cpu" and rows > 1 and rows * self.top > experts:
             return f"{rows * self.top} pairs share {experts} experts, which are decoded once for the rows of each"

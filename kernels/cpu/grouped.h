@@ -238,13 +238,34 @@ template <class P, class I> static void qm_pairs_task(void* arg, int64_t task, c
     }
 }
 
+// The row of one pair, in fp32, and its products.
+template <class D> struct qm_pair_row {
+    const qm_job* job;
+    float* const sums;
+    float* const x;
+    qg_few_x own;
+
+    qm_pair_row(const qm_job* job, char* scratch)
+        : job(job), sums((float*)scratch), x(sums + qg_most_totals(job->k)) {
+        static_assert(!qg_in_place<D>(), "no room for rows of codes in place");
+    }
+    void take(const qm_product* one) {
+        const int64_t stride = (job->k + 15) / 16 * 16;
+        job->load_x(one, 0, 1, 0, job->k, x, stride);
+        own = qg_add_up<D>(x, stride, 1, job->k, sums);
+    }
+    void multiply(int64_t panel, int64_t last, float* tile) const {
+        qg_few_rows<D, 1>(job, 1, own, panel, last, tile);
+    }
+};
+
 // One row of the result, the panels of one group: the row's experts in turn. A pair without an expert has sums of zero.
-template <class D, class I> static void qm_mixed_item(const qm_job* job, int64_t row, int64_t group, char* scratch) {
+// R: what takes the row of a pair, and multiplies it by panels.
+template <class R, class I> static void qm_mixed_item(const qm_job* job, int64_t row, int64_t group, char* scratch) {
     float* const tile = (float*)scratch;
     float* const totals = tile + QG_NP * 16;
-    float* const sums = totals + QG_GROUP * 16;
-    float* const x = sums + qg_most_totals(job->k);
-    const int64_t stride = (job->k + 15) / 16 * 16, panels = job->width / 16;
+    R own(job, (char*)(totals + QG_GROUP * 16));
+    const int64_t panels = job->width / 16;
     const int64_t p0 = qc_share(panels, group, job->groups), p1 = qc_share(panels, group + 1, job->groups);
     for (int64_t i = 0; i < (p1 - p0) * 16; i++) totals[i] = 0;
     qm_product one;
@@ -254,12 +275,10 @@ template <class D, class I> static void qm_mixed_item(const qm_job* job, int64_t
         one.rows[0] = row * job->top + place;
         const int64_t expert = ((const I*)job->index)[one.rows[0] * job->index_step];
         const bool there = expert >= 0 && expert < job->experts;
-        if (there) job->load_x(&one, 0, 1, 0, job->k, x, stride);
-        static_assert(!qg_in_place<D>(), "no room for rows of codes in place");
-        const qg_few_x own = there ? qg_add_up<D>(x, stride, 1, job->k, sums) : qg_few_x();
+        if (there) own.take(&one);
         for (int64_t p = p0; p < p1; p += QG_NP) {
             const int64_t last = qc_min(p + QG_NP, p1) - 1;
-            if (there) qg_few_rows<D, 1>(job, 1, own, expert * panels + p, expert * panels + last, tile);
+            if (there) own.multiply(expert * panels + p, expert * panels + last, tile);
             else for (int64_t i = 0; i < QG_NP * 16; i++) tile[i] = 0;
             job->mix(job, tile, row, place, totals + (p - p0) * 16, (last + 1 - p) * 16);
         }
@@ -267,14 +286,16 @@ template <class D, class I> static void qm_mixed_item(const qm_job* job, int64_t
     job->finish(job, totals, 0, row, 1, p0 * 16, (p1 - p0) * 16);
 }
 
+// Bytes in front of those of R, and all of them in fp32.
+constexpr int64_t qm_totals_scratch() { return 4 * (QG_NP + QG_GROUP) * 16; }
 constexpr int64_t qm_mixed_scratch(int64_t k) {
-    return 4 * ((QG_NP + QG_GROUP) * 16 + (k + 15) / 16 * 16 + qg_most_totals(k));
+    return qm_totals_scratch() + 4 * ((k + 15) / 16 * 16 + qg_most_totals(k));
 }
 
-template <class D, class I> static void qm_mixed_task(void* arg, int64_t task, char* scratch) {
+template <class R, class I> static void qm_mixed_task(void* arg, int64_t task, char* scratch) {
     const qm_job* const job = (const qm_job*)arg;
     for (int64_t i = qc_share(job->items, task, job->tasks); i < qc_share(job->items, task + 1, job->tasks); i++)
-        qm_mixed_item<D, I>(job, i / job->groups, i % job->groups, scratch);
+        qm_mixed_item<R, I>(job, i / job->groups, i % job->groups, scratch);
 }
 
 // Pairs without an expert are reported. ZEROS: the result has a row for each, which becomes zero.
@@ -312,8 +333,13 @@ template <class D, class I, class OUT> static void qm_run_pairs(qc_ctx* ctx, qm_
     qm_run_pairs_by<qm_pairs<D>, I, OUT>(ctx, job);
 }
 
-template <class D, class I, class OUT> static void qm_run_mixed(qc_ctx* ctx, qm_job* job) {
+// R: as above.
+template <class R, class I, class OUT> static void qm_run_mixed_by(qc_ctx* ctx, qm_job* job) {
     if (job->pairs <= 0) return;
     qm_check_combined<I, OUT, false>(ctx, job);
-    qm_run_tasks(ctx, job, job->pairs / job->top, job->width / 16, job->pairs, qm_mixed_task<D, I>);
+    qm_run_tasks(ctx, job, job->pairs / job->top, job->width / 16, job->pairs, qm_mixed_task<R, I>);
+}
+
+template <class D, class I, class OUT> static void qm_run_mixed(qc_ctx* ctx, qm_job* job) {
+    qm_run_mixed_by<qm_pair_row<D>, I, OUT>(ctx, job);
 }

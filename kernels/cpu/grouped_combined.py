@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qcompiler.kernels.cpu import vector
-from qcompiler.kernels.cpu.linear import finish_function, row_begin, row_lane, row_lanes, used_symbols
+from qcompiler.kernels.cpu.linear import finish_function, row_begin, row_lane, row_lanes, tile_of, used_symbols
 from qcompiler.kernels.cpu.text import VECTOR_TYPES
 from qcompiler.kernels.scalar import scalar_statements
 from qcompiler.kernels.text import STORAGE_TYPES, VALUE_TYPES, c_dim, indent
 from qcompiler.plan.kernel import KernelSpec, Operand, ScalarProgram
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
+MOST_ROWS_FROM_CODES = 4
+
 Extras = Sequence[tuple[str, Operand]]
+
+
+def rows_from_codes(isa: str) -> int:
+    """The most rows of an expert that are multiplied straight from codes: QM_FEW of grouped.h."""
+    return min(tile_of(isa).few, MOST_ROWS_FROM_CODES)
 
 
 def functions_of(spec: KernelSpec) -> str:

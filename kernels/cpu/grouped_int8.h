@@ -9,6 +9,13 @@
 
 enum { QM_SHARES = 8 };  // parts of the work for each thread: experts have different numbers of rows
 
+// Row i of an expert's product, prepared (`qi_prepare_row`).
+template <class W, class E> static void qm_prepare_row(
+    const qm_product* one, int64_t i, char* x, int32_t* start, float* total, float* scale) {
+    const char* const row = one->x + one->rows[i] / one->all->repeat * one->x_row;
+    qi_prepare_row<W, E>(row, one->k, x, start, total, scale);
+}
+
 // One part (`qm_part`), times the rows of all pairs that chose its expert.
 template <class W, class E, class I>
 static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* scratch) {
@@ -19,8 +26,7 @@ static void qm_int8_item(const qm_job* job, int64_t unit, int64_t group, char* s
         qi_multiply_by<W, E>(
             &part.one, 0, rows, chunk, part.p0, part.p1, scratch,
             [&](int64_t i, char* x, int32_t* start, float* total, float* scale) {
-                const char* const row = job->x + part.one.rows[i] / job->repeat * job->x_row;
-                qi_prepare_row<W, E>(row, job->k, x, start, total, scale);
+                qm_prepare_row<W, E>(&part.one, i, x, start, total, scale);
             });
 }
 
@@ -45,4 +51,59 @@ template <class W, class I, class OUT> static void qm_run_int8(qc_ctx* ctx, qm_j
     qm_check<I, OUT>(ctx, job);
     const int64_t rows = job->pairs / qc_max(job->experts, 1);  // of an expert, on average
     qi_with_engine<W>(ctx, rows, job->k, [&](auto engine) { qm_run_int8_with<W, decltype(engine), I>(ctx, job); });
+}
+
+// --- products that are combined --------------------------------------------------------------------------------------
+
+// The rows of `one`, at most MOST of them, prepared in scratch, and their products with panels.
+template <class W, class E, int MOST> struct qm_int8_rows {
+    static constexpr int BLOCK = MOST < qi_full_rows<W, E>() ? MOST : qi_full_rows<W, E>();
+    const qm_job* job;
+    qi_prepared<W, E> x;
+    int64_t count = 0;
+
+    qm_int8_rows(const qm_job* job, char* scratch) : job(job), x(scratch, job->k, MOST) {}
+    void take(const qm_product* one, int64_t rows = 1) {
+        count = rows;
+        x.fill(rows, [&](int64_t i, char* to, int32_t* start, float* total, float* scale) {
+            qm_prepare_row<W, E>(one, i, to, start, total, scale);
+        });
+    }
+    void multiply(int64_t panel, int64_t last, float* tile) const {
+        for (int64_t i = 0; i < count; i += BLOCK)
+            qi_micro_rows<W, E, BLOCK>(
+                qc_min(count - i, BLOCK), job->packed, x.from(i), panel, last, tile + i * QG_NP * 16);
+    }
+};
+
+// As `qm_pairs` of grouped.h.
+template <class W, class E> struct qm_int8_pairs {
+    static void run(const qm_product* one, int64_t count, int64_t p0, int64_t p1, char* scratch) {
+        float* const tile = (float*)scratch;
+        qm_int8_rows<W, E, QM_FEW> rows(one->all, (char*)(tile + 2 * QM_FEW * QG_NP * 16));
+        rows.take(one, count);
+        qm_both_halves(one, count, p0, p1, tile, [&](int64_t panel, int64_t last, float* to) {
+            rows.multiply(panel, last, to);
+        });
+    }
+};
+
+constexpr int64_t qm_int8_prepared(int64_t k, int64_t groups, int64_t most) {
+    return qi_most(qi_prepared_bytes(k, groups, most, 4), qi_prepared_bytes(k, groups, most, 8));
+}
+constexpr int64_t qm_int8_pairs_scratch(int64_t k, int64_t groups) {
+    return 8 * QM_FEW * QG_NP * 16 + qm_int8_prepared(k, groups, QM_FEW);
+}
+constexpr int64_t qm_int8_mixed_scratch(int64_t k, int64_t groups) {
+    return qm_totals_scratch() + qm_int8_prepared(k, groups, 1);
+}
+
+template <class W, class I, class OUT> static void qm_run_int8_pairs(qc_ctx* ctx, qm_job* job) {
+    qi_with_engine_of_few(
+        ctx, [&](auto engine) { qm_run_pairs_by<qm_int8_pairs<W, decltype(engine)>, I, OUT>(ctx, job); });
+}
+
+template <class W, class I, class OUT> static void qm_run_int8_mixed(qc_ctx* ctx, qm_job* job) {
+    qi_with_engine_of_few(
+        ctx, [&](auto engine) { qm_run_mixed_by<qm_int8_rows<W, decltype(engine), 1>, I, OUT>(ctx, job); });
 }

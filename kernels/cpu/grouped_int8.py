@@ -1,13 +1,16 @@
 """The `grouped_linear` template for int8 rows: codes times the codes of the chosen experts (grouped_int8.h).
 
 The product with an expert's panels is that of a linear (linear_int8.py): the struct of the weight and the choice of an
-instruction at run time are the same.
+instruction at run time are the same. A kernel that combines sums is for few pairs, without the matrix units; the code
+around its sums is grouped_combined.py.
 """
 
 from __future__ import annotations
 
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_int8, text
+from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes
+from qcompiler.kernels.cpu.linear import GROUP, tile_of
 from qcompiler.kernels.cpu.linear_int8 import ProductText
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
@@ -29,16 +32,35 @@ def _body(spec: KernelSpec) -> GroupedLinearKernel:
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch bytes per thread."""
-    return _text(spec).scratch(isa)
+    body, made, tile = _body(spec), _text(spec), tile_of(isa)
+    if body.pairs:
+        rows = rows_from_codes(isa)
+        return 2 * 64 * rows * tile.panels + made.prepared(rows)
+    return 64 * (tile.panels + GROUP) + made.prepared(1) if body.top else made.scratch(isa)
 
 
 def emit(spec: KernelSpec, isa: str) -> str:
     """C++ text of one kernel. KernelSelectionError for a weight without an integer product."""
-    body, made, (x, _, index, out) = _body(spec), _text(spec), spec.operands
+    body, made, (x, _, index) = _body(spec), _text(spec), spec.operands[:3]
+    out, place = spec.operands[-1], len(spec.operands) - 1
     pairs = (dim(body.rows) * body.repeat).to_dim()
     index_type, out_type = STORAGE_TYPES[index.dtype], STORAGE_TYPES[out.dtype]
+    form = "pairs" if body.pairs else "mixed"
+    if body.combines:
+        needed = f"qm_int8_{form}_scratch({body.k}, {made.groups}) <= {scratch_bytes(spec, isa)}"
+        ends = [
+            f"job.op = op, job.sym = sym, job.finish = qk_{spec.name}_finish;",
+            *([f"job.top = {body.top}, job.mix = qk_{spec.name}_mix;"] if body.top else []),
+            f"qm_run_int8_{form}<{made.struct}, {index_type}, {out_type}>(ctx, &job);",
+        ]
+    else:
+        needed = ""
+        ends = [
+            f"job.finish = qm_finish<{out_type}>;",
+            f"qm_run_int8<{made.struct}, {index_type}, {out_type}>(ctx, &job);",
+        ]
     lines = [
-        made.assertion(isa),
+        f'static_assert({needed}, "scratch");' if needed else made.assertion(isa),
         "qm_job job = {};",
         f"job.n = {made.n}, job.k = {made.k};",
         f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])};",
@@ -46,13 +68,13 @@ def emit(spec: KernelSpec, isa: str) -> str:
         *made.statements,
         f"job.index = op[2], job.index_step = {c_dim(index.strides[0])};",
         f"job.pairs = {c_dim(pairs)}, job.repeat = {body.repeat}, job.experts = {body.experts}, job.width = {body.n};",
-        f"job.out = (char*)op[3], job.out_row = {c_dim(out.strides[0])};",
-        f"job.finish = qm_finish<{out_type}>;",
-        f"qm_run_int8<{made.struct}, {index_type}, {out_type}>(ctx, &job);",
+        f"job.out = (char*)op[{place}], job.out_row = {c_dim(out.strides[0])};",
+        *ends,
     ]
     header = shared.header_comment(
         spec,
-        f"codes times codes, {made.groups} group(s) of columns; {made.struct}; {made.scratch(isa)} bytes of scratch "
-        "per thread; an index out of range gives zeros and is reported",
+        f"codes times codes, {made.groups} group(s) of columns; {made.struct}; {scratch_bytes(spec, isa)} bytes of "
+        "scratch per thread; an index out of range gives zeros and is reported",
     )
-    return "\n".join([header, made.definitions, text.entry_function(spec, lines)])
+    functions = functions_of(spec) if body.combines else ""
+    return "\n".join([header, made.definitions, functions, text.entry_function(spec, lines)])

@@ -16,7 +16,7 @@ from __future__ import annotations
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import grouped_int8, text
-from qcompiler.kernels.cpu.grouped_combined import functions_of
+from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes
 from qcompiler.kernels.cpu.linear import (
     GROUP,
     MOST_BF16,
@@ -35,10 +35,6 @@ from qcompiler.plan.dims import dim
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
-MOST_ROWS_FROM_CODES = 4
-"""The most rows of an expert that are multiplied straight from codes, if the ISA's tile allows as many: QM_FEW of
-grouped.h."""
-
 
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     if _body(spec).codes:
@@ -54,7 +50,7 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     if body.codes:
         return grouped_int8.scratch_bytes(spec, isa)
     tile, block, row, totals = tile_of(isa), block_of(body.k), -(-body.k // 16) * 16, most_totals(body.k)
-    few = min(tile.few, MOST_ROWS_FROM_CODES)
+    few = rows_from_codes(isa)
     if body.pairs:
         sums = 2 * 16 * tile.panels * few
         words = block_bf16(body.k, few, tile.panels, rounds=True) if multiplies_bf16(spec, isa) else 0

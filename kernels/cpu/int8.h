@@ -471,39 +471,63 @@ constexpr int64_t qi_chunk_of(int64_t k, int64_t rows, int64_t step) {
 
 constexpr int64_t qi_most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Bytes of scratch: a tile of sums, prepared entries (`of_group` floats for each group), codes, prepared rows, a scale
-// per row, two numbers per row and group.
+// Bytes of prepared rows, of which there are at most `most`: their codes, two numbers per row and group, and a scale.
+constexpr int64_t qi_prepared_bytes(int64_t k, int64_t groups, int64_t most, int64_t step) {
+    return (most + QI_SPARE) * (qi_stride(k, step) + 8 * groups + 4);
+}
+
+// Bytes of scratch: a tile of sums, prepared entries (`of_group` floats for each group), codes, prepared rows.
 template <class W> constexpr int64_t qi_scratch_for(int64_t k, int64_t groups, int64_t rows, int64_t of_group) {
     const auto of_rows = [&](int64_t step) {
-        return (qi_chunk_of(k, rows, step) + QI_SPARE) * (qi_stride(k, step) + 8 * groups + 4);
+        return qi_prepared_bytes(k, groups, qi_chunk_of(k, rows, step), step);
     };
     return 64 * rows * QG_NP + 4 * of_group * groups + qi_unpacked_of<W>(k) + qi_most(of_rows(4), of_rows(8));
 }
+
+// Rows of x that are prepared in scratch (`qi_prepared_bytes`), and QI_SPARE rows of zeros behind them.
+template <class W, class E> struct qi_prepared {
+    int64_t stride, groups;
+    char* x;
+    float* scale;
+    float* total;
+    int32_t* start;
+
+    qi_prepared(char* room, int64_t k, int64_t most)
+        : stride(qi_stride(k, E::STEP)), groups(qg_up(k, qi_span(k, W::SHARED))), x(room) {
+        scale = (float*)(x + (most + QI_SPARE) * stride);
+        total = scale + most + QI_SPARE;
+        start = (int32_t*)(total + (most + QI_SPARE) * groups);
+    }
+    // prepare(i, …) does for row i what `qi_prepare_row` does.
+    template <class Prepare> void fill(int64_t rows, Prepare prepare) const {
+        for (int64_t i = 0; i < rows; i++)
+            prepare(i, x + i * stride, start + i * groups, total + i * groups, scale + i);
+        memset(x + rows * stride, 0, (size_t)(QI_SPARE * stride));
+        for (int64_t i = rows; i < rows + QI_SPARE; i++) scale[i] = 0.0f;
+        memset(start + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
+        memset(total + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
+    }
+    // Those from row i on.
+    qi_block from(int64_t i, const float* entries = nullptr, const char* codes = nullptr) const {
+        return {x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i, entries, codes};
+    }
+};
 
 // `rows` rows of int8 times panels [p0, p1): rows m0 … of the result. prepare(i, …) does for row i what
 // `qi_prepare_row` does. `chunk`: the most rows, for which there is room in scratch.
 template <class W, class E, class Prepare> static void qi_multiply(
     const qg_job* job, int64_t m0, int64_t rows, int64_t chunk, int64_t p0, int64_t p1, char* scratch,
     Prepare prepare) {
-    const int64_t stride = qi_stride(job->k, E::STEP), groups = qg_up(job->k, qi_span(job->k, W::SHARED));
-    const int64_t room = chunk + QI_SPARE;
     float* const tile = (float*)scratch;
     float* const entries = tile + E::ROWS * QG_NP * 16;
-    char* const codes = (char*)(entries + (W::NESTED ? groups * qi_entries_of<W>() : 0));
-    char* const x = codes + qi_unpacked_of<W>(job->k);
+    const int64_t nested = W::NESTED ? qg_up(job->k, qi_span(job->k, W::SHARED)) * qi_entries_of<W>() : 0;
+    char* const codes = (char*)(entries + nested);
+    const qi_prepared<W, E> x(codes + qi_unpacked_of<W>(job->k), job->k, chunk);
     constexpr int FULL = qi_full_rows<W, E>();
     const bool unpacked = qi_unpacks<W>() && rows >= E::UNPACKED * FULL;
-    float* const scale = (float*)(x + room * stride);
-    float* const total = scale + room;
-    int32_t* const start = (int32_t*)(total + room * groups);
-    for (int64_t i = 0; i < rows; i++)
-        prepare(i, x + i * stride, start + i * groups, total + i * groups, scale + i);
-    memset(x + rows * stride, 0, (size_t)(QI_SPARE * stride));
-    for (int64_t i = rows; i < rows + QI_SPARE; i++) scale[i] = 0.0f;
-    memset(start + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
-    memset(total + rows * groups, 0, (size_t)(QI_SPARE * groups * 4));
+    x.fill(rows, prepare);
     // Codes of `near` panels stay in the L2 cache while all rows pass by, so that lines of the result are neighbours.
-    const int64_t bytes = qc_max(1, QG_NP * qi_panel_bytes<W>(job->k)), left = QI_NEAR - rows * stride;
+    const int64_t bytes = qc_max(1, QG_NP * qi_panel_bytes<W>(job->k)), left = QI_NEAR - rows * x.stride;
     const int64_t most = qi_unpacks<W>() || W::NESTED ? (int64_t)1 : qc_max(1, left / bytes);  // of units of panels
     const int64_t units = qc_max(1, qg_up(p1 - p0, QG_NP));
     const int64_t near = qg_up(units, qg_up(units, most)) * QG_NP;  // equal numbers, nearly
@@ -517,9 +541,7 @@ template <class W, class E, class Prepare> static void qi_multiply(
             if (unpacked) qi_unpack<W, E>(job->packed, first, second, codes);
         for (int64_t i = 0, count; i < rows; i += count) {
             count = qi_next_rows<W, E>(rows - i);
-            const qi_block block = {
-                x + i * stride, stride, groups, start + i * groups, total + i * groups, scale + i,
-                apart ? entries : nullptr, unpacked ? codes : nullptr};
+            const qi_block block = x.from(i, apart ? entries : nullptr, unpacked ? codes : nullptr);
             for (int64_t panel = first; panel < qc_min(first + near, p1); panel += QG_NP) {
                 const int64_t next = qc_min(panel + QG_NP, p1) - 1, n0 = panel * 16;
                 qg_ask_for_targets(job, panel, next + 1 - panel, m0 + i, count);

@@ -75,18 +75,31 @@ template <class W, class E, class Rows> static void qi_run_with(qc_ctx* ctx, qg_
     for (int64_t task = 0; task < call.groups * chunks; task++) qi_task<W, E, Rows>(&call, task, ctx->scratch);
 }
 
-// Calls run(engine) with the best engine for `rows` rows that the processor has and the context allows.
-template <class W, class F> static void qi_with_engine(const qc_ctx* ctx, int64_t rows, int64_t k, F run) {
-    (void)rows, (void)k;
 #if defined(QC_AVX512)
-    const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
-    if constexpr (qt_columns<W>() > 0)
-        if (has && ctx->int8_units == QC_INT8_TILES && qt_takes<W>(rows, k)) return run(qi_tiles());
-    if (has && ctx->int8_units != QC_INT8_PAIRS) return run(qi_vnni());
+static inline bool qi_has_vnni() {
+    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+}
+#endif
+
+// Calls run(engine) with the best engine for few rows that the processor has and the context allows.
+template <class F> static void qi_with_engine_of_few(const qc_ctx* ctx, F run) {
+    (void)ctx;
+#if defined(QC_AVX512)
+    if (ctx->int8_units != QC_INT8_PAIRS && qi_has_vnni()) return run(qi_vnni());
 #elif defined(QC_AVX2)
     if (ctx->int8_units != QC_INT8_PAIRS && qi_has_vex()) return run(qi_vex());
 #endif
     run(qi_pairs());
+}
+
+// The same for `rows` rows.
+template <class W, class F> static void qi_with_engine(const qc_ctx* ctx, int64_t rows, int64_t k, F run) {
+    (void)rows, (void)k;
+#if defined(QC_AVX512)
+    if constexpr (qt_columns<W>() > 0)
+        if (ctx->int8_units == QC_INT8_TILES && qi_has_vnni() && qt_takes<W>(rows, k)) return run(qi_tiles());
+#endif
+    qi_with_engine_of_few(ctx, run);
 }
 
 template <class W, class Rows = qi_rows_in_memory> static void qi_run(qc_ctx* ctx, qg_job* job, int64_t room = 0) {

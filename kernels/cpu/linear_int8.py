@@ -118,13 +118,25 @@ class ProductText:
     def _scratch(self, isa: str, rows: int) -> int:
         """int8.h's `qi_scratch_for`."""
         groups, panels = self.groups, tile_of(isa).panels
-        strides = [width * padded(self.k) | 64 for width in (1, 2)]  # engines take four bytes or eight for four columns
-        prepared = max((_chunk(isa, rows, stride) + SPARE) * (stride + 8 * groups + 4) for stride in strides)
+        prepared = max(self._prepared(_chunk(isa, rows, stride), stride) for stride in self._strides)
         entries = 4 * self._entries_of_group(isa) * groups
         in_planes = self.format.declaration.codes.bits not in (1, 2, 4, 8)
         # int8.h's `qi_unpacked_of`: four steps for 16 columns, each a pair of vectors, as a CPU without VNNI needs
         codes = -(-self.k // 16) * 4 * panels * 128 * in_planes
         return 64 * rows * panels + entries + codes + prepared
+
+    @property
+    def _strides(self) -> list[int]:
+        """Bytes between prepared rows: engines take four bytes, or eight, for four columns."""
+        return [width * padded(self.k) | 64 for width in (1, 2)]
+
+    def _prepared(self, rows: int, stride: int) -> int:
+        """int8.h's `qi_prepared_bytes`."""
+        return (rows + SPARE) * (stride + 8 * self.groups + 4)
+
+    def prepared(self, rows: int) -> int:
+        """Scratch bytes of `rows` prepared rows, for any engine."""
+        return max(self._prepared(rows, stride) for stride in self._strides)
 
     def _scratch_of_tiles(self, isa: str) -> int:
         """int8_tiles.h's `qt_scratch_for`."""

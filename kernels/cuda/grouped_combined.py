@@ -7,10 +7,13 @@ time, and 16 threads combine the groups' sums in the order of the groups. No res
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda.geometry import SHARED_LIMIT, CudaKernel, Geometry, SharedMemory
 from qcompiler.kernels.cuda.grouped_pairs import expert_of, grouped_body
-from qcompiler.kernels.cuda.linear_fma import Few, code_table, resident, shape_for
+from qcompiler.kernels.cuda.linear_fma import code_table, resident, shape_for
 from qcompiler.kernels.cuda.signature import arch_number, signature
 from qcompiler.kernels.cuda.weights import Weight
 from qcompiler.kernels.scalar import scalar_statements
@@ -53,7 +56,7 @@ def emit(spec: KernelSpec, weight: Weight, arch: str, *, mma: bool) -> CudaKerne
         "__syncthreads();",
         f"if (group == 0 && threadIdx.x < {PANEL}) {{",
         f"    const int64_t column = (int64_t)blockIdx.x * {PANEL} + threadIdx.x;",
-        *indent(_combined(spec, body, shape)),
+        *indent(combined(spec, body, partial_sums(shape.warps))),
         "}",
     ]
     geometry = Geometry((panels, rows, 1), (32 * shape.warps, groups, 1), shared.nbytes)
@@ -84,23 +87,42 @@ def _expert(spec: KernelSpec, body: GroupedLinearKernel) -> list[str]:
     ]
 
 
-def _combined(spec: KernelSpec, body: GroupedLinearKernel, shape: Few) -> list[str]:
-    """The statements of the thread that makes the element (row, column) of the result."""
-    out = spec.operands[-1]
-    assert body.epilogue is not None
-    target = f"{identifier(out.name)} + (int64_t)row * {c_dim(out.strides[0])} + column"
-    add = f"for (int warp = 0; warp < {shape.warps}; warp++)"
-    if body.pairs:
-        statements = scalar_statements(body.epilogue, ["sum", "other"])
-        return [
+@dataclass(frozen=True)
+class Sums:
+    """How the thread of a column finds the sums of its row: the statements that declare `sum` and `other` of the two
+    halves; and, given the condition that a pair's expert exists, those that declare `sum` of pair `place`."""
+
+    halves: list[str]
+    place: Callable[[str], list[str]]
+
+
+def partial_sums(warps: int) -> Sums:
+    """Those of `qc_linear_few`, which `warps` warps of each group leave behind."""
+    add = f"for (int warp = 0; warp < {warps}; warp++)"
+    return Sums(
+        [
             "float sum = 0.0f, other = 0.0f;",
             f"{add} {{",
             f"    sum += partial[warp * {PANEL} + threadIdx.x];",
-            f"    other += partial[({shape.warps} + warp) * {PANEL} + threadIdx.x];",
+            f"    other += partial[({warps} + warp) * {PANEL} + threadIdx.x];",
             "}",
-            *statements.lines,
-            f"qc_store({target}, there ? {statements.results[0]} : NAN);",
-        ]
+        ],
+        lambda there: [
+            f"float sum = {there} ? 0.0f : NAN;",
+            f"{add} sum += partial[(place * {warps} + warp) * {PANEL} + threadIdx.x];",
+        ],
+    )
+
+
+def combined(spec: KernelSpec, body: GroupedLinearKernel, sums: Sums) -> list[str]:
+    """The statements of the thread that makes the element (row, column) of the result. `there`: whether the expert of a
+    row of pairs exists."""
+    out = spec.operands[-1]
+    assert body.epilogue is not None
+    target = f"{identifier(out.name)} + (int64_t)row * {c_dim(out.strides[0])} + column"
+    if body.pairs:
+        statements = scalar_statements(body.epilogue, ["sum", "other"])
+        return [*sums.halves, *statements.lines, f"qc_store({target}, there ? {statements.results[0]} : NAN);"]
     assert body.mix is not None
     weights, mix = spec.operands[3], scalar_statements(body.mix, ["sum", "weight", "total"])
     down, right = (c_dim(stride) for stride in weights.strides)
@@ -112,8 +134,7 @@ def _combined(spec: KernelSpec, body: GroupedLinearKernel, shape: Few) -> list[s
         "#pragma unroll 1",
         f"for (int place = 0; place < {body.top}; place++) {{",
         f"    const int64_t its = {expert_of(spec, f'row * {body.top} + place')};",
-        f"    float sum = its >= 0 && its < {body.experts} ? 0.0f : NAN;",
-        f"    {add} sum += partial[(place * {shape.warps} + warp) * {PANEL} + threadIdx.x];",
+        *indent(sums.place(f"its >= 0 && its < {body.experts}")),
         f"    const {VALUE_TYPES[weights.dtype]} weight = {weight};",
         *indent(mix.lines),
         f"    total = {mix.results[0]};",

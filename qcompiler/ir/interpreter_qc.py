@@ -183,23 +183,26 @@ def _prologue(op: qc.LinearOp, operands: Sequence[Array], frame: Frame) -> tuple
 
 @rule(qc.GroupedLinearOp)
 def _grouped_linear(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Frame) -> list[Array]:
-    x, index = operands[0], operands[2]
-    experts, repeat = op.experts.value.data, op.repeat.value.data
+    index, experts = operands[2], op.experts.value.data
     outside = [int(i) for i in index if not 0 <= i < experts]
     if outside:
         raise InterpreterError(f"{where(op)}: there is no expert {outside[0]}; there are {experts}")
-    if op.multiplies_codes:
-        return [round_to(_integer_sums_of_experts(op, operands, frame), tensor_dtype(op.result.type))]
-    w = plain(operands[1], op.w.type, frame)
-    x, acc = round_to(x, tensor_dtype(op.w.type)), accumulator(x, w)
-    weights = w.astype(acc, copy=False).reshape(experts, -1, x.shape[1])
+    sums = (_integer_sums_of_experts if op.multiplies_codes else _sums_of_experts)(op, operands, frame)
+    if not op.epilogue.blocks:
+        return [round_to(sums, tensor_dtype(op.result.type))]
+    return [_experts_epilogue(op, sums.astype(np.float32, copy=False), operands[3:])]
+
+
+def _sums_of_experts(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Frame) -> Array:
+    """Products (pairs, N) of rows with the decoded weights of the experts that some pair chose."""
+    index, repeat, w = operands[2], op.repeat.value.data, plain(operands[1], op.w.type, frame)
+    x, acc = round_to(operands[0], tensor_dtype(op.w.type)), accumulator(operands[0], w)
+    weights = w.astype(acc, copy=False).reshape(op.experts.value.data, -1, x.shape[1])
     out = np.zeros((len(index), weights.shape[1]), acc)
     for expert in sorted({int(i) for i in index}):
         pairs = np.flatnonzero(index == expert)
         out[pairs] = x[pairs // repeat].astype(acc, copy=False) @ weights[expert].T
-    if not op.epilogue.blocks:
-        return [round_to(out, tensor_dtype(op.result.type))]
-    return [_experts_epilogue(op, out.astype(np.float32, copy=False), operands[3:])]
+    return out
 
 
 def _integer_sums_of_experts(op: qc.GroupedLinearOp, operands: Sequence[Array], frame: Frame) -> Array:

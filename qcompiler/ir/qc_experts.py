@@ -49,7 +49,7 @@ class GroupedLinearOp(QCOp):
     shapes do not depend on it. x is rounded to the element type of w, where that is another, as in `qc.linear`.
 
     If x has element type i8, it holds int8 rows (`qc.quantize_rows`), (M, row_bytes(K)), and w is quantised. The codes
-    are then multiplied as integers, in the order of formats/integer_product.py, and nothing is combined.
+    are then multiplied as integers, in the order of formats/integer_product.py, which gives the fp32 sums.
 
     With `pairs`, each expert's matrix has two halves of N / 2 rows, and the result has N / 2 columns. The epilogue's
     arguments are the fp32 sums of rows n and N / 2 + n: the gate and the up projection of a GLU.
@@ -114,7 +114,6 @@ class GroupedLinearOp(QCOp):
         self.expect(int(w[0]) % experts == 0, f"{w[0]} rows of w are not a multiple of {experts} experts")
         if self.multiplies_codes:
             self.expect_rows_of_int8(self.x, self.w)
-            self.expect(not self.epilogue.blocks, "sums of products of codes are not combined")
         else:
             self.expect(x[1] == w[1], f"x has K = {x[1]} but w has K = {w[1]}")
         pairs = (dim(x[0]) * repeat).to_dim()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from combined_cases import Case, cases, check, make, routings
+from combined_cases import Case, cases, check, codes, make, routings
 
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels.cuda import grouped_linear
@@ -27,6 +27,19 @@ def test_combined_sums_equal_float64(sim_module: Callable[..., Any]) -> None:
     every = cases(LAYOUT)
     assert {grouped_linear.decision_of(case.spec, "sm_80").key for case in every} == {"few_fma", "few_mma"}
     module = sim_module([case.spec for case in every], "sm_80")
+    for case in every:
+        for chosen in routings(case):
+            result, inputs = run(module, case, chosen)
+            check(case, result, case.expected(chosen, inputs))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_70", marks=pytest.mark.slow)])
+def test_combined_sums_of_codes_are_those_of_their_definition(sim_module: Callable[..., Any], arch: str) -> None:
+    """By tiles of tensor cores and by `dp4a`, with a group for each sum and with several sums in turns."""
+    every = codes(LAYOUT)
+    geometries = [emit_kernel(case.spec, arch).geometry.block for case in every]
+    assert {block[1] for block in geometries} >= {2, 3, 4}  # 3: nine experts
+    module = sim_module([case.spec for case in every], arch)
     for case in every:
         for chosen in routings(case):
             result, inputs = run(module, case, chosen)
@@ -67,8 +80,12 @@ def test_no_form_spills(nvrtc: Callable[[Sequence[KernelSpec], str], dict[str, A
         for name in ("nf4", "q4_K", "int8", "panels")
         for dtype in ("f32", "bf16") for n, rows, top in ((64, 1, 0), (32, 2, 2), (32, 8, 8))
     ]  # fmt: skip
+    some += [
+        make(LAYOUT, name, 4, n, 2048, rows=rows, repeat=2 - bool(top), top=top, codes=True).spec
+        for name in ("int8", "q4_K", "q6_K", "int4") for n, rows, top in ((64, 1, 0), (32, 2, 2), (32, 8, 8))
+    ]  # fmt: skip
     for arch in ("sm_75", "sm_90a", "sm_120"):
-        table = nvrtc([spec for spec in some if arch != "sm_75" or spec.operands[0].dtype == "f32"], arch)
+        table = nvrtc([spec for spec in some if arch != "sm_75" or spec.operands[0].dtype != "bf16"], arch)
         assert not [name for name, each in table.items() if each.uses_local_memory], arch
 
 

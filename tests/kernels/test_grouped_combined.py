@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from combined_cases import Case, cases, check, make, routings
-from kernel_cases import Array, aligned
+from combined_cases import Case, cases, check, codes, make, routings
+from kernel_cases import Array, aligned, same_bits
 
 from qcompiler.errors import KernelSelectionError, QCompilerError
 from qcompiler.kernels.cpu.emit import emit_kernel
@@ -49,6 +49,33 @@ def test_factors_are_rounded_to_bf16(build: Callable[..., Any], isa: str, weight
         error = np.linalg.norm(out - expected, axis=1) / np.linalg.norm(expected, axis=1)
         exact = case.body.top > 0 or isa != "x86-64-v4"
         assert error.max() < (3e-6 if exact else 6e-3)
+
+
+def check_codes(kernels: Any, every: list[Case]) -> None:
+    for case, out, expected in results(kernels, every):
+        check(case, out, expected)
+    for case in every:
+        if case.body.top and case.spec.operands[-1].dtype == "f32":
+            chosen = routings(case)[0]
+            inputs = case.inputs(chosen)
+            out = kernels.run_both(case.spec.name, lambda inputs=inputs: [*inputs[:-1], inputs[-1].copy()])[-1]
+            sums = case.sums(chosen, inputs[0]).reshape(-1, case.body.top, case.body.n)
+            total = np.zeros_like(sums[:, 0])
+            for place in range(case.body.top):
+                total = total + sums[:, place] * inputs[3][:, place, None]
+            assert same_bits(out, total + inputs[4])
+
+
+def test_combined_sums_of_codes_are_those_of_their_definition(build: Callable[..., Any], isa: str) -> None:
+    """A sum over a row's experts in fp32, to the bit."""
+    every = codes(LAYOUT)
+    check_codes(build([case.spec for case in every], isa), every)
+
+
+@pytest.mark.slow
+def test_rare_engines_combine_sums_of_codes(int8_engine: Callable[..., Any]) -> None:
+    every = codes(LAYOUT)
+    check_codes(int8_engine([case.spec for case in every]), every)
 
 
 def test_an_expert_that_does_not_exist_is_reported(build: Callable[..., Any], isa: str) -> None:

@@ -46,9 +46,14 @@ def forms(program: qc.Program) -> list[str]:
     return ["pairs" if body.pairs else "mixed" if body.top else "plain" for body in bodies]
 
 
-def both(model: nn.Module, x: torch.Tensor, quant: str = "nf4", **options: Any) -> list[qc.Program]:
+def both(
+    model: nn.Module, x: torch.Tensor, quant: str = "nf4", activations: str | None = None, **options: Any
+) -> list[qc.Program]:
     """The program, and the one whose experts stay apart."""
-    recipes = (qc.QuantConfig(quant, separate=sep, promise_bits=None) for sep in ((), ("moe.experts*",)))
+    recipes = (
+        qc.QuantConfig(quant, activations=activations, separate=separate, promise_bits=None)
+        for separate in ((), ("moe.experts*",))
+    )
     return [qc.qcompile(model, (x,), quant=recipe, **options) for recipe in recipes]
 
 
@@ -115,6 +120,30 @@ def test_some_rows_of_many_experts(experts: int, top: int, size: tuple[int, ...]
 ])  # fmt: skip
 def test_on_the_simulated_gpu(experts: int, top: int, size: tuple[int, ...], dtype: torch.dtype) -> None:
     check(Block(experts, top), size, "nf4", dtype, device="sim:0")
+
+
+@pytest.mark.parametrize(("experts", "top", "size", "quant", "device"), [
+    (4, 2, (1, 1), "int8", "cpu"), (4, 2, (1, 1), "int4", "sim:0"), pytest.param(12, 9, (1, 1), "int8", "sim:0"),
+    pytest.param(8, 2, (3, 1), "q4_K", "cpu", marks=SLOW), pytest.param(60, 8, (1, 7), "q6_K", "cpu", marks=SLOW),
+    pytest.param(8, 2, (3, 1), "q4_K", "sim:0", marks=SLOW), pytest.param(8, 8, (1, 1), "mxfp4", "sim:0", marks=SLOW),
+])  # fmt: skip
+def test_rows_of_int8_give_the_same_bits_on_every_device(
+    experts: int, top: int, size: tuple[int, ...], quant: str, device: str
+) -> None:
+    """Sums of codes are exact, so neither the number of rows nor that of warps changes them. More than eight experts of
+    a row are summed by several threads of the loop that the other program has on a GPU, in another order."""
+    model = Block(experts, top, width=256 if quant.startswith("q") else 32).eval()
+    fused, apart = both(model, inputs(size, torch.float32)[0], quant, "int8", device=device)
+    assert set(forms(fused)) == {"pairs", "mixed"} and set(forms(apart)) == {"plain"}, said(fused)
+    codes = [spec.body.codes for spec in fused.plan.kernels if isinstance(spec.body, GroupedLinearKernel)]
+    assert any(codes)
+    assert len(fused.plan.entries[0].steps) <= len(apart.plan.entries[0].steps) - 2
+    for each in inputs(size, torch.float32):
+        ours, theirs = fused(each), apart(each)
+        if top <= 8:
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        else:
+            assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
 
 
 @pytest.mark.parametrize(("model", "size", "what", "why"), [

@@ -22,8 +22,8 @@ BYTES = {
 }  # fmt: skip
 """Bytes of activations that the steps of one layer read and write on the CPU."""
 
-MORE = {"mixtral": 4, "qwen3-moe": 4}
-"""Additional steps with int8 activations: experts of int8 rows have their GLU and their weighted sum in loops."""
+MORE = {"mixtral": 1, "qwen3-moe": 1}
+"""Additional steps with int8 activations: rows of int8 for the experts' second product are made apart."""
 
 QUICK = ("qwen3-tokens",)
 """Without an entry point for prompts a model compiles in half of the time; the step of one token counts anyway."""

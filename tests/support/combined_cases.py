@@ -1,11 +1,12 @@
 """Kernels of experts that combine their sums, with weights, inputs, and what float64 says of them.
 
-for case in cases("cpu_p16_v2"):           # or cuda_t16_v1
+for case in cases("cpu_p16_v2"):           # or cuda_t16_v1; codes(…): x has rows of int8
     case.spec, case.weight, case.inputs(chosen), case.expected(chosen)
 """
 
 from __future__ import annotations
 
+import functools
 import zlib
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ import grouped_cases
 import numpy as np
 from kernel_cases import Array, stored_weight
 
-from qcompiler.config import parse_format
+from qcompiler.config import parse_format, resolve_format
+from qcompiler.formats import PackedTensor, int8_rows, integer_product
 from qcompiler.plan.kernel import DType, KernelSpec, Operand, ScalarOp, ScalarProgram
 from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -62,9 +64,7 @@ class Case(grouped_cases.Case):
         return found
 
     def expected(self, chosen: list[int], inputs: list[Array]) -> Array:
-        body, x = self.body, inputs[0].astype(NUMPY_DTYPES[self.spec.operands[1].dtype]).astype(np.float64)
-        rows = [self.values[e] @ x[p // body.repeat] if 0 <= e < body.experts else None for p, e in enumerate(chosen)]
-        sums = np.stack([np.full(body.n, np.nan) if row is None else row for row in rows])
+        body, sums = self.body, self.sums(chosen, inputs[0])
         if body.pairs:
             gate, up = np.split(sums, 2, axis=1)
             return gate / (1 + np.exp(-gate)) * up
@@ -72,20 +72,56 @@ class Case(grouped_cases.Case):
         total = np.einsum("rtn,rt->rn", sums.reshape(-1, body.top, body.n), weights)
         return total + inputs[4].astype(np.float64)
 
+    def sums(self, chosen: list[int], x: Array) -> Array:
+        """Of the pairs, (pairs, n); NaN where no expert is."""
+        body, rows = self.body, x.astype(NUMPY_DTYPES[self.spec.operands[1].dtype]).astype(np.float64)
+        sums = np.full((len(chosen), body.n), np.nan)
+        for pair, expert in enumerate(chosen):
+            if 0 <= expert < body.experts:
+                sums[pair] = self.values[expert] @ rows[pair // body.repeat]
+        return sums
+
+
+@dataclass
+class CodesCase(Case):
+    """The same of rows of int8; `values` has one entry for all experts."""
+
+    packed: PackedTensor
+
+    def inputs(self, chosen: list[int]) -> list[Array]:
+        found, k = super().inputs(chosen), self.body.k
+        rng = np.random.default_rng(len(chosen))
+        x = rng.standard_normal((len(found[0]), k)).astype(np.float32)
+        found[0] = int8_rows.quantise(x, "token", 0.0, None)
+        return found
+
+    def sums(self, chosen: list[int], x: Array) -> Array:
+        """In fp32, to the bit (formats/integer_product.py)."""
+        body = self.body
+        codes, scales = int8_rows.codes_of(x, body.k), int8_rows.scales_of(x, body.k)
+        every = integer_product.multiply(codes, scales, self.packed).reshape(len(x), body.experts, body.n)
+        sums = np.full((len(chosen), body.n), np.nan, np.float32)
+        for pair, expert in enumerate(chosen):
+            if 0 <= expert < body.experts:
+                sums[pair] = every[pair // body.repeat, expert]
+        return sums
+
 
 def make(
     layout: str, weight: str, experts: int, n: int, k: int, *, rows: int, repeat: int = 1, top: int = 0,
-    dtype: DType = "f32", index: DType = "i64", factors: DType | None = None,
+    dtype: DType = "f32", index: DType = "i64", factors: DType | None = None, codes: bool = False,
 ) -> Case:  # fmt: skip
     """`weight`: the text of a format, or "panels". Without `top` a SwiGLU of halves, else a weighted sum and a
-    residual. `factors`: the type of the weight, to which x is rounded, if it is not x's."""
-    name = f"c{zlib.crc32(f'{layout} {weight} {experts} {n} {k} {rows} {repeat} {top} {dtype} {factors}'.encode()):08x}"
+    residual. `factors`: the type of the weight, to which x is rounded, if it is not x's. `codes`: rows of int8."""
+    text = f"{layout} {weight} {experts} {n} {k} {rows} {repeat} {top} {dtype} {factors}{' codes' * codes}"
+    name = f"c{zlib.crc32(text.encode()):08x}"
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     w = (rng.standard_normal((experts * n, k)) / np.sqrt(k)).astype(np.float32)
     kind = "layout" if weight == "panels" else parse_format(weight)
     operand, data, values = stored_weight(w, kind, factors or dtype, layout)
     pairs = rows * repeat
-    x = Operand(name="x", dtype=dtype, access="r", shape=(rows, k), strides=(k, 1))
+    width = int8_rows.row_bytes(k) if codes else k
+    x = Operand(name="x", dtype="i8" if codes else dtype, access="r", shape=(rows, width), strides=(width, 1))
     chosen = Operand(name="index", dtype=index, access="r", shape=(pairs,), strides=(1,))
     if top:
         shape = (pairs // top, n)
@@ -109,9 +145,12 @@ def make(
         epilogue = _rounded([("g", "f32"), ("u", "f32")], silu, dtype)
     out = Operand(name="out", dtype=dtype, access="w", shape=shape, strides=(shape[1], 1))
     body = GroupedLinearKernel(
-        rows=rows, repeat=repeat, experts=experts, n=n, k=k, pairs=not top, top=top, mix=mix, epilogue=epilogue
-    )
+        rows=rows, repeat=repeat, experts=experts, n=n, k=k, pairs=not top, top=top, mix=mix, epilogue=epilogue,
+        codes=codes,
+    )  # fmt: skip
     spec = KernelSpec(name=name, symbols=(), operands=(x, operand, chosen, *more, out), body=body)
+    if codes:
+        return CodesCase(spec, data, values, resolve_format(weight).encode(w))
     return Case(spec, data.view(values.dtype) if weight == "panels" else data, values.reshape(experts, n, k))
 
 
@@ -123,6 +162,18 @@ def cases(layout: str) -> list[Case]:
         make(layout, "nf4", 5, 48, 97, rows=2, top=2), make(layout, "int8", 4, 16, 160, rows=6, top=2, index="i32"),
         make(layout, "q4_K", 8, 160, 256, rows=8, top=8, dtype="bf16"),
         make(layout, "panels", 2, 32, 77, rows=3, top=1), make(layout, "q8_0", 60, 32, 64, rows=4, top=4),
+    ]  # fmt: skip
+
+
+def codes(layout: str) -> list[Case]:
+    """The same of rows of int8: weights with one group and several, nested ones, codes in planes and lists."""
+    of = functools.partial(make, layout, codes=True)
+    return [
+        of("int8", 5, 64, 101, rows=1, repeat=2), of("q4_K", 4, 96, 512, rows=3, repeat=2),
+        of("int4", 8, 32, 256, rows=8, repeat=8, dtype="bf16"), of("q6_K", 2, 32, 256, rows=7),
+        of("int8", 5, 48, 101, rows=2, top=2), of("q6_K", 4, 16, 256, rows=6, top=2, index="i32"),
+        of("q4_K", 8, 160, 256, rows=8, top=8, dtype="bf16"), of("mxfp4", 60, 32, 96, rows=4, top=4),
+        of("int8:symmetric=False", 12, 32, 64, rows=9, top=9),
     ]  # fmt: skip
 
 
@@ -139,5 +190,5 @@ def routings(case: Case) -> list[list[int]]:
 def check(case: Case, result: Array, expected: Array) -> None:
     """The result is float64's, up to the bound of its type, row by row."""
     error = np.linalg.norm(result.astype(np.float64) - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    bound = BOUNDS[case.spec.operands[0].dtype]
+    bound = BOUNDS[case.spec.operands[-1].dtype]
     assert error.max() <= bound, f"{case.spec.operands[1].format}, top {case.body.top}: {error.max():.2e} in a row"

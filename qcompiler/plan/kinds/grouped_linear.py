@@ -46,7 +46,7 @@ class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
     In both forms the number of rows is known, and halves, or experts, are whole panels.
 
     With `codes`, x holds int8 rows (rows, row_bytes(k)), w is packed, and the kernel multiplies codes as integers, with
-    the results of qcompiler/formats/integer_product.py. It combines nothing.
+    the results of qcompiler/formats/integer_product.py for sums.
     """
 
     rows: Dim
@@ -79,8 +79,6 @@ class GroupedLinearKernel(RoleKernel, frozen=True, tag="grouped_linear"):
         pairs = (dim(self.rows) * self.repeat).to_dim()
         extras = self._check_form(operands, pairs)
         rows = int(pairs) // self.top if self.top else pairs
-        if self.codes and self.combines:
-            raise PlanError("a grouped linear multiplies codes or combines sums, not both")
         x = Role("x", (self.rows, self.k), unit=True)
         if self.codes:
             x = Role("x", (self.rows, row_bytes(self.k)), dtypes=("i8",), unit=True, align=ROW_ALIGNMENT)

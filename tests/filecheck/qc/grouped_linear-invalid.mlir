@@ -79,12 +79,3 @@
 // CHECK: rows of int8 are multiplied with a quantised weight
 %x, %w, %i = "test.op"() : () -> (tensor<7x96xi8>, tensor<12x64xf32>, tensor<7xi64>)
 %0 = qc.grouped_linear %x, %w, %i {experts = 4, repeat = 1} : tensor<7x3xf32>
-
-// -----
-
-// CHECK: sums of products of codes are not combined
-%x, %w, %i = "test.op"() : () -> (tensor<7x96xi8>, !qc.qtensor<16x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>, tensor<7xi64>)
-%0 = qc.grouped_linear %x, %w, %i {experts = 4, repeat = 1, pairs} : tensor<7x2xf32> {
-^bb0(%g: f32, %u: f32):
-  qc.yield %g
-}
