@@ -564,18 +564,42 @@ struct qg_whole {
 };
 
 #if defined(QC_AVX512)
-// Codes of BITS bits in two planes that count, plus OFFSET. AVX-512 VBMI, which x86-64-v4 does not promise, makes bytes
-// of four columns at once. A byte becomes the lowest one of a word; with an OFFSET, which turns the highest bit into a
-// sign, the highest one, so that no instruction has to extend the sign, and the number is that of the UNIT.
-template <int BITS, int OFFSET> struct qg_counts_by_bytes : qg_whole {
-    static constexpr bool SIGNED = OFFSET != 0;
-    static_assert(OFFSET == 0 || OFFSET == -(1 << (BITS - 1)), "no sign");
-    static constexpr float UNIT = SIGNED ? 1.0f / (float)(1u << (32 - BITS)) : 1.0f;
+// Codes of BITS bits in two planes as bytes, from bit TO of each on; AVX-512 VBMI, which x86-64-v4 does not promise,
+// makes those of four columns at once.
+template <int BITS, int TO> struct qg_joined {
     typedef qg_codes<BITS, 32> planes;
     static constexpr int LOW = planes::LOW, PER = 32 / LOW, STEPS = PER / 4;
     static_assert(planes::MIDDLE != 0 && planes::HIGH == 0, "two planes");
     static constexpr int WORDS = 8;  // most words of bytes of a group
-    __m512i places[4], bytes[WORDS];
+    // Column J has byte `byte(J)` of word `word(J)`. Of a word of the wider plane, word S has columns S, S + STEPS, …
+    static constexpr int byte(int column) { return column % PER / STEPS; }
+    static constexpr int word(int column) { return column / PER * STEPS + column % STEPS; }
+    // All words of a group. In the other bits of the bytes stands anything.
+    template <int I = 0, class C> static QG_METHOD void make(const C& codes, qu (&bytes)[WORDS]) {
+        constexpr int WIDTH = C::MIDDLE, COUNT = sizeof codes.low.w / sizeof codes.low.w[0] * STEPS;
+        static_assert(COUNT <= WORDS && C::LOW == LOW, "words of a group");
+        if constexpr (I < COUNT) {
+            constexpr int S = I % STEPS, COLUMN = I / STEPS * PER + S, OTHER = 32 / WIDTH, RIGHT = LOW * S - TO;
+            constexpr int BEGIN = COLUMN % OTHER * WIDTH + decltype(codes.middle)::FIRST - LOW - TO;
+            const qu of_low = codes.low.w[I / STEPS].r[0];
+            const qu low = RIGHT > 0 ? of_low >> RIGHT : of_low << -RIGHT;
+            const qu middle = qg_spread<BEGIN, STEPS * WIDTH>(codes.middle.w[COLUMN / OTHER].r[0]);
+            bytes[I] = qg_select<(0x01010101u << TO) * ((1 << LOW) - 1)>(low, middle);
+            make<I + 1>(codes, bytes);
+        }
+    }
+};
+
+// Such codes that count, plus OFFSET. A byte becomes the lowest one of a word; with an OFFSET, which turns the highest
+// bit into a sign, the highest one, so that no instruction has to extend the sign, and the number is that of the UNIT.
+template <int BITS, int OFFSET> struct qg_counts_by_bytes : qg_whole {
+    static constexpr bool SIGNED = OFFSET != 0;
+    static_assert(OFFSET == 0 || OFFSET == -(1 << (BITS - 1)), "no sign");
+    static constexpr float UNIT = SIGNED ? 1.0f / (float)(1u << (32 - BITS)) : 1.0f;
+    static constexpr int TO = SIGNED ? 8 - BITS : 0;
+    typedef qg_joined<BITS, TO> joined;
+    __m512i places[4];
+    qu bytes[joined::WORDS];
     QG_METHOD void start() {
         QG_UNROLL for (int b = 0; b < 4; b++) {
             const __m128i from = _mm_setr_epi32(b, b + 4, b + 8, b + 12);
@@ -584,48 +608,38 @@ template <int BITS, int OFFSET> struct qg_counts_by_bytes : qg_whole {
             places[b] = _mm512_broadcast_i32x4(place);
         }
     }
-    template <class C> QG_METHOD void at(const C& codes) { make<0>(codes); }
+    template <class C> QG_METHOD void at(const C& codes) {
+        constexpr int COUNT = sizeof codes.low.w / sizeof codes.low.w[0] * joined::STEPS;
+        joined::make(codes, bytes);
+        const __m512i mask = _mm512_set1_epi32((int32_t)((0x01010101u << TO) * ((1 << BITS) - 1)));
+        const __m512i sign = _mm512_set1_epi8((char)0x80);
+        QG_UNROLL for (int i = 0; i < COUNT; i++) {
+            const __m512i all = (__m512i)bytes[i];
+            bytes[i] = (qu)(SIGNED ? _mm512_ternarylogic_epi32(all, mask, sign, 0x6a)  // all & mask ^ sign
+                                   : _mm512_and_si512(all, mask));
+        }
+    }
     // Column J's number over UNIT, and the number.
     template <int J, class C> QG_METHOD vf units(const C&) const {
-        return vf{{(qf)_mm512_cvtepi32_ps(word<J % PER / STEPS>(bytes[J / PER * STEPS + J % STEPS]))}};
+        return vf{{(qf)_mm512_cvtepi32_ps(word<joined::byte(J)>((__m512i)bytes[joined::word(J)]))}};
     }
     template <int J, class C> QG_METHOD vf value(const C& codes) const {
         return SIGNED ? units<J>(codes) * vset(UNIT) : units<J>(codes);
     }
 
 private:
-    static constexpr int TO = SIGNED ? 8 - BITS : 0;  // a code's bit of a byte
-    static constexpr uint32_t ONE = 0x01010101u << TO;
     // Byte B of each word: by a mask where that is enough, which has more pipes than a shuffle.
     template <int B> QG_METHOD __m512i word(__m512i x) const {
         if constexpr (B == 0 && !SIGNED) return _mm512_and_si512(x, _mm512_set1_epi32(255));
         if constexpr (B == 3 && SIGNED) return _mm512_and_si512(x, _mm512_set1_epi32((int32_t)0xff000000));
         return _mm512_shuffle_epi8(x, places[B]);
     }
-    // Bytes I: those of columns S, S + STEPS, … of a word of the wider plane, S = I % STEPS.
-    template <int I, class C> QG_METHOD void make(const C& codes) {
-        constexpr int WIDTH = C::MIDDLE, COUNT = sizeof codes.low.w / sizeof codes.low.w[0] * STEPS;
-        static_assert(COUNT <= WORDS && C::LOW == LOW, "words of a group");
-        if constexpr (I < COUNT) {
-            constexpr int S = I % STEPS, COLUMN = I / STEPS * PER + S, OTHER = 32 / WIDTH, RIGHT = LOW * S - TO;
-            constexpr int BEGIN = COLUMN % OTHER * WIDTH + decltype(codes.middle)::FIRST - LOW - TO;
-            const qu word = codes.low.w[I / STEPS].r[0];
-            const qu low = RIGHT > 0 ? word >> RIGHT : word << -RIGHT;
-            const qu middle = qg_spread<BEGIN, STEPS * WIDTH>(codes.middle.w[COLUMN / OTHER].r[0]);
-            const qu both = qg_select<ONE * ((1 << LOW) - 1)>(low, middle);
-            const __m512i mask = _mm512_set1_epi32((int32_t)(ONE * ((1 << BITS) - 1)));
-            const __m512i sign = _mm512_set1_epi8((char)0x80);
-            bytes[I] = SIGNED ? _mm512_ternarylogic_epi32((__m512i)both, mask, sign, 0x6a)  // both & mask ^ sign
-                              : _mm512_and_si512((__m512i)both, mask);
-            make<I + 1>(codes);
-        }
-    }
 };
 
 // What codes that count have in two planes. For more rows FMA decides, whose pipes vpmultishiftqb takes on a Zen 4.
 template <int BITS, int OFFSET> struct qg_counts_faster {
     typedef qg_counts_by_bytes<BITS, OFFSET> faster;
-    static constexpr int FASTER_ROWS = 4, FASTER_GROUP = 32 / faster::LOW;
+    static constexpr int FASTER_ROWS = 4, FASTER_GROUP = faster::joined::PER;
     static bool runs() { return __builtin_cpu_supports("avx512vbmi"); }
 };
 #endif
@@ -698,17 +712,62 @@ template <int BITS> struct qg_counts_in_place {
     }
 };
 
+// Whether it multiplies subnormal numbers at the rate of others.
+QC_INLINE bool qg_multiplies_subnormals() {
+#if defined(QG_IN_PLACE)  // tests define it
+    return QG_IN_PLACE;
+#else
+    return qg_is_zen4();
+#endif
+}
+
 template <int BITS> struct qg_counts_in_place_faster {
     typedef qg_counts_in_place<BITS> faster;
     static constexpr int FASTER_ROWS = 2, FASTER_GROUP = faster::PER;
-    static bool runs() {
-#if defined(QG_IN_PLACE)  // tests define it
-        return QG_IN_PLACE;
-#else
-        return qg_is_zen4();
-#endif
+    static bool runs() { return qg_multiplies_subnormals(); }
+};
+
+// Codes in two planes, multiplied where they stand in the bytes that are made of them: of four columns, three lie in the
+// lowest 24 bits of a word, and a shift brings the fourth there.
+template <int BITS> struct qg_bytes_in_place {
+    static constexpr bool IN_PLACE = true;
+    static constexpr float UNIT = 0x1p23f;
+    static constexpr int TO = 8 - BITS;  // the highest bits of a byte, so that the shift leaves nothing else
+    typedef qg_joined<BITS, TO> joined;
+    static constexpr int PER = joined::PER;
+    static constexpr int bit(int column) { return joined::byte(column) == 3 ? 0 : 8 * joined::byte(column) + TO; }
+    struct powers {
+        float column[16];
+        constexpr powers() : column() {
+            for (int k = 0; k < 16; k++) column[k] = 0x1p126f / (float)(1 << bit(k));
+        }
+    };
+    alignas(64) static constexpr powers POWERS{};
+    qi mask[3];
+    qu bytes[joined::WORDS];
+    QG_METHOD void start() {
+        QG_UNROLL for (int b = 0; b < 3; b++) {
+            mask[b] = q_seti(((1 << BITS) - 1) << (8 * b + TO));
+            asm("" : "+v"(mask[b]));
+        }
+    }
+    template <class C> QG_METHOD void at(const C& codes) { joined::make(codes, bytes); }
+    template <int J, class C> QG_METHOD vf units(const C&) const {
+        const qu word = bytes[joined::word(J)];
+        if constexpr (joined::byte(J) == 3) return vf{{(qf)(word >> (24 + TO))}};
+        else return vf{{(qf)((qi)word & mask[joined::byte(J)])}};
+    }
+    template <int J, class C> QG_METHOD vf value(const C& codes) const {
+        return qg_counts<BITS, false, 0>().template value<J>(codes);
     }
 };
+
+// What a kernel for one row has besides.
+template <int BITS> struct qg_bytes_in_place_alone {
+    typedef qg_bytes_in_place<BITS> of_one_row;
+    static bool runs_alone() { return qg_multiplies_subnormals() && __builtin_cpu_supports("avx512vbmi"); }
+};
+struct qg_nothing_alone {};
 #endif
 
 // Values from a table of 2^BITS floats, at least 16 of them (a shorter one is repeated).
@@ -756,7 +815,8 @@ constexpr qg_faster_counts qg_counts_faster_with(int bits, bool is_signed, int o
 template <int BITS, bool SIGNED, int OFFSET, qg_faster_counts FASTER = qg_counts_faster_with(BITS, SIGNED, OFFSET)>
 struct qg_counting : qg_counting_alone<BITS, SIGNED, OFFSET> {};
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, QG_BY_BYTES> {
-    struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_faster<BITS, OFFSET> {};
+    typedef std::conditional_t<OFFSET == 0, qg_bytes_in_place_alone<BITS>, qg_nothing_alone> one_row;
+    struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_faster<BITS, OFFSET>, one_row {};
 };
 template <int BITS, bool SIGNED, int OFFSET> struct qg_counting<BITS, SIGNED, OFFSET, QG_WHERE_THEY_STAND> {
     struct values : qg_counting_alone<BITS, SIGNED, OFFSET>::values, qg_counts_in_place_faster<BITS> {};

@@ -1,9 +1,9 @@
 // Products of few rows on the CPU (`qg_run_few`): codes are decoded in registers straight into the accumulators, and no
 // panel is stored. For one or two rows, codes whose element is value * scale, or value * scale + offset, are summed as
 // they are over the columns of a scale, if it has 16 or more; the scale then multiplies the sum, and the offset the sum
-// of these columns of x, which is made once for all panels. On a Zen 4, codes of 2 and 4 bits that count are multiplied
-// where they stand in their words (decode.h, `qg_counts_in_place`). How tasks are cut never changes the order of
-// additions of an element.
+// of these columns of x, which is made once for all panels. On a Zen 4, codes that count from 0 are multiplied where they
+// stand in their words (decode.h, `qg_counts_in_place`), for one row also those in two planes. How tasks are cut never
+// changes the order of additions of an element.
 #pragma once
 #include "gemm.h"
 #if defined(QC_AVX512)
@@ -185,11 +185,12 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= QG_SUMMED_ROWS> st
         if constexpr (D::IN_PLACE)
             QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0][0] = sum[i][0][0] * vset(rows.power[i]);
     }
-    for (; k + D::GROUP <= job->k; k += D::GROUP) {
-        QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
-        qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};
-        qg_steps<0, D::GROUP>(body, D::GROUP);
-    }
+    if constexpr (!BY_CODES || D::SHARED > D::GROUP)  // else fewer columns are left
+        for (; k + D::GROUP <= job->k; k += D::GROUP) {
+            QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
+            qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};
+            qg_steps<0, D::GROUP>(body, D::GROUP);
+        }
     if (k < job->k) {  // a short last group: decoded to memory, column by column, to keep the code small
         float last[PANELS][D::GROUP * 16];
         for (int p = 0; p < PANELS; p++) qg_decode_panel<D>(job, p ? next : panel, k, job->k - k, last[p]);
@@ -309,6 +310,24 @@ template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typena
     }
 };
 
+// The form that a kernel for one row has besides.
+template <class D, class = void> struct qg_alone_of { typedef void type; };
+template <class W> struct qg_alone_of<qg_coded<W>, decltype((void)sizeof(typename W::values::of_one_row))> {
+    struct weight : W {
+        typedef typename W::values::of_one_row values;
+        typedef W slower;
+    };
+    static constexpr bool PAYS = qg_coded<W>::SUMMED && W::GROUP % weight::values::PER == 0;
+    typedef std::conditional_t<PAYS, qg_coded<weight>, void> type;
+    static bool runs() {
+#if defined(QG_NOT_FASTER)
+        return false;
+#else
+        return W::values::runs_alone();
+#endif
+    }
+};
+
 #if defined(QC_AVX512)
 // The bits of mantissa of D's 8-bit floats, else 0.
 template <class V> static constexpr int qg_mantissa_of = 0;
@@ -324,6 +343,9 @@ template <class D, int MAX, template <class, int> class Task> QC_INLINE auto qg_
 #if defined(QC_AVX512)
     typedef typename qg_few_decoder<D, MAX>::type walk;
     typedef typename qg_faster_of<walk>::type faster;
+    typedef typename qg_alone_of<walk>::type alone;
+    if constexpr (MAX == 1 && !std::is_void_v<alone>)
+        if (qg_alone_of<walk>::runs()) return Task<alone, 1>::run;
     if constexpr (!std::is_void_v<faster>) {
         constexpr int ROWS = qg_faster_of<walk>::ROWS < MAX ? qg_faster_of<walk>::ROWS : MAX;
         if constexpr (ROWS > 1 || ROWS == MAX)

@@ -512,21 +512,29 @@ def test_codes_in_two_planes(build: Callable[..., Any], build_folder: Path, isa:
 IN_PLACE = {
     "q4_K": ({}, 512, 144, 0), "q2_K": ({}, 512, 84, 80), "q4_1": ({}, 320, 20, 0),
     "int4": ({"group": 32, "symmetric": False}, 352, 0, 0), "int2": ({"group": 64, "symmetric": False}, 320, 0, 0),
+    "q5_K": ({}, 512, 176, 0), "q5_1": ({}, 320, 24, 0), "int3": ({"group": 64, "symmetric": False}, 320, 0, 0),
 }  # fmt: skip
-"""Formats whose codes count from 0: these are multiplied where they stand in their words."""
+"""Formats whose codes count from 0: these are multiplied where they stand in their words, or in bytes made of them."""
 
 
 @pytest.mark.parametrize("isa", [V4])
-@pytest.mark.parametrize("kind", ["q4_K", *(pytest.param(k, marks=pytest.mark.slow) for k in IN_PLACE if k != "q4_K")])
+@pytest.mark.parametrize(
+    "kind", ["q4_K", "q5_K", *(pytest.param(k, marks=pytest.mark.slow) for k in IN_PLACE if k not in ("q4_K", "q5_K"))]
+)
 def test_codes_where_they_stand(build: Callable[..., Any], build_folder: Path, isa: str, kind: str) -> None:
-    """One and two rows of codes of 2 and 4 bits, on any processor: the bits that lookups give."""
+    """One and two rows of codes of 2 and 4 bits, one row of those in two planes: the bits that lookups give."""
     case = FewRows.of(kind, *IN_PLACE[kind])
     kernels = build(list(case.specs.values()), isa)
     harness = sys.modules[type(kernels).__module__]
-    assert "QG_IN_PLACE" in kernels.source
+    (struct,) = set(re.findall(r"struct (qw_\w+) ", kernels.source))
+    form = "qg_alone_of" if kind in PLANES else "qg_faster_of"
+    walk = f"typename qg_few_decoder<qg_coded<{struct}>, 1>::type"
+    checked = f'static_assert(qg_in_place<typename {form}<{walk}>::type>(), "looked up");\n'
     found = []
     for define in ("#define QG_IN_PLACE 1\n", "#define QG_IN_PLACE 0\n"):
-        kernels.library = harness.compile_source(define + kernels.source + harness.PARALLEL, isa, build_folder)
+        kernels.library = harness.compile_source(
+            define + kernels.source + checked + harness.PARALLEL, isa, build_folder
+        )
         found.append(case.products(kernels, (1, 2)))
     for each, result in found[0].items():
         if each[1] != "large":  # where a sum of codes is no number, elements are summed
