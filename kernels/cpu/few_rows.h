@@ -83,6 +83,12 @@ template <class D> constexpr bool qg_in_place() {
     return false;
 }
 
+// Whether a whole group may be left behind the columns of the last scale.
+template <class D> constexpr bool qg_leaves_groups() {
+    if constexpr (D::SUMMED) return D::SHARED > D::GROUP;
+    return true;
+}
+
 enum { QG_SUMMED_ROWS = 2 };  // most rows that are summed by codes
 
 // Few rows of x in fp32, `stride` floats apart. `totals`: the sums of whole groups of D::SHARED columns, `groups` of
@@ -185,7 +191,7 @@ template <class D, int MR, bool BY_CODES = D::SUMMED && MR <= QG_SUMMED_ROWS> st
         if constexpr (D::IN_PLACE)
             QG_UNROLL for (int i = 0; i < MR; i++) sum[i][0][0] = sum[i][0][0] * vset(rows.power[i]);
     }
-    if constexpr (!BY_CODES || D::SHARED > D::GROUP)  // else fewer columns are left
+    if constexpr (!BY_CODES || qg_leaves_groups<D>())
         for (; k + D::GROUP <= job->k; k += D::GROUP) {
             QG_UNROLL for (int p = 0; p < PANELS; p++) decoder[p].at(k);
             qg_fma_step<D, MR, PANELS, SUMS> body{decoder, x + k, stride, sum};
