@@ -1,12 +1,14 @@
 """The experts of a mixture on the CPU: products in fp32, bf16 and int8, and torch's dense products, in one run.
 
-    python benchmarks/experts_cpu.py [--formats int8 int4 q4_K] [--rows 1 8 32 128 512] [--rounds 15] [--json FILE]
+    python benchmarks/experts_cpu.py [--formats int8 int4 q4_K] [--rows 1 8 32 128 512] [--rounds 15] [--apart]
+        [--json FILE]
 
 One layer of a mixture with the shape of a small Mixtral (hidden 1024, 8 experts of 3584, two for each row): gate and
 up, SwiGLU, down, the weighted sum.  The router is left out: `index` and `weights` are arguments, so every program
 computes the same pairs.  `--layers` programs of each kind, with weights of their own, take turns, so that weights miss
-the caches.  Ratios are medians over rounds in which the runners follow each other; torch multiplies the rows of each
-expert, in fp32 and in bf16.  Runners of "float" have weights in bf16 that are not quantised.
+the caches; the first of them wakes the threads and is not timed.  Ratios are medians over rounds in which the runners follow each other; torch multiplies the rows of each
+expert, in fp32 and in bf16.  Runners of "float" have weights in bf16 that are not quantised.  `--apart`: also programs
+whose SwiGLU and weighted sum are not in the kernels of the products (`fuse-experts`).
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def inputs(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(rows, HIDDEN, generator=generator), index, weights
 
 
-def runners_of(rows: int, formats: list[str], layers: int) -> dict[str, list[Callable[..., Any]]]:
+def runners_of(rows: int, formats: list[str], layers: int, *, apart: bool) -> dict[str, list[Callable[..., Any]]]:
     models = [Experts(seed).eval() for seed in range(layers)]
     narrow = [Experts(seed).eval().to(torch.bfloat16) for seed in range(layers)]
     given = inputs(rows)
@@ -78,8 +80,9 @@ def runners_of(rows: int, formats: list[str], layers: int) -> dict[str, list[Cal
             found["float bf16"] = [lambda *a, run=run: run(*in_bf16(a)) for run in programs]
             continue
         for compute in COMPUTES:
-            recipe = qc.QuantConfig(name, compute=compute, promise_bits=None)
-            found[f"{name} {compute}"] = [qc.qcompile(model, given, quant=recipe) for model in models]
+            for how, separate in (("", ()), (" apart", ("gate_up", "down")))[: 1 + apart]:
+                recipe = qc.QuantConfig(name, compute=compute, separate=separate, promise_bits=None)
+                found[f"{name} {compute}{how}"] = [qc.qcompile(model, given, quant=recipe) for model in models]
     return found
 
 
@@ -91,12 +94,13 @@ def timed(runners: dict[str, list[Callable[..., Any]]], given: tuple[Any, ...], 
     times: dict[str, list[float]] = {name: [] for name in runners}
     for number in range(rounds + 1):
         for name, each in runners.items():
-            time.sleep(0.003)  # the other runner's threads stop spinning
+            time.sleep(0.02)  # threads of the runner before stop spinning: torch's do so for some milliseconds
+            each[0](*given)  # and those of this one wake up
             start = time.perf_counter()
-            for run in each:
+            for run in each[1:]:
                 run(*given)
             if number:  # the first round fills caches and starts threads
-                times[name].append((time.perf_counter() - start) / len(each))
+                times[name].append((time.perf_counter() - start) / (len(each) - 1))
     return times
 
 
@@ -104,20 +108,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--formats", nargs="+", default=["float", "int8", "int4", "q4_K"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32, 128, 512])
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = []
     for rows in options.rows:
         with torch.inference_mode():
-            runners = runners_of(rows, options.formats, options.layers)
+            runners = runners_of(rows, options.formats, options.layers, apart=options.apart)
             times = timed(runners, inputs(rows), options.rounds)
         print(f"\n{rows} rows, {TOP} of {EXPERTS} experts each, {torch.get_num_threads()} threads")
         for name, values in times.items():
             ratio = median(a / b for a, b in zip(values, times["torch fp32"], strict=True))
             work = 6 * rows * TOP * HIDDEN * FFN / median(values) / 1e9
-            print(f"  {name:16} {median(values) * 1e3:9.3f} ms   {ratio:5.2f} of torch's time   {work:7.1f} GFLOP/s")
+            print(f"  {name:18} {median(values) * 1e3:9.3f} ms   {ratio:5.2f} of torch's time   {work:7.1f} GFLOP/s")
             results.append({"rows": rows, "runner": name, "median_s": median(values), "of_torch": round(ratio, 3)})
     if options.json is not None:
         options.json.write_text(json.dumps({"torch": torch.__version__, "results": results}, indent=1) + "\n")

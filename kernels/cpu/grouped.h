@@ -182,24 +182,41 @@ template <class D, class I, class OUT, bool FEW> static void qm_run(qc_ctx* ctx,
 
 // For few pairs: rows are multiplied straight from codes, QM_FEW at a time. Experts and their halves are whole panels.
 
-// Few rows times panels [p0, p1) of both halves of an expert: `multiply` takes the panels of one of them. `finish` gets
-// the sums of the first half in `tile`, and those of the second QM_FEW rows behind them.
+// Most panels that a thread multiplies one after the other before it turns to others elsewhere: of one half of an
+// expert, or of one of a row's experts. Codes are asked for QG_AHEAD bytes ahead, so each turn waits for its first ones.
+enum { QM_TURN = 32 };
+
+// Floats of the sums of QG_NP panels of one half, and of all that belong to a turn.
+enum { QM_HALF = QM_FEW * QG_NP * 16, QM_HALVES = QM_TURN / QG_NP * 2 * QM_HALF };
+
+// Few rows times panels [p0, p1) of both halves of an expert, of one half after the other: `multiply` takes the panels
+// of one of them. `finish` gets the sums of QG_NP panels of the first half, and behind them, QM_FEW rows on, those of
+// the second. `tiles` has room for QM_HALVES floats.
 template <class F>
-QC_INLINE void qm_both_halves(const qm_product* job, int64_t count, int64_t p0, int64_t p1, float* tile, F multiply) {
+QC_INLINE void qm_both_halves(const qm_product* job, int64_t count, int64_t p0, int64_t p1, float* tiles, F multiply) {
     const int64_t apart = job->all->width / 32;
-    for (int64_t p = p0; p < p1; p += QG_NP) {
-        const int64_t last = qc_min(p + QG_NP, p1) - 1;
-        multiply(p, last, tile);
-        multiply(p + apart, last + apart, tile + QM_FEW * QG_NP * 16);
-        job->finish(job, tile, QG_NP * 16, 0, count, p * 16, (last + 1 - p) * 16);
+    for (int half = 0; half < 2; half++) {
+        float* tile = tiles + half * QM_HALF;
+        for (int64_t p = p0; p < p1; p += QG_NP, tile += 2 * QM_HALF)
+            multiply(p + half * apart, qc_min(p + QG_NP, p1) - 1 + half * apart, tile);
     }
+    for (int64_t p = p0; p < p1; p += QG_NP, tiles += 2 * QM_HALF)
+        job->finish(job, tiles, QG_NP * 16, 0, count, p * 16, (qc_min(p + QG_NP, p1) - p) * 16);
+}
+
+// The panels of group `group` of `panels` panels, whole units of QG_NP but for the last.
+struct qm_range { int64_t begin, end; };
+static inline qm_range qm_group_of(const qm_job* job, int64_t panels, int64_t group) {
+    const int64_t units = qg_up(panels, QG_NP);
+    return {qc_share(units, group, job->groups) * QG_NP,
+            qc_min(qc_share(units, group + 1, job->groups) * QG_NP, panels)};
 }
 
 // In fp32.
 template <class D> struct qm_pairs {
     static void run(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
         float* const tile = (float*)scratch;
-        float* const sums = tile + 2 * QM_FEW * QG_NP * 16;
+        float* const sums = tile + QM_HALVES;
         float* const x = sums + qg_most_totals(job->k);
         const int64_t stride = (job->k + 15) / 16 * 16;
         job->load_x(job, 0, count, 0, job->k, x, stride);
@@ -212,7 +229,7 @@ template <class D> struct qm_pairs {
 };
 
 constexpr int64_t qm_pairs_scratch(int64_t k) {
-    return 4 * (QM_FEW * (2 * QG_NP * 16 + (k + 15) / 16 * 16) + qg_most_totals(k));
+    return 4 * (QM_HALVES + QM_FEW * ((k + 15) / 16 * 16) + qg_most_totals(k));
 }
 
 template <class P, class I> static void qm_pairs_task(void* arg, int64_t task, char* scratch) {
@@ -222,9 +239,8 @@ template <class P, class I> static void qm_pairs_task(void* arg, int64_t task, c
         int64_t pair;
         const int64_t expert = qm_expert<I>(job, i / job->groups, &pair), group = i % job->groups;
         if (expert < 0) continue;
-        const int64_t panel = expert * (job->width / 16), count = job->width / 32;
-        const int64_t p0 = panel + qc_share(count, group, job->groups);
-        const int64_t p1 = panel + qc_share(count, group + 1, job->groups);
+        const qm_range own = qm_group_of(job, job->width / 32, group);
+        const int64_t panel = expert * (job->width / 16), p0 = panel + own.begin, p1 = panel + own.end;
         qm_product one;
         (qg_job&)one = *job;
         one.all = job, one.first = expert * job->width;
@@ -264,9 +280,9 @@ template <class D> struct qm_pair_row {
 template <class R, class I> static void qm_mixed_item(const qm_job* job, int64_t row, int64_t group, char* scratch) {
     float* const tile = (float*)scratch;
     float* const totals = tile + QG_NP * 16;
-    R own(job, (char*)(totals + QG_GROUP * 16));
+    R own(job, (char*)(totals + QM_TURN * 16));
     const int64_t panels = job->width / 16;
-    const int64_t p0 = qc_share(panels, group, job->groups), p1 = qc_share(panels, group + 1, job->groups);
+    const auto [p0, p1] = qm_group_of(job, panels, group);
     for (int64_t i = 0; i < (p1 - p0) * 16; i++) totals[i] = 0;
     qm_product one;
     (qg_job&)one = *job;
@@ -287,7 +303,7 @@ template <class R, class I> static void qm_mixed_item(const qm_job* job, int64_t
 }
 
 // Bytes in front of those of R, and all of them in fp32.
-constexpr int64_t qm_totals_scratch() { return 4 * (QG_NP + QG_GROUP) * 16; }
+constexpr int64_t qm_totals_scratch() { return 4 * (QG_NP + QM_TURN) * 16; }
 constexpr int64_t qm_mixed_scratch(int64_t k) {
     return qm_totals_scratch() + 4 * ((k + 15) / 16 * 16 + qg_most_totals(k));
 }
@@ -308,14 +324,16 @@ template <class I, class OUT, bool ZEROS> QC_COLD void qm_check_combined(qc_ctx*
     }
 }
 
+enum { QM_ITEMS = 4 };  // for each thread, at least, where there are as many panels
+
 // `units`: of work, each over `panels` panels that are read.
 static inline void qm_run_tasks(
     qc_ctx* ctx, qm_job* job, int64_t units, int64_t panels, int64_t rows, void (*task)(void*, int64_t, char*)) {
+    const int64_t threads = ctx->num_threads, most = qg_up(panels, QG_NP);
     job->units = units;
-    job->groups = (panels + QG_GROUP - 1) / QG_GROUP;
+    job->groups = qc_max(qg_up(panels, QM_TURN), qc_min(most, qg_up(QM_ITEMS * threads, units)));
     job->items = job->units * job->groups;
     const int64_t cycles = panels * job->k * QC_REGS * (rows / 2 + units);
-    const int64_t threads = ctx->num_threads;
     job->tasks = qc_max(1, qc_min(qc_min(job->items, 64 * threads), cycles / QG_TASK));
     if (job->tasks > 1 && threads > 1) return ctx->parallel(ctx, job->tasks, task, job);
     job->tasks = 1;

@@ -18,7 +18,7 @@ constexpr int64_t qm_bf16_scratch(int64_t k, int64_t most) {
 
 // That of products of pairs, which are few rows.
 constexpr int64_t qm_bf16_pairs_scratch(int64_t k) {
-    return 8 * QM_FEW * QG_NP * 16 + qb_block_scratch(k, QM_FEW, true);
+    return 4 * QM_HALVES + qb_block_scratch(k, QM_FEW, true);
 }
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
@@ -93,7 +93,7 @@ template <class D, class T, int MAX> static void qm_bf16_straight(
 template <class D, class T> struct qm_bf16_pairs {
     static void run(const qm_product* job, int64_t count, int64_t p0, int64_t p1, char* scratch) {
         float* const tile = (float*)scratch;
-        const qb_block_room room((char*)(tile + 2 * QM_FEW * QG_NP * 16), job->k, count);
+        const qb_block_room room((char*)(tile + QM_HALVES), job->k, count);
         const qb_rows rows = qm_few_words<D, T>(job, count, room);
         qm_both_halves(job, count, p0, p1, tile, [&](int64_t panel, int64_t last, float* to) {
             for (int64_t p = panel; p <= last; p++)

@@ -18,12 +18,21 @@ from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 
 MOST_ROWS_FROM_CODES = 4
 
+TURN = 32
+"""grouped.h's QM_TURN."""
+
 Extras = Sequence[tuple[str, Operand]]
 
 
 def rows_from_codes(isa: str) -> int:
     """The most rows of an expert that are multiplied straight from codes: QM_FEW of grouped.h."""
     return min(tile_of(isa).few, MOST_ROWS_FROM_CODES)
+
+
+def tile_bytes(spec: KernelSpec, isa: str) -> int:
+    """Scratch bytes of the sums of a kernel that combines them: grouped.h's QM_HALVES, or `qm_totals_scratch`."""
+    assert isinstance(spec.body, GroupedLinearKernel)
+    return 64 * (2 * TURN * rows_from_codes(isa) if spec.body.pairs else tile_of(isa).panels + TURN)
 
 
 def functions_of(spec: KernelSpec) -> str:

@@ -80,7 +80,7 @@ template <class W, class E, int MOST> struct qm_int8_rows {
 template <class W, class E> struct qm_int8_pairs {
     static void run(const qm_product* one, int64_t count, int64_t p0, int64_t p1, char* scratch) {
         float* const tile = (float*)scratch;
-        qm_int8_rows<W, E, QM_FEW> rows(one->all, (char*)(tile + 2 * QM_FEW * QG_NP * 16));
+        qm_int8_rows<W, E, QM_FEW> rows(one->all, (char*)(tile + QM_HALVES));
         rows.take(one, count);
         qm_both_halves(one, count, p0, p1, tile, [&](int64_t panel, int64_t last, float* to) {
             rows.multiply(panel, last, to);
@@ -92,7 +92,7 @@ constexpr int64_t qm_int8_prepared(int64_t k, int64_t groups, int64_t most) {
     return qi_most(qi_prepared_bytes(k, groups, most, 4), qi_prepared_bytes(k, groups, most, 8));
 }
 constexpr int64_t qm_int8_pairs_scratch(int64_t k, int64_t groups) {
-    return 8 * QM_FEW * QG_NP * 16 + qm_int8_prepared(k, groups, QM_FEW);
+    return 4 * QM_HALVES + qm_int8_prepared(k, groups, QM_FEW);
 }
 constexpr int64_t qm_int8_mixed_scratch(int64_t k, int64_t groups) {
     return qm_totals_scratch() + qm_int8_prepared(k, groups, 1);

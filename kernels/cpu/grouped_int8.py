@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_int8, text
-from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes
-from qcompiler.kernels.cpu.linear import GROUP, tile_of
+from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes, tile_bytes
 from qcompiler.kernels.cpu.linear_int8 import ProductText
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
@@ -32,11 +31,10 @@ def _body(spec: KernelSpec) -> GroupedLinearKernel:
 
 def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     """Scratch bytes per thread."""
-    body, made, tile = _body(spec), _text(spec), tile_of(isa)
-    if body.pairs:
-        rows = rows_from_codes(isa)
-        return 2 * 64 * rows * tile.panels + made.prepared(rows)
-    return 64 * (tile.panels + GROUP) + made.prepared(1) if body.top else made.scratch(isa)
+    body, made = _body(spec), _text(spec)
+    if not body.combines:
+        return made.scratch(isa)
+    return tile_bytes(spec, isa) + made.prepared(rows_from_codes(isa) if body.pairs else 1)
 
 
 def emit(spec: KernelSpec, isa: str) -> str:

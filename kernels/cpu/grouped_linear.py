@@ -16,9 +16,8 @@ from __future__ import annotations
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import grouped_int8, text
-from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes
+from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes, tile_bytes
 from qcompiler.kernels.cpu.linear import (
-    GROUP,
     MOST_BF16,
     block_bf16,
     block_of,
@@ -52,11 +51,10 @@ def scratch_bytes(spec: KernelSpec, isa: str) -> int:
     tile, block, row, totals = tile_of(isa), block_of(body.k), -(-body.k // 16) * 16, most_totals(body.k)
     few = rows_from_codes(isa)
     if body.pairs:
-        sums = 2 * 16 * tile.panels * few
         words = block_bf16(body.k, few, tile.panels, rounds=True) if multiplies_bf16(spec, isa) else 0
-        return 4 * sums + max(4 * (few * row + totals), words)
+        return tile_bytes(spec, isa) + max(4 * (few * row + totals), words)
     if body.top:
-        return 4 * ((tile.panels + GROUP) * 16 + row + totals)
+        return tile_bytes(spec, isa) + 4 * (row + totals)
     straight = 4 * (few * (16 * tile.panels + row) + totals)
     words = block_bf16(body.k, MOST_BF16, tile.panels, rounds=True) if multiplies_bf16(spec, isa) else 0
     return max(straight, words, product_scratch(isa, block, whole=block >= body.k))
