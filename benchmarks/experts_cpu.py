@@ -6,9 +6,10 @@
 One layer of a mixture with the shape of a small Mixtral (hidden 1024, 8 experts of 3584, two for each row): gate and
 up, SwiGLU, down, the weighted sum.  The router is left out: `index` and `weights` are arguments, so every program
 computes the same pairs.  `--layers` programs of each kind, with weights of their own, take turns, so that weights miss
-the caches; the first of them wakes the threads and is not timed.  Ratios are medians over rounds in which the runners follow each other; torch multiplies the rows of each
-expert, in fp32 and in bf16.  Runners of "float" have weights in bf16 that are not quantised.  `--apart`: also programs
-whose SwiGLU and weighted sum are not in the kernels of the products (`fuse-experts`).
+the caches; the first of them wakes the threads and is not timed.  Ratios are medians over rounds in which the runners
+follow each other; torch multiplies the rows of each expert, in fp32 and in bf16.  Runners of "float" have weights in
+bf16 that are not quantised.  `--apart`: also programs whose SwiGLU and weighted sum are not in the kernels of the
+products (`fuse-experts`).
 """
 
 from __future__ import annotations

@@ -727,8 +727,8 @@ template <int BITS> struct qg_counts_in_place_faster {
     static bool runs() { return qg_multiplies_subnormals(); }
 };
 
-// Codes in two planes, multiplied where they stand in the bytes that are made of them: of four columns, three lie in the
-// lowest 24 bits of a word, and a shift brings the fourth there.
+// Codes in two planes, multiplied where they stand in the bytes that are made of them: of four columns, three lie in
+// the lowest 24 bits of a word, and a shift brings the fourth there.
 template <int BITS> struct qg_bytes_in_place {
     static constexpr bool IN_PLACE = true;
     static constexpr float UNIT = 0x1p23f;

@@ -1,9 +1,9 @@
 // Products of few rows on the CPU (`qg_run_few`): codes are decoded in registers straight into the accumulators, and no
 // panel is stored. For one or two rows, codes whose element is value * scale, or value * scale + offset, are summed as
 // they are over the columns of a scale, if it has 16 or more; the scale then multiplies the sum, and the offset the sum
-// of these columns of x, which is made once for all panels. On a Zen 4, codes that count from 0 are multiplied where they
-// stand in their words (decode.h, `qg_counts_in_place`), for one row also those in two planes. How tasks are cut never
-// changes the order of additions of an element.
+// of these columns of x, which is made once for all panels. On a Zen 4, codes that count from 0 are multiplied where
+// they stand in their words (decode.h, `qg_counts_in_place`), for one row also those in two planes. How tasks are cut
+// never changes the order of additions of an element.
 #pragma once
 #include "gemm.h"
 #if defined(QC_AVX512)

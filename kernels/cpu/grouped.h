@@ -183,7 +183,7 @@ template <class D, class I, class OUT, bool FEW> static void qm_run(qc_ctx* ctx,
 // For few pairs: rows are multiplied straight from codes, QM_FEW at a time. Experts and their halves are whole panels.
 
 // Most panels that a thread multiplies one after the other before it turns to others elsewhere: of one half of an
-// expert, or of one of a row's experts. Codes are asked for QG_AHEAD bytes ahead, so each turn waits for its first ones.
+// expert, or of one of a row's experts. Codes are asked for QG_AHEAD bytes ahead, so each turn waits for its first.
 enum { QM_TURN = 32 };
 
 // Floats of the sums of QG_NP panels of one half, and of all that belong to a turn.
@@ -192,8 +192,8 @@ enum { QM_HALF = QM_FEW * QG_NP * 16, QM_HALVES = QM_TURN / QG_NP * 2 * QM_HALF 
 // Few rows times panels [p0, p1) of both halves of an expert, of one half after the other: `multiply` takes the panels
 // of one of them. `finish` gets the sums of QG_NP panels of the first half, and behind them, QM_FEW rows on, those of
 // the second. `tiles` has room for QM_HALVES floats.
-template <class F>
-QC_INLINE void qm_both_halves(const qm_product* job, int64_t count, int64_t p0, int64_t p1, float* tiles, F multiply) {
+template <class F> QC_INLINE void qm_both_halves(
+    const qm_product* job, int64_t count, int64_t p0, int64_t p1, float* tiles, F multiply) {
     const int64_t apart = job->all->width / 32;
     for (int half = 0; half < 2; half++) {
         float* tile = tiles + half * QM_HALF;
