@@ -397,6 +397,40 @@ def grouped_mixed(kind: str) -> ProgramImage:
     return Maker({}, kind).kernel(spec("mixed", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
+def grouped_codes_pairs(kind: str) -> ProgramImage:
+    """The halves of experts, combined from sums of integers."""
+    row = int8_rows.row_bytes(64)
+    w, stored = packed(kind, "w", 4 * 64, 64, "int8")
+    operands = (
+        operand("x", (2, row), dtype="i8"),
+        w,
+        operand("index", (4,), dtype="i64"),
+        operand("out", (4, 32), "w"),
+    )
+    product = ScalarProgram(inputs=(("g", "f32"), ("u", "f32")), ops=(op("y", "arith.mulf", "g", "u"),), yields=("y",))
+    body = GroupedLinearKernel(rows=2, repeat=2, experts=4, n=64, k=64, pairs=True, epilogue=product, codes=True)
+    return Maker({}, kind).kernel(spec("glu", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
+def grouped_codes_mixed(kind: str) -> ProgramImage:
+    """The experts of a row, weighed and summed from sums of integers; on a GPU in turns."""
+    row, top = int8_rows.row_bytes(96), 6
+    w, stored = packed(kind, "w", 8 * 48, 96, "q4_0")
+    operands = (operand("x", (2 * top, row), dtype="i8"), w, operand("index", (2 * top,), dtype="i32"),
+                operand("weights", (2, top)), operand("out", (2, 48), "w", "bf16"))  # fmt: skip
+    mix = ScalarProgram(
+        inputs=(("s", "f32"), ("w", "f32"), ("t", "f32")),
+        ops=(op("p", "arith.mulf", "s", "w"), op("n", "arith.addf", "t", "p")), yields=("n",),
+    )  # fmt: skip
+    last = ScalarProgram(
+        inputs=(("t", "f32"),), ops=(op("r", "arith.truncf", "t", dtype="bf16"),), yields=("r",)
+    )  # fmt: skip
+    body = GroupedLinearKernel(
+        rows=2 * top, repeat=1, experts=8, n=48, k=96, top=top, mix=mix, epilogue=last, codes=True
+    )
+    return Maker({}, kind).kernel(spec("mixed", body, operands), {"w": stored}).image(ARCHS[kind])
+
+
 def recurrent(kind: str) -> ProgramImage:
     """An LSTM with a projection: all operands that the template knows."""
     (w, stored), (p, projection) = packed(kind, "w", 4 * 20, 64, "q8_0"), packed(kind, "projection", 64, 20, "int8")
@@ -743,7 +777,8 @@ SEEDS: Mapping[str, Callable[[str], ProgramImage]] = {
         add_row, transposed, reduced, reduced_beside, integers, sliced, linear, linear_bf16, linear_bf16_few,
         linear_few, linear_trellis, linear_pairs, linear_norm, linear_added, linear_made, linear_kept_codes,
         linear_writes, linear_given, linears, norm_added, linear_plain, convolution, linear_codes, convolution_codes,
-        grouped, grouped_codes, grouped_pairs, grouped_mixed, recurrent, batch_matmul, attention, attention_decode,
+        grouped, grouped_codes, grouped_pairs, grouped_mixed, grouped_codes_pairs, grouped_codes_mixed, recurrent,
+        batch_matmul, attention, attention_decode,
         attention_parts, attention_ring, attention_sinks, attention_cache, cache_values, norm, norm_heads, softmax,
         embedding, embedding_plain, gather, gather_along, index_update, parts, parts_norm, parts_norm_wide, scatter,
         scan, top_k, argmax, top_p, route, sample, linear_attention, hadamard, whole,
