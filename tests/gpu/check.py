@@ -64,6 +64,7 @@ TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZED = {
     "tests/gpu/test_conformance_gpu.py": DEVICE_CASES,
     "tests/cuda/test_grouped_linear.py": f"{DEVICE_CASES} and (tensor_cores_multiply_the or one_token)",
+    "tests/cuda/test_grouped_combined.py": f"{DEVICE_CASES} and sums_of_codes",
     "tests/cuda/test_im2col.py": DEVICE_CASES,
     "tests/cuda/test_linear_norm.py": f"{DEVICE_CASES} and (both_kernels or their_kernels or more_warps)",
     "tests/cuda/test_linear_statistics.py": f"{DEVICE_CASES} and another_one_wrote",
