@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.layers < 2:
+        parser.error("--layers: at least 2, of which the first is not timed")
     results = []
     for rows in options.rows:
         with torch.inference_mode():

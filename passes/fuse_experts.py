@@ -16,8 +16,8 @@ layout does not change, so an entry point for one token fuses what one for promp
 A row's experts are summed in the order in which the top-k gives them, as before, and roundings stay where they are. For
 one token on the CPU results in fp32 are the same to the bit; in bf16, the sum over a row's experts leaves out the
 rounding of weights. With several rows, how many of an expert's rows are multiplied together decides the order of a sum
-over K, and on a GPU how many warps share K: both may differ from before. Sums of products of int8 codes are exact, so
-rows of int8 give the same bits everywhere.
+over K, and on a GPU how many warps share K: both may differ from before. Sums of products of int8 codes are exact: they
+have the same bits, however many rows, warps or experts are multiplied together.
 """
 
 from __future__ import annotations

@@ -574,7 +574,7 @@ template <int BITS, int TO> struct qg_joined {
     // Column J has byte `byte(J)` of word `word(J)`. Of a word of the wider plane, word S has columns S, S + STEPS, …
     static constexpr int byte(int column) { return column % PER / STEPS; }
     static constexpr int word(int column) { return column / PER * STEPS + column % STEPS; }
-    // All words of a group. In the other bits of the bytes stands anything.
+    // All words of a group. The other bits of the bytes are arbitrary.
     template <int I = 0, class C> static QG_METHOD void make(const C& codes, qu (&bytes)[WORDS]) {
         constexpr int WIDTH = C::MIDDLE, COUNT = sizeof codes.low.w / sizeof codes.low.w[0] * STEPS;
         static_assert(COUNT <= WORDS && C::LOW == LOW, "words of a group");
@@ -762,7 +762,7 @@ template <int BITS> struct qg_bytes_in_place {
     }
 };
 
-// What a kernel for one row has besides.
+// A second form of the decoder that only kernels for one row compile.
 template <int BITS> struct qg_bytes_in_place_alone {
     typedef qg_bytes_in_place<BITS> of_one_row;
     static bool runs_alone() { return qg_multiplies_subnormals() && __builtin_cpu_supports("avx512vbmi"); }

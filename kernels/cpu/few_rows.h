@@ -2,8 +2,8 @@
 // panel is stored. For one or two rows, codes whose element is value * scale, or value * scale + offset, are summed as
 // they are over the columns of a scale, if it has 16 or more; the scale then multiplies the sum, and the offset the sum
 // of these columns of x, which is made once for all panels. On a Zen 4, codes that count from 0 are multiplied where
-// they stand in their words (decode.h, `qg_counts_in_place`), for one row also those in two planes. How tasks are cut
-// never changes the order of additions of an element.
+// they stand in their words (decode.h, `qg_counts_in_place`); a kernel for one row does so with codes in two planes,
+// too. How tasks are cut never changes the order of additions of an element.
 #pragma once
 #include "gemm.h"
 #if defined(QC_AVX512)
@@ -316,7 +316,7 @@ template <class W> struct qg_faster_of<qg_coded<W>, decltype((void)sizeof(typena
     }
 };
 
-// The form that a kernel for one row has besides.
+// The second form of decoder D that only kernels for one row compile, if there is one.
 template <class D, class = void> struct qg_alone_of { typedef void type; };
 template <class W> struct qg_alone_of<qg_coded<W>, decltype((void)sizeof(typename W::values::of_one_row))> {
     struct weight : W {

@@ -302,7 +302,7 @@ template <class R, class I> static void qm_mixed_item(const qm_job* job, int64_t
     job->finish(job, totals, 0, row, 1, p0 * 16, (p1 - p0) * 16);
 }
 
-// Bytes in front of those of R, and all of them in fp32.
+// Scratch bytes of the tile and the totals, and of a kernel in fp32: these, and a row behind them.
 constexpr int64_t qm_totals_scratch() { return 4 * (QG_NP + QM_TURN) * 16; }
 constexpr int64_t qm_mixed_scratch(int64_t k) {
     return qm_totals_scratch() + 4 * ((k + 15) / 16 * 16 + qg_most_totals(k));
@@ -324,12 +324,13 @@ template <class I, class OUT, bool ZEROS> QC_COLD void qm_check_combined(qc_ctx*
     }
 }
 
-enum { QM_ITEMS = 4 };  // for each thread, at least, where there are as many panels
+// Items for each thread, if there are as many of QG_GROUP panels.
+enum { QM_ITEMS = 4 };
 
 // `units`: of work, each over `panels` panels that are read.
 static inline void qm_run_tasks(
     qc_ctx* ctx, qm_job* job, int64_t units, int64_t panels, int64_t rows, void (*task)(void*, int64_t, char*)) {
-    const int64_t threads = ctx->num_threads, most = qg_up(panels, QG_NP);
+    const int64_t threads = ctx->num_threads, most = qg_up(panels, QG_GROUP);
     job->units = units;
     job->groups = qc_max(qg_up(panels, QM_TURN), qc_min(most, qg_up(QM_ITEMS * threads, units)));
     job->items = job->units * job->groups;
@@ -351,7 +352,7 @@ template <class D, class I, class OUT> static void qm_run_pairs(qc_ctx* ctx, qm_
     qm_run_pairs_by<qm_pairs<D>, I, OUT>(ctx, job);
 }
 
-// R: as above.
+// R: `qm_pair_row`, or its like for rows of int8 (grouped_int8.h).
 template <class R, class I, class OUT> static void qm_run_mixed_by(qc_ctx* ctx, qm_job* job) {
     if (job->pairs <= 0) return;
     qm_check_combined<I, OUT, false>(ctx, job);

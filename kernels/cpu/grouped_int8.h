@@ -55,7 +55,8 @@ template <class W, class I, class OUT> static void qm_run_int8(qc_ctx* ctx, qm_j
 
 // --- products that are combined --------------------------------------------------------------------------------------
 
-// The rows of `one`, at most MOST of them, prepared in scratch, and their products with panels.
+// The rows of `one`, at most MOST of them, prepared in scratch, and their products with panels. A block that is not
+// full multiplies rows of zeros behind them (QI_SPARE), and its sums stay within MOST rows of the tile.
 template <class W, class E, int MOST> struct qm_int8_rows {
     static constexpr int BLOCK = MOST < qi_full_rows<W, E>() ? MOST : qi_full_rows<W, E>();
     const qm_job* job;

@@ -43,7 +43,11 @@ MOST_PAIRS = 64
 """The most pairs that have blocks of their own."""
 
 MOST_GROUPS, MOST_THREADS = 4, 512
-"""Of a block that combines sums. With 1,024 threads, which have 64 registers each, ptxas spills for q4_K."""
+"""The most groups of warps, and threads, of a block that combines sums. With 1,024 threads, which have 64 registers
+each, ptxas spills for q4_K."""
+
+RESERVED = 1024
+"""Bytes of shared memory that the driver takes of each block (CUDA C++ Programming Guide, from sm_80 on)."""
 
 ALIGNMENT = 128
 """Of a range of shared memory (geometry.py)."""
@@ -58,10 +62,10 @@ def emit(spec: KernelSpec, arch: str) -> CudaKernel:
     pairs = (dim(body.rows) * body.repeat).to_dim()
     few = isinstance(pairs, int) and pairs <= MOST_PAIRS
     if body.combines:
-        if not few:
+        if not few or body.top > MOST_PAIRS:
             raise KernelSelectionError(
                 f"kernel '{spec.name}' ({spec.serves}): experts are combined where at most {MOST_PAIRS} pairs are "
-                f"known at compile time, not {pairs}"
+                f"known at compile time, not {pairs}, {body.top} of them a row"
             )
         return _combined(spec, arch, int(pairs) // max(body.top, 1))
     return _few(spec, arch, int(pairs)) if few else _many(spec, arch)
@@ -128,7 +132,7 @@ class _Share:
 
 
 def _share(spec: KernelSpec, arch: str, sums: int) -> _Share:
-    """The most groups that divide the sums of a column and leave room for a second block."""
+    """The most groups that divide the sums of a column and leave room for a second block; one, if none does."""
     body, product = grouped_body(spec), product_of(spec)
     limit, tiles = SHARED_LIMIT[arch_number(arch)], int8_tile.takes(spec, arch, body.k)
     for groups in (each for each in range(min(sums, MOST_GROUPS), 0, -1) if sums % each == 0):
@@ -139,7 +143,7 @@ def _share(spec: KernelSpec, arch: str, sums: int) -> _Share:
         else:
             add_few(room, product, body.k, warps)
         share = _Share(groups, warps, room, tiles)
-        if groups == 1 or 2 * groups * share.pitch <= limit:
+        if groups == 1 or 2 * (groups * share.pitch + 4 * PANEL * sums + RESERVED) <= limit:
             return share
     raise AssertionError("one group has room")
 

@@ -38,7 +38,8 @@ def test_combined_sums_of_codes_are_those_of_their_definition(sim_module: Callab
     """By tiles of tensor cores and by `dp4a`, with a group for each sum and with several sums in turns."""
     every = codes(LAYOUT)
     geometries = [emit_kernel(case.spec, arch).geometry.block for case in every]
-    assert {block[1] for block in geometries} >= {2, 3, 4}  # 3: nine experts
+    assert {block[1] for block in geometries} >= {1, 2, 3, 4}  # 1: five experts, 3: nine
+    assert 5 * 32 in {block[0] for block in geometries}
     module = sim_module([case.spec for case in every], arch)
     for case in every:
         for chosen in routings(case):
@@ -56,9 +57,14 @@ def test_the_order_of_blocks_changes_no_bit(sim_module: Callable[..., Any]) -> N
 
 
 def test_an_expert_that_does_not_exist_gives_nan_in_its_row_alone(sim_module: Callable[..., Any]) -> None:
-    every = cases(LAYOUT)
-    module = sim_module([case.spec for case in every], "sm_80")
-    for case, chosen, wrong in ((every[0], [4, 9], [1]), (every[5], [1, 2, 0, 3, -1, 3], [2])):
+    every, of_codes = cases(LAYOUT), codes(LAYOUT)
+    module = sim_module([case.spec for case in (*every, *of_codes)], "sm_80")
+    turns = next(case for case in of_codes if case.body.top == 9)
+    for case, chosen, wrong in (
+        (every[0], [4, 9], [1]), (every[5], [1, 2, 0, 3, -1, 3], [2]), (of_codes[0], [2**31, 4], [0]),
+        (of_codes[0], [4, -(2**62)], [1]), (of_codes[5], [1, 2, 0, 3, -(2**31), 3], [2]),
+        (of_codes[5], [4, 1, 1, 1, 1, 1], [0]), (turns, [*range(8), 12], [0]),
+    ):  # fmt: skip
         result, _ = run(module, case, chosen)
         assert np.flatnonzero(np.isnan(result).any(1)).tolist() == wrong
         assert np.isnan(result[wrong]).all()

@@ -162,6 +162,15 @@ def cases(layout: str) -> list[Case]:
         make(layout, "nf4", 5, 48, 97, rows=2, top=2), make(layout, "int8", 4, 16, 160, rows=6, top=2, index="i32"),
         make(layout, "q4_K", 8, 160, 256, rows=8, top=8, dtype="bf16"),
         make(layout, "panels", 2, 32, 77, rows=3, top=1), make(layout, "q8_0", 60, 32, 64, rows=4, top=4),
+        *wide(layout, codes=False),
+    ]  # fmt: skip
+
+
+def wide(layout: str, *, codes: bool) -> list[Case]:
+    """More panels than a thread of the CPU multiplies in one turn: halves of 33 and 65, experts of 33 and 66."""
+    of = functools.partial(make, layout, "int8", 2, k=33, codes=codes)
+    return [
+        of(n=1056, rows=1, repeat=2), of(n=2080, rows=3), of(n=528, rows=2, top=2), of(n=1056, rows=2, top=1),
     ]  # fmt: skip
 
 
@@ -173,7 +182,8 @@ def codes(layout: str) -> list[Case]:
         of("int4", 8, 32, 256, rows=8, repeat=8, dtype="bf16"), of("q6_K", 2, 32, 256, rows=7),
         of("int8", 5, 48, 101, rows=2, top=2), of("q6_K", 4, 16, 256, rows=6, top=2, index="i32"),
         of("q4_K", 8, 160, 256, rows=8, top=8, dtype="bf16"), of("mxfp4", 60, 32, 96, rows=4, top=4),
-        of("int8:symmetric=False", 12, 32, 64, rows=9, top=9),
+        of("int8:symmetric=False", 12, 32, 64, rows=9, top=9), of("q4_K", 2, 16, 2304, rows=3, top=3),
+        of("int8", 2, 16, 64, rows=5, top=5), *wide(layout, codes=True),
     ]  # fmt: skip
 
 

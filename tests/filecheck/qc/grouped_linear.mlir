@@ -31,3 +31,24 @@
 %rows, %codes = "test.op"() : () -> (tensor<7x96xi8>, !qc.qtensor<12x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>)
 // CHECK: qc.grouped_linear %rows, %codes, %j {experts = 4, repeat = 1} : tensor<7x3xf32>
 %4 = qc.grouped_linear %rows, %codes, %j {experts = 4, repeat = 1} : tensor<7x3xf32>
+
+%made, %halves = "test.op"() : () -> (tensor<1x96xi8>, !qc.qtensor<12x64xf32, #qc.format<"int8", {}>, #qc.layout<"canonical">>)
+// CHECK: qc.grouped_linear %made, %halves, %k {experts = 3, repeat = 2, pairs} : tensor<2x2xf32> {
+// CHECK-NEXT: ^bb0(%g2: f32, %u2: f32):
+%5 = qc.grouped_linear %made, %halves, %k {experts = 3, repeat = 2, pairs} : tensor<2x2xf32> {
+^bb0(%g2: f32, %u2: f32):
+  %m2 = arith.mulf %g2, %u2 : f32
+  qc.yield %m2
+}
+
+%two = "test.op"() : () -> tensor<2x96xi8>
+// CHECK: qc.grouped_linear %two, %halves, %k weights(%p) {experts = 3, repeat = 1, top = 2} : tensor<1x4xf32> mix {
+%6 = qc.grouped_linear %two, %halves, %k weights(%p) {experts = 3, repeat = 1, top = 2} : tensor<1x4xf32> mix {
+^bb0(%s2: f32, %w2: f32, %t2: f32):
+  %n2 = arith.mulf %s2, %w2 : f32
+  %o2 = arith.addf %t2, %n2 : f32
+  qc.yield %o2
+} {
+^bb0(%t3: f32):
+  qc.yield %t3
+}
