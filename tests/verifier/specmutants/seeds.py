@@ -356,23 +356,41 @@ def grouped(kind: str) -> ProgramImage:
 
 def grouped_codes(kind: str) -> ProgramImage:
     """Rows to int8, and products of integers with chosen experts."""
-    maker, row = Maker({"b": B}, kind), int8_rows.row_bytes(64)
     w, stored = packed(kind, "w", 4 * 16, 64, "q8_0")
-    x, index, out = operand("x", ("b", 64)), operand("index", ("2*b",), dtype="i64"), operand("out", ("2*b", 16), "w")
-    codes, read = operand("codes", ("b", row), "w", "i8"), operand("x", ("b", row), dtype="i8")
-    for each in (x, index):
-        maker.input(each.name, each.shape, each.dtype)
-    maker.activation("rows", 5 * row)
-    maker.output("out", out.shape)
-    maker.store.add(stored)
-    rows = spec("rows", QuantizeRowsKernel(rows="b", cols=64, kind="token"), (x, codes), "b")
-    maker.launch(rows, (view_of(x, "x"), view_of(codes, "rows")))
+    operands = (w, operand("index", ("2*b",), dtype="i64"), operand("out", ("2*b", 16), "w"))
     body = GroupedLinearKernel(rows="b", repeat=2, experts=4, n=16, k=64, codes=True)
-    maker.launch(
-        spec("product", body, (read, w, index, out), "b"),
-        (view_of(read, "rows"), view_of(w, "weight w"), view_of(index, "index"), view_of(out, "out")),
-    )
-    return maker.image(ARCHS[kind])
+    return _of_rows(Maker({"b": B}, kind), 5, body, operands, stored, "b")
+
+
+def _of_rows(
+    maker: Maker,
+    most: int,
+    body: GroupedLinearKernel,
+    operands: tuple[Operand, ...],
+    stored: StoredTensor,
+    *symbols: str,
+) -> ProgramImage:
+    """A kernel that makes rows of int8, at most so many, and one that multiplies them: its operands without x."""
+    width = int8_rows.row_bytes(body.k)
+    x, codes = operand("x", (body.rows, body.k)), operand("codes", (body.rows, width), "w", "i8")
+    read = operand("x", (body.rows, width), dtype="i8")
+    views = [view_of(read, "rows")]
+    maker.input("x", x.shape, x.dtype)
+    maker.activation("rows", most * width)
+    maker.store.add(stored)
+    for each in operands:
+        if each.name == "w":
+            views.append(view_of(each, "weight w"))
+            continue
+        if each.access == "w":
+            maker.output(each.name, each.shape, each.dtype)
+        else:
+            maker.input(each.name, each.shape, each.dtype)
+        views.append(view_of(each, each.name))
+    rows = spec("rows", QuantizeRowsKernel(rows=body.rows, cols=body.k, kind="token"), (x, codes), *symbols)
+    maker.launch(rows, (view_of(x, "x"), view_of(codes, "rows")))
+    maker.launch(spec("product", body, (read, *operands), *symbols), tuple(views))
+    return maker.image(ARCHS[maker.kind])
 
 
 def grouped_pairs(kind: str) -> ProgramImage:
@@ -399,25 +417,19 @@ def grouped_mixed(kind: str) -> ProgramImage:
 
 def grouped_codes_pairs(kind: str) -> ProgramImage:
     """The halves of experts, combined from sums of integers."""
-    row = int8_rows.row_bytes(64)
     w, stored = packed(kind, "w", 4 * 64, 64, "int8")
-    operands = (
-        operand("x", (2, row), dtype="i8"),
-        w,
-        operand("index", (4,), dtype="i64"),
-        operand("out", (4, 32), "w"),
-    )
+    operands = (w, operand("index", (4,), dtype="i64"), operand("out", (4, 32), "w"))
     product = ScalarProgram(inputs=(("g", "f32"), ("u", "f32")), ops=(op("y", "arith.mulf", "g", "u"),), yields=("y",))
     body = GroupedLinearKernel(rows=2, repeat=2, experts=4, n=64, k=64, pairs=True, epilogue=product, codes=True)
-    return Maker({}, kind).kernel(spec("glu", body, operands), {"w": stored}).image(ARCHS[kind])
+    return _of_rows(Maker({}, kind), 2, body, operands, stored)
 
 
 def grouped_codes_mixed(kind: str) -> ProgramImage:
     """The experts of a row, weighed and summed from sums of integers; on a GPU in turns."""
-    row, top = int8_rows.row_bytes(96), 6
+    top = 6
     w, stored = packed(kind, "w", 8 * 48, 96, "q4_0")
-    operands = (operand("x", (2 * top, row), dtype="i8"), w, operand("index", (2 * top,), dtype="i32"),
-                operand("weights", (2, top)), operand("out", (2, 48), "w", "bf16"))  # fmt: skip
+    operands = (w, operand("index", (2 * top,), dtype="i32"), operand("weights", (2, top)),
+                operand("out", (2, 48), "w", "bf16"))  # fmt: skip
     mix = ScalarProgram(
         inputs=(("s", "f32"), ("w", "f32"), ("t", "f32")),
         ops=(op("p", "arith.mulf", "s", "w"), op("n", "arith.addf", "t", "p")), yields=("n",),
@@ -428,7 +440,7 @@ def grouped_codes_mixed(kind: str) -> ProgramImage:
     body = GroupedLinearKernel(
         rows=2 * top, repeat=1, experts=8, n=48, k=96, top=top, mix=mix, epilogue=last, codes=True
     )
-    return Maker({}, kind).kernel(spec("mixed", body, operands), {"w": stored}).image(ARCHS[kind])
+    return _of_rows(Maker({}, kind), 2 * top, body, operands, stored)
 
 
 def recurrent(kind: str) -> ProgramImage:
