@@ -21,7 +21,7 @@ RULES = (
 )  # fmt: skip
 """Those that harmful mutants meet first and alone: behind `wait-before-record`, for one, stands `unordered-read`."""
 
-PER_CLASS, TRIES = 12, 12
+PER_CLASS, TRIES = 36, 12
 """Mutants of each class; and of those that a faulty verifier accepts, how many are run until one does harm."""
 
 Case = tuple[str, Mutant]
