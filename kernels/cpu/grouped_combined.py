@@ -41,6 +41,13 @@ def functions_of(spec: KernelSpec) -> str:
     return _pairs_finish(spec) if spec.body.pairs else _mix(spec, spec.body) + "\n" + _mixed_finish(spec)
 
 
+def statements_of(spec: KernelSpec) -> list[str]:
+    """The statements that name these functions in the kernel's job."""
+    assert isinstance(spec.body, GroupedLinearKernel)
+    lines = [f"job.op = op, job.sym = sym, job.finish = qk_{spec.name}_finish;"]
+    return [*lines, f"job.top = {spec.body.top}, job.mix = qk_{spec.name}_mix;"] if spec.body.top else lines
+
+
 def _pairs_finish(spec: KernelSpec) -> str:
     assert isinstance(spec.body, GroupedLinearKernel) and spec.body.epilogue is not None
     place = len(spec.operands) - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import linear_int8, text
-from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes, tile_bytes
+from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes, statements_of, tile_bytes
 from qcompiler.kernels.cpu.linear_int8 import ProductText
 from qcompiler.kernels.text import STORAGE_TYPES, c_dim
 from qcompiler.plan.dims import dim
@@ -43,22 +43,13 @@ def emit(spec: KernelSpec, isa: str) -> str:
     out, place = spec.operands[-1], len(spec.operands) - 1
     pairs = (dim(body.rows) * body.repeat).to_dim()
     index_type, out_type = STORAGE_TYPES[index.dtype], STORAGE_TYPES[out.dtype]
-    form = "pairs" if body.pairs else "mixed"
+    form, assertion, finish, functions = "", made.assertion(isa), [f"job.finish = qm_finish<{out_type}>;"], ""
     if body.combines:
-        needed = f"qm_int8_{form}_scratch({body.k}, {made.groups}) <= {scratch_bytes(spec, isa)}"
-        ends = [
-            f"job.op = op, job.sym = sym, job.finish = qk_{spec.name}_finish;",
-            *([f"job.top = {body.top}, job.mix = qk_{spec.name}_mix;"] if body.top else []),
-            f"qm_run_int8_{form}<{made.struct}, {index_type}, {out_type}>(ctx, &job);",
-        ]
-    else:
-        needed = ""
-        ends = [
-            f"job.finish = qm_finish<{out_type}>;",
-            f"qm_run_int8<{made.struct}, {index_type}, {out_type}>(ctx, &job);",
-        ]
+        form, finish, functions = "_pairs" if body.pairs else "_mixed", statements_of(spec), functions_of(spec)
+        needed = f"qm_int8{form}_scratch({body.k}, {made.groups})"
+        assertion = f'static_assert({needed} <= {scratch_bytes(spec, isa)}, "scratch");'
     lines = [
-        f'static_assert({needed}, "scratch");' if needed else made.assertion(isa),
+        assertion,
         "qm_job job = {};",
         f"job.n = {made.n}, job.k = {made.k};",
         f"job.x = (const char*)op[0], job.x_row = {c_dim(x.strides[0])};",
@@ -67,12 +58,12 @@ def emit(spec: KernelSpec, isa: str) -> str:
         f"job.index = op[2], job.index_step = {c_dim(index.strides[0])};",
         f"job.pairs = {c_dim(pairs)}, job.repeat = {body.repeat}, job.experts = {body.experts}, job.width = {body.n};",
         f"job.out = (char*)op[{place}], job.out_row = {c_dim(out.strides[0])};",
-        *ends,
+        *finish,
+        f"qm_run_int8{form}<{made.struct}, {index_type}, {out_type}>(ctx, &job);",
     ]
     header = shared.header_comment(
         spec,
         f"codes times codes, {made.groups} group(s) of columns; {made.struct}; {scratch_bytes(spec, isa)} bytes of "
         "scratch per thread; an index out of range gives zeros and is reported",
     )
-    functions = functions_of(spec) if body.combines else ""
     return "\n".join([header, made.definitions, functions, text.entry_function(spec, lines)])

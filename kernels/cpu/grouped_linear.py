@@ -16,7 +16,7 @@ from __future__ import annotations
 from qcompiler.errors import KernelSelectionError
 from qcompiler.kernels import text as shared
 from qcompiler.kernels.cpu import grouped_int8, text
-from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes, tile_bytes
+from qcompiler.kernels.cpu.grouped_combined import functions_of, rows_from_codes, statements_of, tile_bytes
 from qcompiler.kernels.cpu.linear import (
     MOST_BF16,
     block_bf16,
@@ -98,11 +98,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
         if dots and body.pairs:
             needed = f"{needed} <= {scratch_bytes(spec, isa)} && qm_bf16_pairs_scratch({body.k})"
             run = f"qm_run_bf16_pairs<{in_words}>(ctx, &job);"
-        lines += [
-            f"job.op = op, job.sym = sym, job.finish = qk_{spec.name}_finish;",
-            *([f"job.top = {body.top}, job.mix = qk_{spec.name}_mix;"] if body.top else []),
-            run,
-        ]
+        lines += [*statements_of(spec), run]
     else:
         needed = f"qg_scratch({body.k}) <= {scratch_bytes(spec, isa)} && qm_few_scratch({body.k})"
         run = f"qm_run<{types}, {str(in_panels).lower()}>(ctx, &job);"

@@ -89,8 +89,8 @@ def _expert(spec: KernelSpec, body: GroupedLinearKernel) -> list[str]:
 
 @dataclass(frozen=True)
 class Sums:
-    """How the thread of a column finds the sums of its row: the statements that declare `sum` and `other` of the two
-    halves; and, given the condition that a pair's expert exists, those that declare `sum` of pair `place`."""
+    """The statements by which the thread of a column reads its sums. `halves` declares `sum` and `other`, those of an
+    expert's two halves. `place(there)` declares `sum`, that of pair `place`, or NaN where `there` does not hold."""
 
     halves: list[str]
     place: Callable[[str], list[str]]

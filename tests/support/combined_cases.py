@@ -74,17 +74,22 @@ class Case(grouped_cases.Case):
 
     def sums(self, chosen: list[int], x: Array) -> Array:
         """Of the pairs, (pairs, n); NaN where no expert is."""
-        body, rows = self.body, x.astype(NUMPY_DTYPES[self.spec.operands[1].dtype]).astype(np.float64)
-        sums = np.full((len(chosen), body.n), np.nan)
+        body, every = self.body, self.every(x)
+        sums = np.full((len(chosen), body.n), np.nan, every.dtype)
         for pair, expert in enumerate(chosen):
             if 0 <= expert < body.experts:
-                sums[pair] = self.values[expert] @ rows[pair // body.repeat]
+                sums[pair] = every[pair // body.repeat, expert]
         return sums
+
+    def every(self, x: Array) -> Array:
+        """The products of all rows with all experts, (rows, experts, n)."""
+        rows = x.astype(NUMPY_DTYPES[self.spec.operands[1].dtype]).astype(np.float64)
+        return np.einsum("enk,rk->ren", self.values.astype(np.float64), rows)
 
 
 @dataclass
 class CodesCase(Case):
-    """The same of rows of int8; `values` has one entry for all experts."""
+    """The same of rows of int8, whose products are those of `packed`."""
 
     packed: PackedTensor
 
@@ -95,16 +100,10 @@ class CodesCase(Case):
         found[0] = int8_rows.quantise(x, "token", 0.0, None)
         return found
 
-    def sums(self, chosen: list[int], x: Array) -> Array:
+    def every(self, x: Array) -> Array:
         """In fp32, to the bit (formats/integer_product.py)."""
-        body = self.body
-        codes, scales = int8_rows.codes_of(x, body.k), int8_rows.scales_of(x, body.k)
-        every = integer_product.multiply(codes, scales, self.packed).reshape(len(x), body.experts, body.n)
-        sums = np.full((len(chosen), body.n), np.nan, np.float32)
-        for pair, expert in enumerate(chosen):
-            if 0 <= expert < body.experts:
-                sums[pair] = every[pair // body.repeat, expert]
-        return sums
+        codes, scales = int8_rows.codes_of(x, self.body.k), int8_rows.scales_of(x, self.body.k)
+        return integer_product.multiply(codes, scales, self.packed).reshape(len(x), self.body.experts, self.body.n)
 
 
 def make(

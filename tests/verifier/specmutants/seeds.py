@@ -402,16 +402,19 @@ def grouped_pairs(kind: str) -> ProgramImage:
     return Maker({}, kind).kernel(spec("glu", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
+WEIGHED = ScalarProgram(
+    inputs=(("s", "f32"), ("w", "f32"), ("t", "f32")),
+    ops=(op("p", "arith.mulf", "s", "w"), op("n", "arith.addf", "t", "p")), yields=("n",),
+)  # fmt: skip
+"""The next total of a row's experts: what a pair's sum, times its weight, is added to."""
+
+
 def grouped_mixed(kind: str) -> ProgramImage:
     """The experts of a row, weighed and summed, and a residual."""
     w, stored = packed(kind, "w", 4 * 48, 64, "q8_0")
     operands = (operand("x", (4, 64)), w, operand("index", (4,), dtype="i64"), operand("weights", (2, 2)),
                 operand("extra0", (2, 48), dtype="bf16"), operand("out", (2, 48), "w"))  # fmt: skip
-    mix = ScalarProgram(
-        inputs=(("s", "f32"), ("w", "f32"), ("t", "f32")),
-        ops=(op("p", "arith.mulf", "s", "w"), op("n", "arith.addf", "t", "p")), yields=("n",),
-    )  # fmt: skip
-    body = GroupedLinearKernel(rows=4, repeat=1, experts=4, n=48, k=64, top=2, mix=mix, epilogue=epilogue("bf16"))
+    body = GroupedLinearKernel(rows=4, repeat=1, experts=4, n=48, k=64, top=2, mix=WEIGHED, epilogue=epilogue("bf16"))
     return Maker({}, kind).kernel(spec("mixed", body, operands), {"w": stored}).image(ARCHS[kind])
 
 
@@ -430,15 +433,11 @@ def grouped_codes_mixed(kind: str) -> ProgramImage:
     w, stored = packed(kind, "w", 8 * 48, 96, "q4_0")
     operands = (w, operand("index", (2 * top,), dtype="i32"), operand("weights", (2, top)),
                 operand("out", (2, 48), "w", "bf16"))  # fmt: skip
-    mix = ScalarProgram(
-        inputs=(("s", "f32"), ("w", "f32"), ("t", "f32")),
-        ops=(op("p", "arith.mulf", "s", "w"), op("n", "arith.addf", "t", "p")), yields=("n",),
-    )  # fmt: skip
     last = ScalarProgram(
         inputs=(("t", "f32"),), ops=(op("r", "arith.truncf", "t", dtype="bf16"),), yields=("r",)
     )  # fmt: skip
     body = GroupedLinearKernel(
-        rows=2 * top, repeat=1, experts=8, n=48, k=96, top=top, mix=mix, epilogue=last, codes=True
+        rows=2 * top, repeat=1, experts=8, n=48, k=96, top=top, mix=WEIGHED, epilogue=last, codes=True
     )
     return _of_rows(Maker({}, kind), 2 * top, body, operands, stored)
 
