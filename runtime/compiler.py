@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from qcompiler.errors import ArgumentError, CompileFailedError, CompilerMissingError
-from qcompiler.kernels.cpu.flags import OF_BITS, tuning
+from qcompiler.kernels.cpu.flags import OF_BITS, ZEN4, tuning
 from qcompiler.runtime import sanitize
 from qcompiler.runtime.cache import cache_dir, has_private_dir, private_dir
 from qcompiler.runtime.code import Code, read_code, read_record
 from qcompiler.runtime.compile_rate import compiling
 from qcompiler.runtime.files import SUFFIX, held, locked, sweep, write_private
+from qcompiler.runtime.isa import host_is_zen4
 from qcompiler.runtime.progress import note, note_once
 
 LOG_LIMIT = 6000
@@ -106,7 +107,8 @@ def flags_for(isa: str) -> tuple[str, ...]:
     # A compiler's default may be above the baseline (in some distributions it is), so generic code names the baseline.
     baseline = ("-march=x86-64",) if platform.machine() in ("x86_64", "AMD64") else ()
     march = baseline if isa == "generic" else (f"-march={isa}",)
-    return ("-std=c++17", optimisation(), *march, *tuning(isa), *OF_BITS, "-fPIC", "-shared")
+    processor = ZEN4 if host_is_zen4() else ()
+    return ("-std=c++17", optimisation(), *march, *tuning(isa), *processor, *OF_BITS, "-fPIC", "-shared")
 
 
 def cpu_flags(isa: str) -> tuple[str, ...]:

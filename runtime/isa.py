@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from qcompiler.errors import CompilerMissingError, TargetMismatchError
@@ -37,16 +37,34 @@ def supported_isas() -> tuple[str, ...]:
     return X86_LEVELS[: level_of(flags)]
 
 
-def cpuinfo_flags(path: Path) -> frozenset[str] | None:
-    """The flags of the first processor; None without such a file."""
+def cpuinfo_fields(path: Path) -> dict[str, str] | None:
+    """What the file says of the first processor, e.g. ``{"vendor_id": "AuthenticAMD", …}``; None without a file."""
     try:
         text = path.read_text()
     except OSError:
         return None
+    fields: dict[str, str] = {}
     for line in text.splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return None
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def cpuinfo_flags(path: Path) -> frozenset[str] | None:
+    """The flags of the first processor; None without such a file."""
+    flags = (cpuinfo_fields(path) or {}).get("flags")
+    return None if flags is None else frozenset(flags.split())
+
+
+def is_zen4(fields: Mapping[str, str]) -> bool:
+    """Whether /proc/cpuinfo says so. A Zen 3, the other member of its family, has no AVX-512."""
+    family = fields.get("vendor_id"), fields.get("cpu family")
+    return family == ("AuthenticAMD", "25") and "avx512f" in fields.get("flags", "").split()
+
+
+@functools.cache
+def host_is_zen4() -> bool:
+    return is_zen4(cpuinfo_fields(Path("/proc/cpuinfo")) or {})
 
 
 def level_of(flags: frozenset[str]) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 OF_BITS = ("-ffp-contract=off", "-fno-math-errno")
 """Flags that decide bits: no contraction of a*b+c, which is fused only where the source says so."""
 
+ZEN4 = ("-DQG_PAST_L2",)
+"""Flags for a Zen 4, which decide no bit: how it is asked for codes (kernels/cpu/decode.h)."""
+
 _WIDE = ("-mprefer-vector-width=512", "-mtune=icelake-server")
 
 

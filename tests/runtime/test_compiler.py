@@ -131,6 +131,26 @@ def test_level_from_flags(tmp_path: Path, flags: str, level: int) -> None:
     assert isa.level_of(read) == level
 
 
+@pytest.mark.parametrize(
+    ("vendor", "family", "flags", "zen4"),
+    [
+        ("AuthenticAMD", "25", V4, True),
+        ("AuthenticAMD", "25", V3, False),  # a Zen 3
+        ("AuthenticAMD", "26", V4, False),
+        ("GenuineIntel", "6", V4, False),
+    ],
+)
+def test_a_zen4_has_a_flag_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, family: str, flags: str, zen4: bool
+) -> None:
+    text = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: {flags}\n"
+    (tmp_path / "cpuinfo").write_text(f"{text}\n{text.replace(vendor, 'Other')}")
+    fields = isa.cpuinfo_fields(tmp_path / "cpuinfo")
+    assert fields is not None
+    monkeypatch.setattr(compiler, "host_is_zen4", lambda: isa.is_zen4(fields))
+    assert ("-DQG_PAST_L2" in compiler.flags_for("x86-64-v4")) == zen4
+
+
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="psABI levels are x86-64's")
 def test_the_processor_itself_says_the_same_as_proc() -> None:
     assert {4: 3, 3: 2, 1: 1}[support().qc_host_level()] == len(isa.supported_isas())
