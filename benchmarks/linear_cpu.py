@@ -15,7 +15,7 @@ With `--int8` the table has products of codes beside those of decoded values: "i
 
 With `--bf16` each format stands twice, with x, bias and result in fp32 and ("nf4 bf16") in bf16, and so does torch.
 
-With `--dots` those in bf16 stand once more ("nf4 bf16 dots") without tiles of AMX.
+With `--dots` those in bf16 stand once more ("nf4 bf16 dots"), and those in fp32 ("q4_K fma"), without tiles of AMX.
 
 With `--older` so does each format that has other bytes in cpu_p16_v1 ("v1 q4_K"), the layout of programs saved before.
 """
@@ -98,9 +98,9 @@ def make_case(
         data = packed(product, n, k)
         call = bench.caller(linear_spec(product, m, n, k), operands(product, x, data, bias), [m])
         engines.append(Engine(product.name, call, data.size))
-        if dots and product.arithmetic == "bf16":
+        if dots and (other := {"bf16": "dots", "exact": "fma"}.get(product.arithmetic)):
             call = bench.caller(linear_spec(product, m, n, k), operands(product, x, data, bias), [m], dots=True)
-            engines.append(Engine(f"{product.name} dots", call, data.size))
+            engines.append(Engine(f"{product.name} {other}", call, data.size))
     if any(product.codes for product in products):
         made = np.zeros((m, row_bytes(k)), np.int8)
         engines.append(Engine("rows", bench.caller(rows_spec(k), [x, made], [m]), x.nbytes))
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", help="formats (tq, tq:bits=3) instead of the usual four")
     parser.add_argument("--shapes", nargs="*", default=[f"{n}x{k}" for n, k in SHAPES], metavar="NxK")
     parser.add_argument("--bf16", action="store_true", help="each format in bf16 as well, and torch's linear")
-    parser.add_argument("--dots", action="store_true", help="with --bf16: also without tiles of AMX")
+    parser.add_argument("--dots", action="store_true", help="also without tiles of AMX")
     parser.add_argument("--int8", action="store_true", help="products of codes with rows of int8 beside fp32 ones")
     parser.add_argument("--older", action="store_true", help="the older layout as well, where it has other bytes")
     parser.add_argument("--cpu-time", action="store_true", help="processor time, with one thread")

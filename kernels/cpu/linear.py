@@ -23,7 +23,7 @@ from qcompiler import formats
 from qcompiler.errors import KernelSelectionError
 from qcompiler.formats import Format
 from qcompiler.kernels import text as shared
-from qcompiler.kernels.cpu import linear_norm, text, vector
+from qcompiler.kernels.cpu import fp32_tiles, linear_norm, text, vector
 from qcompiler.kernels.cpu.weights import ANY_PANELS, PANEL_LAYOUTS, panel_weight
 from qcompiler.kernels.norm_prologue import note_of
 from qcompiler.kernels.paired import columns_of, in_panels
@@ -125,6 +125,7 @@ def headers(spec: KernelSpec) -> tuple[str, ...]:
         "bf16_blocks.h",
         "amx.h",
         "bf16_tiles.h",
+        "fp32_tiles.h",
         "bf16_run.h",
     )
     windows = body.window is not None
@@ -171,6 +172,8 @@ def _own_scratch(spec: KernelSpec, body: LinearKernel, isa: str) -> int:
     panels = product_scratch(isa, block, whole=block >= body.k)
     if by_columns(spec, isa):
         panels = max(panels, _pass_scratch(body.k, block, tile.panels))
+    if _by_tiles(spec, body, isa):
+        panels = max(panels, fp32_tiles.scratch(body.k, _most_rows(body, 0)))
     return max(few, panels) if multiplies_bf16(spec, isa) else panels
 
 
@@ -179,6 +182,11 @@ def by_columns(spec: KernelSpec, isa: str) -> bool:
     weight = spec.operands[1]
     panels = weight.format is not None or weight.layout in PANEL_LAYOUTS
     return isa == "x86-64-v4" and panels and not multiplies_bf16(spec, isa)
+
+
+def _by_tiles(spec: KernelSpec, body: LinearKernel, isa: str) -> bool:
+    """Whether a kernel for many rows has a form by tiles of AMX, in fp32."""
+    return few_rows(spec, body, isa) == 0 and by_columns(spec, isa) and fp32_tiles.multiplies(spec.operands[1], isa)
 
 
 def _columns(k: int, rows: int) -> int:
@@ -495,6 +503,10 @@ def emit(spec: KernelSpec, isa: str) -> str:
     dots = multiplies_bf16(spec, isa) and weight.group % 2 == 0
     kind = STORAGE_TYPES[x.dtype]
     straight = 0 if body.window is not None or weight.decoder.startswith("qg_strided") else tile_of(isa).few
+    tiles = _by_tiles(spec, body, isa)
+    if tiles:
+        run = f"qft_run<{weight.decoder}>(ctx, &job, {_most_rows(body, 0)})"
+        lines.append(f"if (qft_takes(ctx, &job)) return {run};")
     if rows:
         columns = by_columns(spec, isa) and rows > 2
         driver = "qg_run_rows" if columns else "qg_run_few"
@@ -515,6 +527,8 @@ def emit(spec: KernelSpec, isa: str) -> str:
         if by_columns(spec, isa):
             size = f"{size} <= {scratch} && qg_pass_scratch({body.k})"
     lines = [*used_symbols(spec, lines, "sym"), *lines]
+    if tiles:
+        size = f"{size} <= {scratch} && qft_scratch({body.k}, {_most_rows(body, 0)})"
     if dots and rows != 1:
         size = f"{size} <= {scratch} && qbt_scratch({body.k}, {_most_rows(body, rows)})"
     if dots and straight:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from qcompiler import formats
 from qcompiler.config import parse_format
 from qcompiler.formats.integer_product import integer_product
+from qcompiler.kernels.cpu import fp32_tiles
 from qcompiler.kernels.cpu import linear as cpu_linear
 from qcompiler.kernels.cpu import linear_int8 as cpu_int8
 from qcompiler.kernels.cuda import engines
@@ -113,7 +114,11 @@ def _format(
         candidates = INT8[kind] if compute == "int8" else LINEAR[kind]
         kernel = next(each.name for each in candidates if each.m_class == case.m_class)
         if weight is None:
-            cpu = _cpu_int8(isa, flags, asked) if compute == "int8" else _cpu(isa, flags, compute, operand, asked)
+            cpu = (
+                _cpu_int8(isa, flags, asked)
+                if compute == "int8"
+                else _cpu(isa, flags, compute, operand, asked, case.m_class)
+            )
             units, why_not = cpu
         else:
             units, why_not = _cuda(isa, compute, weight, case.m_class)
@@ -142,12 +147,18 @@ def _wider(isa: str, flags: Collection[str] | None) -> Reasons:
 
 
 def _cpu(
-    isa: str, flags: Collection[str] | None, compute: Compute, weight: Operand, asked: Asked
+    isa: str, flags: Collection[str] | None, compute: Compute, weight: Operand, asked: Asked, m_class: MClass
 ) -> tuple[str, Reasons]:
     """The instructions that multiply, and the better ones that do not."""
     vectors, wider = VECTORS.get(isa, PLAIN_VECTORS), _wider(isa, flags)
+    has_tiles = flags is not None and {*BF16_FLAGS} <= {*flags}
+    no_tiles = asked.refused if asked.bf16 == "amx" else "QC_BF16=dots asks for pairs"
     if compute == "fp32":
-        return f"{vectors}, fp32", wider
+        if not has_tiles or m_class != "large" or not fp32_tiles.multiplies(weight, isa):
+            return f"{vectors}, fp32", wider
+        if no_tiles is None:
+            return "AMX, fp32 as three numbers of bf16", wider
+        return f"{vectors}, fp32", [*wider, ("AMX", no_tiles)]
     lacking = "this processor lacks avx512_bf16" if flags is not None and "avx512_bf16" not in flags else None
     x = Operand(name="x", dtype="bf16", access="r", shape=(1, K), strides=(K, 1))
     body = LinearKernel(m=1, n=N, k=K, m_class="1", has_bias=False)
@@ -159,11 +170,11 @@ def _cpu(
     if lacking is not None:
         return f"{vectors}, fp32 of numbers in bf16", [("pairs of bf16", lacking)]
     pairs = "AVX512-BF16, pairs of bf16"
-    if flags is None or not {*BF16_FLAGS} <= {*flags}:
+    if not has_tiles:
         return pairs, []
-    if asked.bf16 == "amx" and asked.refused is None:
+    if no_tiles is None:
         return f"AMX from 2 to 6 rows on, by format, else {pairs}", []
-    return pairs, [("AMX", asked.refused if asked.bf16 == "amx" and asked.refused else "QC_BF16=dots asks for pairs")]
+    return pairs, [("AMX", no_tiles)]
 
 
 VNNI = {"x86-64-v4": ("AVX-512 VNNI", ("avx512_vnni", "avx512vbmi")), "x86-64-v3": ("AVX-VNNI", ("avx_vnni",))}

@@ -71,6 +71,18 @@ def test_what_multiplies_bf16_follows_the_processor_and_qc_bf16() -> None:
     assert row(amx, "amx", "refused").why_not == (("AMX", "refused"),)
 
 
+def test_what_multiplies_fp32_follows_the_processor_the_format_and_qc_bf16() -> None:
+    def row(flags: set[str], name: str, m: str, asked: str = "amx", refused: str | None = None) -> Served:
+        return one(kernel_table("cpu", "x86-64-v4", flags, [name], bf16=asked, refused=refused), "fp32", name, m)
+
+    amx = ZEN5 | {"amx_tile", "amx_bf16"}
+    assert row(amx, "int4", "65+").units == row(amx, "q4_K", "9-64").units == "AMX, fp32 as three numbers of bf16"
+    for other in (row(amx, "nf4", "65+"), row(amx, "int4", "2-8"), row(ZEN5, "int4", "65+")):
+        assert (other.units, other.why_not) == ("AVX-512, fp32", ())
+    assert row(amx, "int4", "65+", "dots").why_not == (("AMX", "QC_BF16=dots asks for pairs"),)
+    assert row(amx, "int4", "65+", refused="refused").why_not == (("AMX", "refused"),)
+
+
 @pytest.mark.parametrize(("arch", "compute", "cores"), [
     ("sm_75", "bf16", "CUDA cores"), ("sm_75", "f16", "tensor cores"), ("sm_80", "bf16", "tensor cores"),
     ("sm_90a", "fp32", "CUDA cores"), ("sm_70", "f16", "CUDA cores"), ("sm_70", "int8", "CUDA cores, dp4a"),

@@ -5,7 +5,6 @@ Both are held to what other kernels of bf16 are held to (test_linear_bf16.py), a
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import window_cases
 from bf16_linears import FEW, WEIGHTS, check, rows_of, spec_of, weight
 from kernel_cases import aligned
+from tile_counts import check_counts, tile_counts
 
 from qcompiler.plan.kernel import KernelSpec
 from qcompiler.plan.weights import NUMPY_DTYPES
@@ -39,21 +39,6 @@ SHORT = ("nf4:block=64", "int4:group=row")
 def wide(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
     monkeypatch.setattr(bf16_linears, "WEIGHTS", WIDE)
     return WIDE
-
-
-def tile_counts(kernels: Any) -> dict[str, int]:
-    """What the model counted; empty for a processor."""
-    names = ("errors", "dots", "configured", "released")
-    if "QC_AMX_MODEL 1" not in kernels.source:
-        return {}
-    return {name: ctypes.c_int64.in_dll(kernels.library, f"amx_{name}").value for name in names}
-
-
-def check_counts(kernels: Any, before: dict[str, int]) -> None:
-    """Tiles were used as the manual says, and released."""
-    if before:
-        after = tile_counts(kernels)
-        assert after["errors"] == 0 and after["dots"] > before["dots"] and after["configured"] == after["released"]
 
 
 def test_products_are_those_of_factors_in_bf16(bf16_tiles: Tiles) -> None:

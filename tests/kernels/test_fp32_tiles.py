@@ -1,0 +1,178 @@
+"""Products of fp32 by tiles of AMX, on a processor that has them and on a model of its tiles."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import window_cases
+from kernel_cases import aligned
+from msgspec.structs import replace
+from tile_counts import check_counts, tile_counts
+
+from qcompiler import formats
+from qcompiler.config import parse_format
+from qcompiler.kernels import layouts
+from qcompiler.kernels.cpu import fp32_tiles
+from qcompiler.plan.kernel import DType, KernelSpec, Operand
+from qcompiler.plan.kinds.linear import LinearKernel
+from qcompiler.plan.weights import NUMPY_DTYPES
+
+Tiles = Callable[[Sequence[KernelSpec]], Any]
+PANELS = "cpu_p16_v2"
+
+WEIGHTS = {  # (N, K): odd panels, several tasks, tails of blocks of columns
+    "int4:group=32": (83, 736), "int4:group=32,symmetric=False": (40, 96), "q4_K": (307, 1280), "q5_0": (18, 160),
+    "int8": (37, 1056), "int8:symmetric=False": (19, 32), "q8_0": (51, 288), "int4:group=128": (49, 1408),
+    "int4:group=row": (35, 1184), "int3:group=64": (21, 320), "int2:group=64": (33, 192), "fp8_e4m3": (20, 96),
+    "q5_K": (16, 256), "iq4_nl": (34, 352),
+}  # fmt: skip
+QUICK = ("int4:group=32,symmetric=False", "q4_K", "int8")
+MS = (1, 8, 9, 16, 17, 33, 131)
+"""Around a block of rows. (The kernel takes any number; tiles have those from nine on.)"""
+
+
+@cache
+def weight(text: str) -> tuple[Operand, Any, Any]:
+    """(operand, bytes, elements in fp32)."""
+    n, k = WEIGHTS[text]
+    ref = parse_format(text)
+    fmt = formats.get(ref.name, **ref.params)
+    packed = fmt.encode(np.random.default_rng(zlib.crc32(text.encode())).standard_normal((n, k)).astype(np.float32))
+    data = layouts.get(PANELS).pack(fmt, "f32", n, k, packed.data)
+    operand = Operand(name="w", dtype="f32", access="r", shape=(n, k), format=ref, layout=PANELS)
+    return operand, aligned(data), fmt.decode(packed).astype(np.float64)
+
+
+def spec_of(text: str, x: DType = "f32") -> KernelSpec:
+    n, k = WEIGHTS[text]
+    operands = (
+        Operand(name="x", dtype=x, access="r", shape=("m", k), strides=(k + 3, 1)),
+        weight(text)[0],
+        Operand(name="out", dtype="f32", access="w", shape=("m", n), strides=(n, 1)),
+    )
+    body = LinearKernel(m="m", n=n, k=k, m_class="large", has_bias=False)
+    name = f"f{zlib.crc32(f'{text} {x}'.encode()):08x}"
+    return KernelSpec(name=name, symbols=("m",), operands=operands, body=body)
+
+
+def rows_of(text: str, m: int, x: DType = "f32") -> Any:
+    k = WEIGHTS[text][1]
+    rows = np.full((m, k + 3), np.nan, NUMPY_DTYPES[x])  # what lies between rows is no number
+    rows[:, :k] = np.random.default_rng(m).standard_normal((m, k)).astype(rows.dtype)
+    return rows
+
+
+def product(kernels: Any, text: str, rows: Any, x: DType = "f32") -> Any:
+    """On one thread and on several, whose bits are the same."""
+    n, m = WEIGHTS[text][0], len(rows)
+    return kernels.run_both(
+        spec_of(text, x).name, lambda: [rows, weight(text)[1], np.full((m, n), np.nan, np.float32)], (m,)
+    )[2]
+
+
+def check(kernels: Any, text: str, rows: Any, x: DType = "f32") -> None:
+    """The error is that of sums in fp32: no number of x or w is rounded."""
+    k, w = WEIGHTS[text][1], weight(text)[2]
+    given = rows[:, :k].astype(np.float64)
+    error = np.abs(product(kernels, text, rows, x) - given @ w.T)
+    assert (error <= np.abs(given) @ np.abs(w).T * (k / 16 + 12) * 2.0**-24 + 1e-35).all(), text
+
+
+def test_few_formats(bf16_tiles: Tiles) -> None:
+    kernels = bf16_tiles([spec_of(text) for text in QUICK])
+    for text in QUICK:
+        before = tile_counts(kernels)
+        for m in (9, 40):
+            check(kernels, text, rows_of(text, m))
+        check_counts(kernels, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x", ["f32", "bf16", "f16"])
+def test_every_kind_of_codes(bf16_tiles: Tiles, x: DType) -> None:
+    kernels = bf16_tiles([spec_of(text, x) for text in WEIGHTS])
+    for text in WEIGHTS:
+        assert fp32_tiles.multiplies(weight(text)[0], "x86-64-v4"), text
+        before = tile_counts(kernels)
+        for m in MS:
+            check(kernels, text, rows_of(text, m, x), x)
+        check_counts(kernels, before)
+
+
+def test_more_rows_than_a_chunk(bf16_tiles: Tiles) -> None:
+    """A chunk has at most 512 rows; the second one is not full."""
+    kernels = bf16_tiles([spec_of("int8:symmetric=False")])
+    check(kernels, "int8:symmetric=False", rows_of("int8:symmetric=False", 530))
+
+
+def test_all_bits_of_x_count(bf16_tiles: Tiles) -> None:
+    """Numbers whose pieces are of either sign, far apart, or at the ends of the range."""
+    text = "int8:symmetric=False"
+    kernels = bf16_tiles([spec_of(text)])
+    rows = rows_of(text, 16)
+    rows[0] = np.float32(1 + 2.0**-23)
+    rows[1] = -np.float32(2 - 2.0**-23)
+    rows[2] *= np.float32(2.0**100)
+    rows[3] *= np.float32(2.0**-100)
+    rows[4, ::2] *= np.float32(2.0**-30)
+    rows[5] = np.float32(1 + 2.0**-16)
+    check(kernels, text, rows)
+
+
+@pytest.mark.parametrize("text", ["int8", pytest.param("int4:group=32,symmetric=False", marks=pytest.mark.slow)])
+def test_numbers_that_are_none_stay_in_their_rows(bf16_tiles: Tiles, text: str) -> None:
+    """As of FMA: an infinity gives one where elements have a sign, a NaN a NaN; neighbours keep their bits."""
+    kernels, rows, w = bf16_tiles([spec_of(text)]), rows_of(text, 20), weight(text)[2]
+    before = product(kernels, text, rows)
+    rows[3, 5], rows[7, 0], rows[18, 9] = np.inf, np.nan, np.finfo(np.float32).max
+    after = product(kernels, text, rows)
+    assert np.isnan(after[7]).all()
+    with np.errstate(invalid="ignore"):
+        expected = np.where(w[:, 5] == 0, np.nan, np.inf * np.sign(w[:, 5]))
+    np.testing.assert_array_equal(after[3], expected)
+    assert np.isfinite(after[18]).all() == (np.abs(w[:, 9]) <= 1).all()
+    others = [i for i in range(20) if i not in (3, 7, 18)]
+    assert after[others].tobytes() == before[others].tobytes()
+
+
+@pytest.mark.parametrize(
+    "text, k", [("nf4:block=64", 256), ("q6_K", 256), ("int8", 40), ("int4:group=32", 48), ("float", 64)]
+)
+def test_what_tiles_do_not_take(text: str, k: int) -> None:
+    """Values that bf16 rounds, scales of half a tile, and rows that end inside of a tile or have no codes."""
+    ref = None if text == "float" else parse_format(text)
+    w = Operand(name="w", dtype="f32", access="r", shape=(32, k), format=ref, layout=PANELS)
+    assert not fp32_tiles.multiplies(w, "x86-64-v4")
+
+
+def test_tiles_are_for_avx512_and_weights_in_fp32() -> None:
+    w = weight("int8")[0]
+    assert fp32_tiles.multiplies(w, "x86-64-v4")
+    assert not fp32_tiles.multiplies(w, "x86-64-v3")
+    assert not fp32_tiles.multiplies(replace(w, dtype="bf16"), "x86-64-v4")
+
+
+def test_windows_of_images(bf16_tiles: Tiles) -> None:
+    case = window_cases.Case("packed", 32, (3, 3), (2, 1), (1, 1))
+    plain, fmt = window_cases.spec_of(case), formats.get("int8")
+    (_, k), rng = plain.operands[1].shape, np.random.default_rng(1)
+    packed = fmt.encode(rng.standard_normal((case.n, int(k))).astype(np.float32))
+    data = aligned(layouts.get(PANELS).pack(fmt, "f32", case.n, int(k), packed.data))
+    w = Operand(
+        name="w", dtype="f32", access="r", shape=(case.n, k), format=parse_format("int8"), layout=PANELS
+    )  # fmt: skip
+    spec = replace(plain, operands=(plain.operands[0], w, plain.operands[2]))
+    kernels, size = bf16_tiles([spec]), case.size(9, 11)
+    image = rng.standard_normal((2, 9, 11, 32)).astype(np.float32)
+    wanted = window_cases.rows_of(case, image.astype(np.float64), size) @ fmt.decode(packed).astype(np.float64).T
+    before = tile_counts(kernels)
+    found = kernels.run_both(
+        case.name, lambda: [image, data, np.full(wanted.shape, np.nan, np.float32)], (2, 9, 11, *size)
+    )[-1]
+    check_counts(kernels, before)
+    assert np.linalg.norm(found - wanted) <= 1e-6 * np.linalg.norm(wanted)
