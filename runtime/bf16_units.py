@@ -1,6 +1,7 @@
 """Which instructions multiply bf16 on the CPU, by the variable `QC_BF16`.
 
-    amx      tiles of AMX for two to six rows and more (kernels/cpu/bf16_tiles.h), else as dots: the default
+    amx      tiles of AMX for two to six rows and more (kernels/cpu/bf16_tiles.h), else as dots, and for nine rows and
+             more in fp32 (kernels/cpu/fp32_tiles.h): the default
     dots     dot products of pairs (AVX512-BF16) where the processor has them, else fp32
 
 Tiles add the products of a sum in another order than dot products do, so the last bits of results differ.

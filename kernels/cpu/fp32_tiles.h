@@ -14,7 +14,7 @@
 #include "bf16_tiles.h"
 
 // Rows of a block, columns of a block, pieces of a number; most panels of a task and bytes of rows at a time.
-enum { QFT_ROWS = 16, QFT_BLOCK = 128, QFT_PIECES = 3, QFT_PANELS = 16, QFT_CHUNK = 6 << 20 };
+enum { QFT_ROWS = 16, QFT_BLOCK = 128, QFT_PIECES = 3, QFT_PANELS = 16, QFT_CHUNK = 3 << 20 };
 
 constexpr int64_t qft_row(int64_t k) { return QFT_PIECES * 2 * qbt_padded(k); }  // bytes of a row of x
 // Most rows at a time, of at most `m` (0: any number).

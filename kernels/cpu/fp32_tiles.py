@@ -41,7 +41,7 @@ def scratch(k: int, m: int) -> int:
     """fp32_tiles.h's qft_scratch: tiles of sums, words, sums, a row; rows of x in pieces and the sums of columns."""
     padded = -(-k // 32) * 32
     most = -(-m // _ROWS) * _ROWS if 0 < m < _MOST else _MOST
-    fit = (6 << 20) // (6 * padded) // _ROWS * _ROWS if k > 0 else most
+    fit = (3 << 20) // (6 * padded) // _ROWS * _ROWS if k > 0 else most
     chunk = min(max(fit, _ROWS), most)
     work = 4 * 1024 + _PANELS * _BLOCK * 32 + 4 * (chunk * (_PANELS + 1) * 16 + padded + 32)
     return work + chunk * (6 * padded + 4 * (k // 16 + 1))
