@@ -9,12 +9,12 @@
 //               Of up to 16 rows, each panel's are multiplied as soon as they are made
 //     sums      a pair of scales at a time: one tile of two panels each, so that four chains of additions are under way
 //
-// Numbers below 2^-126 count as zero, pieces of numbers below 2^-110 among them.
+// Numbers below 2^-126 count as zero: the last bits of numbers of x below 2^-103, and sums.
 #pragma once
 #include "bf16_tiles.h"
 
 // Rows of a block, columns of a block, pieces of a number; most panels of a task and bytes of rows at a time.
-enum { QFT_ROWS = 16, QFT_BLOCK = 128, QFT_PIECES = 3, QFT_PANELS = 16, QFT_CHUNK = 3 << 20 };
+enum { QFT_ROWS = 16, QFT_BLOCK = 128, QFT_PIECES = 3, QFT_PANELS = 16, QFT_CHUNK = 6 << 20 };
 
 constexpr int64_t qft_row(int64_t k) { return QFT_PIECES * 2 * qbt_padded(k); }  // bytes of a row of x
 // Most rows at a time, of at most `m` (0: any number).
@@ -32,7 +32,7 @@ constexpr int64_t qft_work(int64_t k, int64_t m) {
     return QFT_PARTS + QFT_WORDS + 4 * (qft_chunk(k, m) * QFT_STRIDE + qbt_padded(k) + QG_NP * 16);
 }
 constexpr int64_t qft_scratch(int64_t k, int64_t m) {
-    return qft_work(k, m) + qft_chunk(k, m) * (qft_row(k) + 4 * (k / 16 + 1));
+    return qft_work(k, m) + qft_chunk(k, m) * (qft_row(k) + 4 * (k / 32 + 1));
 }
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
@@ -44,7 +44,8 @@ template <class W> struct qft_coded<qg_coded<W>> {
         if constexpr (qb_coded<qg_coded<W>>::SUMMED) return W::EXACT;
         else return false;
     }
-    static constexpr bool FITS = exact() && SPAN % QBT_COLUMNS == 0 && QFT_BLOCK % SPAN == 0;
+    static constexpr bool WHOLE = SPAN % QBT_COLUMNS == 0 && QFT_BLOCK % SPAN == 0;
+    static constexpr bool FITS = exact() && WHOLE && (W::COVERS != 0 || !W::OFFSET);
 };
 
 // Rows from which tiles take less time than FMA (docs/performance.md).
@@ -73,7 +74,7 @@ QC_INLINE __m512i qft_upper_halves(qf first, qf second) {
     return _mm512_permutex2var_epi16((__m512i)first, _mm512_load_si512(from), (__m512i)second);
 }
 
-// The eight highest bits of the mantissa; an infinity leaves no number in the second piece, and a NaN one at least.
+// The eight highest bits of the mantissa. Of an infinity or a NaN, a piece or what is left is a NaN.
 QC_INLINE qf qft_piece(qf& rest) {
     const qf piece = (qf)((qu)rest & 0xffff0000u);
     rest = rest - piece;
@@ -104,10 +105,9 @@ template <class D> static void qft_load_task(void* arg, int64_t block, char* scr
             there ? qg_load_few(job, call.m0 + i, 1, (float*)(scratch + call.row_at)).rows : nullptr;
         qft_put_row<qbt_order<D>::BITS>(x, job->k, call.at(block, 0) + i % QFT_ROWS * 64);
         if (W::OFFSET && there) {
-            const int64_t span = W::COVERS ? W::COVERS : job->k;
             for (int64_t s = 0; s < call.scales; s++) {
                 vf total = vzero();
-                for (int64_t k = s * span; k < (s + 1) * span; k += 16) total = total + vload(x + k);
+                for (int64_t k = s * W::COVERS; k < (s + 1) * W::COVERS; k += 16) total = total + vload(x + k);
                 call.totals[i * call.scales + s] = vsum(total);
             }
         }

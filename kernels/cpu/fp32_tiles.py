@@ -31,7 +31,10 @@ def _fits(fmt: Format, k: int) -> bool:
     declaration, span = fmt.declaration, shared_columns(fmt)
     if k % 32 or span not in _SPANS or ends_inside_groups(fmt, k) or (span and k % span):
         return False
-    if declaration.trellis is not None or line_of(declaration) is None or not 2 <= declaration.codes.bits <= 8:
+    line = line_of(declaration)
+    if declaration.trellis is not None or line is None or not 2 <= declaration.codes.bits <= 8:
+        return False
+    if span == 0 and line[1] is not None:  # no other kernel in fp32 sums codes apart from the offset of a whole row
         return False
     values = declaration.code_values
     return np.array_equal(values.astype(ml_dtypes.bfloat16), values, equal_nan=True)
@@ -41,7 +44,7 @@ def scratch(k: int, m: int) -> int:
     """fp32_tiles.h's qft_scratch: tiles of sums, words, sums, a row; rows of x in pieces and the sums of columns."""
     padded = -(-k // 32) * 32
     most = -(-m // _ROWS) * _ROWS if 0 < m < _MOST else _MOST
-    fit = (3 << 20) // (6 * padded) // _ROWS * _ROWS if k > 0 else most
+    fit = (6 << 20) // (6 * padded) // _ROWS * _ROWS if k > 0 else most
     chunk = min(max(fit, _ROWS), most)
     work = 4 * 1024 + _PANELS * _BLOCK * 32 + 4 * (chunk * (_PANELS + 1) * 16 + padded + 32)
-    return work + chunk * (6 * padded + 4 * (k // 16 + 1))
+    return work + chunk * (6 * padded + 4 * (k // 32 + 1))

@@ -186,7 +186,8 @@ def by_columns(spec: KernelSpec, isa: str) -> bool:
 
 def _by_tiles(spec: KernelSpec, body: LinearKernel, isa: str) -> bool:
     """Whether a kernel for many rows has a form by tiles of AMX, in fp32."""
-    return few_rows(spec, body, isa) == 0 and by_columns(spec, isa) and fp32_tiles.multiplies(spec.operands[1], isa)
+    many = few_rows(spec, body, isa) == 0 and not (isinstance(body.m, int) and body.m <= tile_of(isa).few)
+    return many and by_columns(spec, isa) and fp32_tiles.multiplies(spec.operands[1], isa)
 
 
 def _columns(k: int, rows: int) -> int:

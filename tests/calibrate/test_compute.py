@@ -217,7 +217,7 @@ def test_a_convolution_in_bf16_is_the_oracle_up_to_one_rounding_of_a_factor(weig
     for batch in (1, 2, 3):
         x = image_of(batch, 16, 16)
         for n, (found, oracle, wide) in enumerate(zip(program(x), program.oracle(x), exact.oracle(x), strict=True)):
-            assert apart(found, oracle) < 4e-3
+            assert apart(found, oracle) < 5e-3  # tiles of AMX round elements of nf4, dot products its codes' values
             assert apart(oracle, wide) == 0 if n == 1 else 1e-4 < apart(oracle, wide) < 1e-2, "the oracle rounds too"
 
 
