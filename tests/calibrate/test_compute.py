@@ -13,6 +13,8 @@ from torch import nn
 import qcompiler as qc
 from qcompiler.config import Activations
 from qcompiler.errors import RecipeError
+from qcompiler.runtime.bf16_units import UNITS, bf16_units
+from qcompiler.runtime.isa import host_isa
 
 SHAPES = {"x": {0: ("s", 1, 100)}}
 
@@ -214,10 +216,12 @@ def products(program: qc.Program) -> set[tuple[bool, str, str]]:
 @pytest.mark.parametrize("weights", ["int8", "nf4", "q4_K, else q5_0, else int8"])
 def test_a_convolution_in_bf16_is_the_oracle_up_to_one_rounding_of_a_factor(weights: str) -> None:
     program, exact = convolving("bf16", weights=weights), convolving("exact", weights=weights)
+    # Tiles of AMX round elements of nf4, in each of four convolutions one behind another.
+    most = 8e-3 if weights == "nf4" and bf16_units(host_isa()) == UNITS["amx"] else 4e-3
     for batch in (1, 2, 3):
         x = image_of(batch, 16, 16)
         for n, (found, oracle, wide) in enumerate(zip(program(x), program.oracle(x), exact.oracle(x), strict=True)):
-            assert apart(found, oracle) < 5e-3  # tiles of AMX round elements of nf4, dot products its codes' values
+            assert apart(found, oracle) < most
             assert apart(oracle, wide) == 0 if n == 1 else 1e-4 < apart(oracle, wide) < 1e-2, "the oracle rounds too"
 
 
