@@ -58,7 +58,7 @@ struct qft_call {
     const qg_job* job;
     int64_t m0, count, blocks;  // the first row, rows, blocks of them
     int64_t panels;             // of a task
-    int64_t x_at, row_at;       // where in scratch rows of x lie, and a row has room
+    int64_t row_at;             // where in a task's scratch a row of x has room
     char* x;
     float* totals;              // [row][scale]
     int64_t scales;
