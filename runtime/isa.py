@@ -64,6 +64,7 @@ def is_zen4(fields: Mapping[str, str]) -> bool:
 
 @functools.cache
 def host_is_zen4() -> bool:
+    """`is_zen4` of this machine; False where it does not say."""
     return is_zen4(cpuinfo_fields(Path("/proc/cpuinfo")) or {})
 
 

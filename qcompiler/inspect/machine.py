@@ -17,7 +17,7 @@ from qcompiler.runtime import nvrtc
 from qcompiler.runtime.backends import registry
 from qcompiler.runtime.backends.cuda import CudaBackend, device_count
 from qcompiler.runtime.compiler import find_compiler
-from qcompiler.runtime.isa import cpuinfo_flags, resolve_isa
+from qcompiler.runtime.isa import cpuinfo_fields, cpuinfo_flags, resolve_isa
 from qcompiler.runtime.limits import Limits, cpu_limits
 from qcompiler.runtime.profile_device import Plug
 from qcompiler.runtime.streams import Queue
@@ -98,11 +98,7 @@ def processor(*, measure: bool = True) -> Processor:
 
 
 def _model() -> str:
-    if CPUINFO.is_file():
-        for line in CPUINFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return (cpuinfo_fields(CPUINFO) or {}).get("model name") or platform.processor() or platform.machine()
 
 
 def _caches() -> dict[str, str]:

@@ -359,7 +359,7 @@ def test_every_linear_is_solved_for_the_inputs_that_the_quantised_model_gives_it
         solved = gptq.solve(matrix, fmt.encode(matrix), x.T @ x)
         stored = result.weights[f"{name}.weight"]
         same = np.mean(fmt.decode(solved.packed) == fmt.decode(formats.PackedTensor(fmt, *stored.shape, stored.data)))
-        # A code that ties moves those behind it: 0.991 on a Xeon, where torch orders sums otherwise.
+        # A code that ties moves those behind it: 0.991 on a Xeon, with and without AMX (why there is not traced).
         assert same > 0.98, "equal but for ties of sums in fp32"
         values = torch.from_numpy(fmt.decode(formats.PackedTensor(fmt, *stored.shape, stored.data)).copy())
         weight.data = values.T.contiguous() if transposed else values

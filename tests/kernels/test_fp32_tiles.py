@@ -119,7 +119,7 @@ def test_more_rows_than_a_chunk(bf16_tiles: Tiles) -> None:
 
 
 def test_chunks_of_wide_rows(bf16_tiles: Tiles) -> None:
-    """Of 8192 columns a chunk has at most 128 rows; three of 96 and one whose last block is not full."""
+    """Of 8192 columns a chunk has at most 128 rows: two have 96, and the third has 85, in a last block of five."""
     kernels = bf16_tiles([spec_of("q4_0:wide")])
     check(kernels, "q4_0:wide", rows_of("q4_0:wide", 277))
 
