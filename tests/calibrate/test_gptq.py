@@ -353,14 +353,14 @@ def test_every_linear_is_solved_for_the_inputs_that_the_quantised_model_gives_it
                 model(ids)
                 del seen[count + 1 :]  # a linear that is used twice is solved for its first use
         handle.remove()
-        x = torch.cat(seen).double().numpy()
         weight: Any = module.weight
         matrix = np.ascontiguousarray(weight.detach().numpy().T if transposed else weight.detach().numpy())
-        solved = gptq.solve(matrix, fmt.encode(matrix), x.T @ x)
+        moments = sum((each.T @ each).double().numpy() for each in seen)  # in fp32, as the compiler sums them
+        solved = gptq.solve(matrix, fmt.encode(matrix), moments)
         stored = result.weights[f"{name}.weight"]
         same = np.mean(fmt.decode(solved.packed) == fmt.decode(formats.PackedTensor(fmt, *stored.shape, stored.data)))
-        # A code that ties moves those behind it: 0.991 on a Xeon, with and without AMX (why there is not traced).
-        assert same > 0.98, "equal but for ties of sums in fp32"
+        # All are equal where this was traced.  With sums in fp64, 4e-7 off, ties moved 3 of 256 rows of one matrix.
+        assert same > 0.995, "equal but for ties of sums in fp32"
         values = torch.from_numpy(fmt.decode(formats.PackedTensor(fmt, *stored.shape, stored.data)).copy())
         weight.data = values.T.contiguous() if transposed else values
 
