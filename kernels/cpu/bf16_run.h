@@ -25,9 +25,9 @@ template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb
 // How many rows are multiplied in fp32, where products of x and codes are exact in both.
 //
 // On processors with tiles, where `vdpbf16ps` has half the rate of FMA, up to qb_coded<D>::FLOATS. On a Xeon of family
-// 6, model 207, that takes 0.53 to 0.95 of the time for 1 to 8 rows of int8 and q8_0, and 0.80 to 0.93 for 1 and 2 rows
-// of codes of 2 and 4 bits in one plane (int2, int4, q4_0, q4_1, q4_K, iq4_nl, mxfp4). nf4 stays, since bf16 rounds its
-// values, and so do codes in two planes, which take longer in fp32.
+// 6, model 207, that takes 0.53 to 0.89 of the time for 1 to 4 rows of int8 and q8_0 (tiles take less from 5 rows on),
+// and 0.80 to 0.93 for 1 and 2 rows of codes of 2 and 4 bits in one plane (int2, int4, q4_0, q4_1, q4_K, iq4_nl,
+// mxfp4). nf4 stays, since bf16 rounds its values, and so do codes in two planes, which take longer in fp32.
 //
 // Elsewhere one row of codes of 8 bits: making pairs of them takes longer than the products that these save (0.8 to 0.9
 // of the time on a Zen 4).

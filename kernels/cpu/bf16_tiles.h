@@ -10,11 +10,12 @@
 //     sums stay     else: for each block of columns and each unit it makes the words and multiplies all rows by them.
 //                   The words of a block stay in the L1 cache, the sums of all units in the L2 cache
 //
-// and makes the words in one of two ways:
+// (of up to sixteen rows, block by block along a unit), and makes the words in one of two ways:
 //
 //     by elements   a word holds two rounded elements
-//     by codes      a word holds the values of two codes, which take a fifth of the time to make, and the sums of the
-//                   columns of a scale are multiplied by it. Pays for few rows, and where a row has one scale
+//     by codes      a word holds the values of two codes, which take a fifth of the time to make (bytes: half), and the
+//                   sums of the columns of a scale are multiplied by it. Pays for few rows, and where a row has one
+//                   scale
 //
 // A tile adds the products of even and of odd columns apart, 16 each, and then both to the sum; each addition rounds.
 #pragma once
@@ -85,7 +86,12 @@ struct qbt_soon {
     const char* at;
     int64_t next;  // bytes to those of the second panel
     int64_t lines;
+    bool far;  // codes that are needed later go to the L2 cache
 };
+QC_INLINE void qbt_ask_codes(const char* line, bool far) {
+    if (far) __builtin_prefetch(line, 0, 2);
+    else __builtin_prefetch(line);
+}
 
 // sums[16 b + i][16 p + lane] (+)= tiles of MB blocks of 16 rows times NB panels, whose words lie `next` bytes apart;
 // rows of sums lie `stride` bytes apart. The tiles of both blocks lie side by side, from one column of tiles to the
@@ -111,8 +117,8 @@ template <int MB, int NB, qbt_asked ASKED> QC_INLINE void qbt_block(
         if constexpr (ASKED == QBT_X) qbt_ask<16 * MB>(x + step);
         if constexpr (ASKED == QBT_CODES)
             for (int64_t i = 0; i < soon.lines; i++, soon.at += 64) {
-                __builtin_prefetch(soon.at);
-                if constexpr (NB > 1) __builtin_prefetch(soon.at + soon.next);
+                qbt_ask_codes(soon.at, soon.far);
+                if constexpr (NB > 1) qbt_ask_codes(soon.at + soon.next, soon.far);
             }
         if constexpr (ASKED == QBT_W) qbt_ask<16>(w + QBT_TILE);
         if constexpr (ASKED == QBT_W && NB > 1) qbt_ask<16>(w + next + QBT_TILE);
@@ -167,40 +173,97 @@ template <class D> QC_COLD void qbt_elements(const qg_job* job, int64_t panel, i
     if (end < whole) memset(words + end, 0, (size_t)(whole - end));
 }
 
-// The values of the codes of columns [k0, k0 + kc), whole tiles.
-template <class D> QC_COLD void qbt_codes(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words) {
-    typedef decltype(D::entries) W;
-    typedef qb_coded<D> P;
-    qb_table<W> table;
-    qb_words<W> from;
-    table.load(), from.start(job->packed, panel);
-    from.words += k0 / P::PER * 16;
-    for (int64_t k = 0; k < kc; k += P::PER) {
-        from.read(k0 + k);
-        QG_UNROLL for (int j = 0; j < P::HALF; j++)
-            q_store((int32_t*)(words + 32 * k) + 16 * j, (qi)table.look(from.pair(j)));
-    }
+// Whether words may hold values of codes: those that are looked up are rounded in the table, others are not rounded.
+template <class D> constexpr bool qbt_codes_fit() {
+    if constexpr (qb_coded<D>::LOOKED_UP) return true;
+    else if constexpr (!qb_coded<D>::SUMMED) return false;
+    else return decltype(D::entries)::EXACT && decltype(D::entries)::COVERS % QBT_COLUMNS == 0;
 }
 
-// Where a panel's codes of columns from k0 on lie, if they are looked up.
+template <class D> struct qbt_code_step {
+    const D& decoder;
+    int32_t* to;
+    template <int J> QG_METHOD void step() {
+        if constexpr (J % 2 == 0)
+            q_store(to + 8 * J, (qi)qb_upper_halves(decoder.template code<J>().r[0],
+                                                    decoder.template code<J + 1>().r[0]));
+    }
+};
+
+// Whether codes are bytes that count: 1 without a sign, 2 with one, else 0.
+template <class V> struct qbt_bytes { static constexpr int KIND = 0; };
+template <bool SIGNED> struct qbt_bytes<qg_counts<8, SIGNED, 0>> { static constexpr int KIND = SIGNED ? 2 : 1; };
+template <class D> constexpr int qbt_bytes_of() {
+    if constexpr (qbt_codes_fit<D>()) return qbt_bytes<typename decltype(D::entries)::values>::KIND;
+    else return 0;
+}
+
+// Byte J of each word as a float. The dot product with a one and three zeros is the byte, with its sign, in one
+// instruction of AVX-512 VNNI, which all processors with tiles have.
+template <int J, bool SIGNED> QC_INLINE qf qbt_byte(qu word) {
+    const qi one = q_seti(1 << 8 * J);
+    qi byte = qi();
+    if constexpr (SIGNED) asm("vpdpbusd %1, %2, %0" : "+v"(byte) : "v"(word), "v"(one));
+    else asm("vpdpbusd %1, %2, %0" : "+v"(byte) : "v"(one), "v"(word));
+    return __builtin_convertvector(byte, qf);
+}
+
+// Where a panel's codes of columns from k0 on lie, if words of them are made without a decoder.
 template <class D> QC_INLINE qbt_soon qbt_codes_at(const qg_job* job, int64_t panel, int64_t k0) {
-    if constexpr (qb_coded<D>::LOOKED_UP) {
+    if constexpr (qb_coded<D>::LOOKED_UP || qbt_bytes_of<D>() != 0) {
         const int64_t words = qg_up(job->k, qb_coded<D>::PER);
         const char* const at = job->packed.part[0] + (panel * words + k0 / qb_coded<D>::PER) * 64;
-        return {at, words * 64, QBT_COLUMNS / qb_coded<D>::PER};
+        return {at, words * 64, QBT_COLUMNS / qb_coded<D>::PER, false};
     }
     return {};
+}
+
+// The values of the codes of columns [k0, k0 + kc), whole tiles. `asks`: for bytes of the block behind them.
+template <class D> QC_COLD void qbt_codes(
+    const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words, [[maybe_unused]] bool asks) {
+    typedef decltype(D::entries) W;
+    if constexpr (qb_coded<D>::LOOKED_UP) {
+        typedef qb_coded<D> P;
+        qb_table<W> table;
+        qb_words<W> from;
+        table.load(), from.start(job->packed, panel);
+        from.words += k0 / P::PER * 16;
+        for (int64_t k = 0; k < kc; k += P::PER) {
+            from.read(k0 + k);
+            QG_UNROLL for (int j = 0; j < P::HALF; j++)
+                q_store((int32_t*)(words + 32 * k) + 16 * j, (qi)table.look(from.pair(j)));
+        }
+    } else if constexpr (qbt_bytes_of<D>() != 0) {
+        constexpr bool SIGNED = qbt_bytes_of<D>() == 2;
+        const char* from = qbt_codes_at<D>(job, panel, k0).at;
+        for (int64_t k = 0; k < kc; k += 4, from += 64) {
+            const qu word = (qu)q_load((const int32_t*)from);
+            if (asks) __builtin_prefetch(from + QBT_NARROW / 4 * 64);
+            int32_t* const to = (int32_t*)(words + 32 * k);
+            q_store(to, (qi)qb_upper_halves(qbt_byte<0, SIGNED>(word), qbt_byte<1, SIGNED>(word)));
+            q_store(to + 16, (qi)qb_upper_halves(qbt_byte<2, SIGNED>(word), qbt_byte<3, SIGNED>(word)));
+        }
+    } else {
+        static_assert(D::UNIT == 1.0f, "values of codes");
+        D decoder;
+        decoder.start(job, panel);
+        for (int64_t k = 0; k < kc; k += D::GROUP) {
+            decoder.codes_at(k0 + k);
+            qbt_code_step<D> body{decoder, (int32_t*)(words + 32 * k)};
+            qg_steps<0, D::GROUP>(body, D::GROUP);
+        }
+    }
 }
 
 // Columns of a scale if `rows` rows are multiplied by codes, else 0. Words of elements take four more cycles for 32
 // weights than those of codes, and to scale the sums of a row of x takes some for each scale.
 template <class D> QC_INLINE int64_t qbt_span(int64_t k, int64_t rows) {
-    if constexpr (!qb_coded<D>::LOOKED_UP) return 0;
+    if constexpr (!qbt_codes_fit<D>()) return 0;
     else {
         const int64_t span = qb_coded<D>::span(k);
         if (decltype(D::entries)::COVERS == 0) return k > 0 && span == k && k % QBT_COLUMNS == 0 ? k : 0;
         const bool whole = k % span == 0 && span % QBT_COLUMNS == 0 && QBT_NARROW % span == 0;
-        return whole && rows <= qc_min(span, QBT_FEW) ? span : 0;
+        return whole && rows <= qc_min(span, qbt_bytes_of<D>() != 0 ? QBT_ROWS : QBT_FEW) ? span : 0;
     }
 }
 
@@ -262,7 +325,7 @@ template <class T> QC_INLINE void qbt_add_up(const T* x, int64_t k, int64_t span
 
 // Whether elements have an offset.
 template <class D> constexpr bool qbt_offset() {
-    if constexpr (qb_coded<D>::LOOKED_UP) return decltype(D::entries)::OFFSET;
+    if constexpr (qbt_codes_fit<D>()) return decltype(D::entries)::OFFSET;
     return false;
 }
 
@@ -337,12 +400,13 @@ QC_COLD void qbt_product(
     else qbt_product_of<QBT_CODES>(rows, b, x, tiles, words, unit, sums, add, soon);
 }
 
-template <class D> static void qbt_make(const qg_job* job, const qbt_unit& unit, int64_t k0, int64_t kc, bool codes) {
+template <class D> static void qbt_make(
+    const qg_job* job, const qbt_unit& unit, int64_t k0, int64_t kc, bool codes, bool asks = false) {
     for (int p = 0; p < 1 + unit.two; p++) {
         char* const words = unit.words + p * unit.next;
-        if constexpr (qb_coded<D>::LOOKED_UP)
+        if constexpr (qbt_codes_fit<D>())
             if (codes) {
-                qbt_codes<D>(job, unit.panel + p, k0, kc, words);
+                qbt_codes<D>(job, unit.panel + p, k0, kc, words, asks);
                 continue;
             }
         qbt_elements<D>(job, unit.panel + p, k0, kc, words);
@@ -373,7 +437,9 @@ template <class D, int R, int P> QC_INLINE void qbt_scaled_rows(
     qf sum[R][P];
     QG_UNROLL for (int i = 0; i < R; i++)
         QG_UNROLL for (int v = 0; v < P; v++) sum[i][v] = k0 ? q_load(sums + i * unit.stride + 16 * v) : qf();
-    qbt_soon soon = {unit.soon.at + p * unit.soon.next, unit.soon.next, first ? 0 : unit.soon.lines};
+    qbt_soon soon = unit.soon;
+    soon.at += p * soon.next;
+    if (first) soon.lines = 0;
     for (int64_t k = k0; k < k0 + kc; k += call.span, soon.at += tiles * soon.lines * 64) {
         qbt_block<1, P, QBT_CODES>(
             call.rows.at(k, first / QBT_ROWS) + first % QBT_ROWS / 16 * QBT_TILE, call.rows.step(),
@@ -440,13 +506,19 @@ template <class D> QC_COLD void qbt_mend(
 template <class D> QC_INLINE void qbt_multiply(
     const qbt_call& call, const qbt_unit& unit, int64_t b, int64_t k0, int64_t kc, float* sums,
     const qbt_spare& spare) {
-    if constexpr (qb_coded<D>::LOOKED_UP)
+    if constexpr (qbt_codes_fit<D>())
         if (call.span > 0) {
             qbt_scaled<D>(call, unit, b, k0, kc, sums, spare.parts);
             if (k0 + kc == call.job->k) qbt_mend<D>(call, unit, b, sums, spare);
             return;
         }
     qbt_product(call.rows, b, k0, qg_up(kc, QBT_COLUMNS), unit.words, unit, sums, k0 > 0);
+}
+
+// Whether few rows walk along a unit: codes that take much of the memory's rate, or entries that do not lie in order.
+template <class D> constexpr bool qbt_along() {
+    if constexpr (qbt_codes_fit<D>()) return qbt_bytes_of<D>() != 0 || decltype(D::entries)::SCATTERED;
+    else return false;
 }
 
 template <class D> static void qbt_task(void* arg, int64_t task, char* scratch) {
@@ -479,19 +551,32 @@ template <class D> static void qbt_task(void* arg, int64_t task, char* scratch) 
         }
         return qa_release();
     }
-    int64_t k0 = 0;
-    do {  // once even for k = 0, whose sums are zero
-        const int64_t kc = qc_min(job->k - k0, call.rows.width);
-        for (int64_t u = 0; u < units; u++) {
-            qbt_unit unit = unit_of(u);
-            const bool more = u + 1 < units;
-            unit.soon = qbt_codes_at<D>(job, more ? unit.panel + QG_NP : p0, more ? k0 : k0 + kc);
-            qbt_make<D>(job, unit, k0, kc, call.span > 0);
-            for (int64_t b = 0; b < call.rows.blocks; b++)
-                qbt_multiply<D>(call, unit, b, k0, kc, unit.sums + b * QBT_ROWS * stride, spare);
-        }
-        k0 += call.rows.width;
-    } while (k0 < job->k);
+    // Few rows walk along a unit's codes, which come from memory in order; more rows along a block of columns of x.
+    const int64_t width = call.rows.width, blocks = job->k > 0 ? qg_up(job->k, width) : 1;  // for k = 0: sums are zero
+    const bool along = qbt_along<D>() && call.rows.count <= 16;
+    const auto multiply = [&](int64_t u, int64_t i, int64_t panel, int64_t block) {  // `panel`, `block`: asked for
+        const int64_t k0 = i * width, kc = qc_min(job->k - k0, width);
+        qbt_unit unit = unit_of(u);
+        unit.soon = qbt_codes_at<D>(job, panel, block * width);
+        unit.soon.far = along && qbt_bytes_of<D>() != 0;
+        qbt_make<D>(job, unit, k0, kc, call.span > 0, along || call.rows.blocks > 1);
+        for (int64_t b = 0; b < call.rows.blocks; b++)
+            qbt_multiply<D>(call, unit, b, k0, kc, unit.sums + b * QBT_ROWS * stride, spare);
+    };
+    if (along) {
+        constexpr int64_t AHEAD = qbt_bytes_of<D>() != 0 ? 2 : 1;
+        for (int64_t u = 0; u < units; u++)
+            for (int64_t i = 0; i < blocks; i++) {
+                const int64_t next = i + AHEAD, panel = p0 + (u + next / blocks) * QG_NP;
+                multiply(u, i, panel, next % blocks);
+            }
+    } else {
+        for (int64_t i = 0; i < blocks; i++)
+            for (int64_t u = 0; u < units; u++) {
+                const bool more = u + 1 < units;
+                multiply(u, i, more ? p0 + (u + 1) * QG_NP : p0, more ? i : i + 1);
+            }
+    }
     qa_release();
     for (int64_t b = 0; b < call.rows.blocks; b++) finish(b, sums + b * QBT_ROWS * stride);
 }

@@ -116,32 +116,14 @@ template <class D> static void qft_load_task(void* arg, int64_t block, char* scr
 
 // --- words -----------------------------------------------------------------------------------------------------------
 
-template <class D> struct qft_code_step {
-    const D& decoder;
-    int32_t* to;
-    template <int J> QG_METHOD void step() {
-        if constexpr (J % 2 == 0)
-            q_store(to + 8 * J, (qi)qb_pairs(decoder.template code<J>(), decoder.template code<J + 1>()));
-    }
-};
-
 // The values of the codes of columns [k0, k0 + kc) of a panel, whole tiles; the next columns' codes are asked for.
 template <class D> static void qft_make(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words) {
     if constexpr (qb_coded<D>::LOOKED_UP) {
         const qbt_soon now = qbt_codes_at<D>(job, panel, k0);
         for (int64_t line = 0; line < kc / QBT_COLUMNS * now.lines; line++)
             __builtin_prefetch(now.at + (QFT_BLOCK / QBT_COLUMNS * now.lines + line) * 64);
-        qbt_codes<D>(job, panel, k0, kc, words);
-    } else {
-        static_assert(D::UNIT == 1.0f, "values of codes");
-        D decoder;
-        decoder.start(job, panel);
-        for (int64_t k = 0; k < kc; k += D::GROUP) {
-            decoder.codes_at(k0 + k);
-            qft_code_step<D> body{decoder, (int32_t*)(words + 32 * k)};
-            qg_steps<0, D::GROUP>(body, D::GROUP);
-        }
     }
+    qbt_codes<D>(job, panel, k0, kc, words, true);
 }
 
 // --- products --------------------------------------------------------------------------------------------------------

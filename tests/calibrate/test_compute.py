@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,7 @@ def products(program: qc.Program) -> set[tuple[bool, str, str]]:
     return {(each.body.window is not None, each.operands[0].dtype, each.operands[1].dtype) for each in linears}
 
 
-@pytest.mark.parametrize("weights", ["int8", "nf4", "q4_K, else q5_0, else int8"])
+@pytest.mark.parametrize("weights", ["int8", "nf4", pytest.param("q4_K, else q5_0, else int8", marks=pytest.mark.slow)])
 def test_a_convolution_in_bf16_is_the_oracle_up_to_one_rounding_of_a_factor(weights: str) -> None:
     program, exact = convolving("bf16", weights=weights), convolving("exact", weights=weights)
     # Tiles of AMX round elements of nf4, in each of four convolutions one behind another.
@@ -297,16 +298,25 @@ def factors_of_experts(program: qc.Program) -> set[tuple[str, str]]:
     return {(each.operands[0].dtype, each.operands[1].dtype) for each in experts}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16, 61])  # combined products of a token, few and many rows of an expert
-def test_experts_in_bf16_are_the_oracle_up_to_one_rounding_of_a_factor(rows: int) -> None:
+OFTEN = ((1, "int8"), (2, "q4_0"), (16, "nf4"), (61, "int8"))
+"""Combined products of a token and of two, few and many rows of an expert; the other pairs are slow."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights"),
+    [
+        pytest.param(*each, marks=() if each in OFTEN else pytest.mark.slow)
+        for each in itertools.product((1, 2, 16, 61), ("int8", "nf4", "q4_0"))
+    ],
+)
+def test_experts_in_bf16_are_the_oracle_up_to_one_rounding_of_a_factor(rows: int, weights: str) -> None:
     given = routed(rows)
-    for weights in ("int8", "nf4", "q4_0"):
-        program = mixing("bf16", rows, weights=weights, verify_each="numerics")
-        exact = mixing("exact", rows, weights=weights)
-        assert factors_of_experts(program) == {("f32", "bf16")} and factors_of_experts(exact) == {("f32", "f32")}
-        assert apart(program(*given), program.oracle(*given)) < 8e-3
-        assert 1e-4 < apart(program.oracle(*given), exact.oracle(*given)) < 1e-2, "the oracle rounds as well"
-        assert apart(exact(*given), exact.oracle(*given)) < 1e-6
+    program = mixing("bf16", rows, weights=weights, verify_each="numerics")
+    exact = mixing("exact", rows, weights=weights)
+    assert factors_of_experts(program) == {("f32", "bf16")} and factors_of_experts(exact) == {("f32", "f32")}
+    assert apart(program(*given), program.oracle(*given)) < 8e-3
+    assert 1e-4 < apart(program.oracle(*given), exact.oracle(*given)) < 1e-2, "the oracle rounds as well"
+    assert apart(exact(*given), exact.oracle(*given)) < 1e-6
 
 
 def test_experts_of_a_narrow_model_have_its_type_unless_told_otherwise() -> None:

@@ -245,8 +245,11 @@ def test_every_code_is_decoded_once_for_many_rows(build: Callable[..., Any], har
     check_all(build, best_isa(harness), made, ("large",))
 
 
-def test_every_equation_is_decoded_in_registers_for_few_rows(build: Callable[..., Any], harness: Any) -> None:
-    check_all(build, best_isa(harness), list(cases("f32", PANELS, one_of_each())), ("1",))
+@pytest.mark.parametrize("made", [one_of_each_code, pytest.param(one_of_each, marks=pytest.mark.slow)])
+def test_equations_are_decoded_in_registers_for_few_rows(
+    build: Callable[..., Any], harness: Any, made: Callable[[], list[Format]]
+) -> None:
+    check_all(build, best_isa(harness), list(cases("f32", PANELS, made())), ("1",))
 
 
 def of_two_layouts() -> list[Format]:
