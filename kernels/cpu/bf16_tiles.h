@@ -263,7 +263,8 @@ template <class D> QC_INLINE int64_t qbt_span(int64_t k, int64_t rows) {
         const int64_t span = qb_coded<D>::span(k);
         if (decltype(D::entries)::COVERS == 0) return k > 0 && span == k && k % QBT_COLUMNS == 0 ? k : 0;
         const bool whole = k % span == 0 && span % QBT_COLUMNS == 0 && QBT_NARROW % span == 0;
-        return whole && rows <= qc_min(span, qbt_bytes_of<D>() != 0 ? QBT_ROWS : QBT_FEW) ? span : 0;
+        constexpr int64_t FEW = qbt_bytes_of<D>() != 0 ? (int64_t)QBT_ROWS : (int64_t)QBT_FEW;
+        return whole && rows <= qc_min(span, FEW) ? span : 0;
     }
 }
 

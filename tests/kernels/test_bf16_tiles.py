@@ -69,6 +69,25 @@ def test_blocks_of_columns_and_of_scales_have_tails(
         check(kernels, text, "bf16", "large", m)
 
 
+BYTES = {"int8": (51, 1120), "int8:symmetric=False": (35, 1056), "int8:group=128": (51, 1152), "q8_0": (35, 608)}
+
+
+@pytest.mark.parametrize(
+    "text", [*[*BYTES][:2], *(pytest.param(text, marks=pytest.mark.slow) for text in [*BYTES][2:])]
+)
+def test_bytes_are_not_rounded(bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Elements rounded to bf16 would be up to 2^-9 apart from these products; up to 32 rows, or with one scale any."""
+    monkeypatch.setattr(bf16_linears, "WEIGHTS", BYTES)
+    kernels, (n, k) = bf16_tiles([spec_of(text, "bf16", "large")]), BYTES[text]
+    _, data, w = weight(text)
+    for m in (5, 16, 17, 32, *((65,) if text in ("int8", "int8:symmetric=False") else ())):
+        rows = rows_of(text, "bf16", m)
+        given = lambda rows=rows, m=m: [rows, data, np.full((m, n), np.nan, np.float32)]  # noqa: E731
+        out = kernels.run_both(spec_of(text, "bf16", "large").name, given, (m,))[2]
+        wanted = rows[:, :k].astype(np.float64) @ w.astype(np.float64).T
+        assert np.linalg.norm(out - wanted) <= 2e-6 * np.linalg.norm(wanted), m
+
+
 @pytest.mark.parametrize(
     "text, kinds",
     [

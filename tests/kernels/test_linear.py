@@ -518,9 +518,7 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("isa", [V4])
-@pytest.mark.parametrize(
-    "kind", ["q4_K", *(pytest.param(k, marks=pytest.mark.slow) for k in IN_PLACE if k != "q4_K")]
-)
+@pytest.mark.parametrize("kind", ["q4_K", *(pytest.param(k, marks=pytest.mark.slow) for k in IN_PLACE if k != "q4_K")])
 def test_codes_where_they_stand(build: Callable[..., Any], build_folder: Path, isa: str, kind: str) -> None:
     """One and two rows of codes of 2 and 4 bits, one row of those in two planes: the bits that lookups give."""
     case = FewRows.of(kind, *IN_PLACE[kind])
