@@ -25,15 +25,24 @@ template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb
 // How many rows are multiplied in fp32, where products of x and codes are exact in both.
 //
 // On processors with tiles, where `vdpbf16ps` has half the rate of FMA, up to qb_coded<D>::FLOATS. On a Xeon of family
-// 6, model 207, that takes 0.53 to 0.89 of the time for 1 to 4 rows of int8 and q8_0 (tiles take less from 5 rows on),
-// and 0.80 to 0.93 for 1 and 2 rows of codes of 2 and 4 bits in one plane (int2, int4, q4_0, q4_1, q4_K, iq4_nl,
-// mxfp4). nf4 stays, since bf16 rounds its values, and so do codes in two planes, which take longer in fp32.
+// 6, model 207, that takes 0.53 to 0.95 of the time for 1 to 8 rows of int8 and q8_0, and 0.80 to 0.93 for 1 and 2 rows
+// of codes of 2 and 4 bits in one plane (int2, int4, q4_0, q4_1, q4_K, iq4_nl, mxfp4). nf4 stays, since bf16 rounds its
+// values, and so do codes in two planes, which take longer in fp32. From five rows on, tiles take less time where words
+// hold bytes (0.57 to 0.90).
 //
 // Elsewhere one row of codes of 8 bits: making pairs of them takes longer than the products that these save (0.8 to 0.9
 // of the time on a Zen 4).
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 template <class D> QC_INLINE int64_t qb_rows_in_floats(const qc_ctx* ctx) {
     return ctx->bf16_units == QC_BF16_TILES ? qb_coded<D>::FLOATS : qb_coded<D>::ALONE;
+}
+// Of a linear, which tiles may multiply (experts have none).
+enum { QB_LINEAR_FLOATS = 4 };
+template <class D> QC_INLINE int64_t qb_linear_rows_in_floats(const qc_ctx* ctx, const qg_job* job) {
+    const int64_t rows = qb_rows_in_floats<D>(ctx);
+    if constexpr (qbt_bytes_of<D>() != 0)
+        if (ctx->bf16_units == QC_BF16_TILES && qbt_span<D>(job->k, job->m) > 0) return QB_LINEAR_FLOATS;
+    return rows;
 }
 #endif
 
@@ -43,7 +52,7 @@ template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job*
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
     if constexpr (MAX == 1 && qb_coded<D>::ALONE) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (qb_coded<D>::FLOATS > 0)
-        if (job->m <= qb_rows_in_floats<D>(ctx)) return qg_run_few<D, MAX>(ctx, job);
+        if (job->m <= qb_linear_rows_in_floats<D>(ctx, job)) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (MAX > 1)
         if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
     if (qb_block_decoder<D>::runs()) return qb_run_straight<D, T, MAX, MAX>(ctx, job);

@@ -10,7 +10,7 @@
 //     sums stay     else: for each block of columns and each unit it makes the words and multiplies all rows by them.
 //                   The words of a block stay in the L1 cache, the sums of all units in the L2 cache
 //
-// (of up to sixteen rows, block by block along a unit), and makes the words in one of two ways:
+// (of few rows and some formats, block by block along a unit: `qbt_along`). It makes the words in one of two ways:
 //
 //     by elements   a word holds two rounded elements
 //     by codes      a word holds the values of two codes, which take a fifth of the time to make (bytes: half), and the
@@ -218,7 +218,7 @@ template <class D> QC_INLINE qbt_soon qbt_codes_at(const qg_job* job, int64_t pa
     return {};
 }
 
-// The values of the codes of columns [k0, k0 + kc), whole tiles. `asks`: for bytes of the block behind them.
+// The values of the codes of columns [k0, k0 + kc), whole tiles. `asks`: of bytes, for those 256 columns on.
 template <class D> QC_COLD void qbt_codes(
     const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words, [[maybe_unused]] bool asks) {
     typedef decltype(D::entries) W;

@@ -116,7 +116,7 @@ template <class D> static void qft_load_task(void* arg, int64_t block, char* scr
 
 // --- words -----------------------------------------------------------------------------------------------------------
 
-// The values of the codes of columns [k0, k0 + kc) of a panel, whole tiles; the next columns' codes are asked for.
+// The values of the codes of columns [k0, k0 + kc) of a panel, whole tiles; codes behind them are asked for.
 template <class D> static void qft_make(const qg_job* job, int64_t panel, int64_t k0, int64_t kc, char* words) {
     if constexpr (qb_coded<D>::LOOKED_UP) {
         const qbt_soon now = qbt_codes_at<D>(job, panel, k0);

@@ -97,7 +97,7 @@ template <class W> struct qb_coded<qg_coded<W>> {
         (IN_PLANES || (MIDDLE == 0 && (LOW == 2 || LOW == 4) && W::GROUP * LOW == 32));
     // Up to so many rows take less time in fp32 (bf16_run.h) and give the same products.
     static constexpr int floats() {
-        if constexpr (W::BITS == 8) return SUMMED ? 4 : 0;
+        if constexpr (W::BITS == 8) return SUMMED ? 8 : 0;
         else if constexpr (LOOKED_UP && MIDDLE == 0) return W::EXACT ? 2 : 0;
         else return 0;
     }

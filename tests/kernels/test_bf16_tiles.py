@@ -30,7 +30,7 @@ WIDE = {  # several tasks, blocks of columns and of scales, with tails of all; b
     "nf4:block=64": (19, 576), "int4:group=128": (19, 1024), "int4:group=32,symmetric=False": (307, 1088),
     "int4:group=row": (37, 1056), "int2:group=64": (19, 640), "int3:group=64": (37, 1152), "q5_K": (37, 1280),
     "plain": (307, 1101), "int8": (51, 2085), "int8:symmetric=False": (51, 2080), "q8_0": (83, 1056),
-    "int8:group=128": (51, 2304),
+    "int8:group=128": (51, 2304), "int8:group=64,symmetric=False": (51, 1088), "mxfp8": (35, 1056),
 }  # fmt: skip
 SHORT = ("nf4:block=64", "int4:group=row", "int8:group=128")
 """Those of the short run."""
@@ -73,19 +73,20 @@ BYTES = {"int8": (51, 1120), "int8:symmetric=False": (35, 1056), "int8:group=128
 
 
 @pytest.mark.parametrize(
-    "text", [*[*BYTES][:2], *(pytest.param(text, marks=pytest.mark.slow) for text in [*BYTES][2:])]
+    "text", ["int8", "int8:symmetric=False", *(pytest.param(text, marks=pytest.mark.slow) for text in [*BYTES][2:])]
 )
 def test_bytes_are_not_rounded(bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Elements rounded to bf16 would be up to 2^-9 apart from these products; up to 32 rows, or with one scale any."""
     monkeypatch.setattr(bf16_linears, "WEIGHTS", BYTES)
-    kernels, (n, k) = bf16_tiles([spec_of(text, "bf16", "large")]), BYTES[text]
-    _, data, w = weight(text)
-    for m in (5, 16, 17, 32, *((65,) if text in ("int8", "int8:symmetric=False") else ())):
-        rows = rows_of(text, "bf16", m)
+    specs = {m_class: spec_of(text, "bf16", m_class) for m_class in ("2-8", "large")}
+    kernels, (n, k), (_, data, w) = bf16_tiles(list(specs.values())), BYTES[text], weight(text)
+    for m in (5, 8, 16, 17, 32, *((65,) if text in ("int8", "int8:symmetric=False") else ())):
+        rows, before = rows_of(text, "bf16", m), tile_counts(kernels)
         given = lambda rows=rows, m=m: [rows, data, np.full((m, n), np.nan, np.float32)]  # noqa: E731
-        out = kernels.run_both(spec_of(text, "bf16", "large").name, given, (m,))[2]
+        out = kernels.run_both(specs["2-8" if m <= 8 else "large"].name, given, (m,))[2]
         wanted = rows[:, :k].astype(np.float64) @ w.astype(np.float64).T
         assert np.linalg.norm(out - wanted) <= 2e-6 * np.linalg.norm(wanted), m
+        check_counts(kernels, before)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +137,13 @@ def test_windows_of_images(bf16_tiles: Tiles) -> None:
 
 
 @pytest.mark.parametrize("text", ["nf4:block=64", "int8:symmetric=False"])
-def test_numbers_that_are_none_stay_in_their_rows(bf16_tiles: Tiles, text: str) -> None:
+def test_numbers_that_are_none_stay_in_their_rows(
+    bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     """An infinity gives one where the sum has one sign, a NaN a NaN, and neighbours are as they were."""
-    n, (_, data, w), spec = WEIGHTS[text][0], weight(text), spec_of(text, "bf16", "large")
+    if text in BYTES:
+        monkeypatch.setattr(bf16_linears, "WEIGHTS", BYTES)
+    n, (_, data, w), spec = bf16_linears.WEIGHTS[text][0], weight(text), spec_of(text, "bf16", "large")
     kernels, rows = bf16_tiles([spec]), rows_of(text, "bf16", 40)
 
     def products() -> Any:

@@ -39,7 +39,7 @@ OTHERS = (
 """The other formats that tiles take, as they are by default."""
 WEIGHTS["q4_0:wide"] = (18, 8192)
 WEIGHTS |= dict.fromkeys(OTHERS, (35, 512))
-QUICK = ("int4:group=32,symmetric=False", "q4_K", "int8")
+QUICK = ("int4:group=32,symmetric=False", "q4_K", "int8", "fp8_e4m3")
 MS = (1, 8, 9, 16, 17, 33, 131)
 """Around a block of rows. (The kernel takes any number; tiles have those from nine on.)"""
 
