@@ -589,6 +589,12 @@ template <class D> QC_INLINE int64_t qbt_least(int64_t k, int64_t rows) {
     return qbt_offset<D>() ? 3 : 2;
 }
 
+// Of `count` units or panels, how many a task has, at most `most`: so that each thread has as many tasks (five take two
+// threads as long as six).
+QC_INLINE int64_t qbt_even(int64_t count, int64_t most, int64_t threads) {
+    return qg_up(count, qg_up(qg_up(count, most), threads) * threads);
+}
+
 // Rows of a task that puts them in tiles.
 enum { QBT_LOADED = 32 };
 template <class D, class T> static void qbt_load_task(void* arg, int64_t task, char* scratch) {
@@ -612,7 +618,8 @@ template <class D, class T> static void qbt_run(qc_ctx* ctx, qg_job* job, int64_
         const int64_t fit = keeps ? qbt_kept_units(job->k) : (QBT_SUMS / (rows.blocks * rows.block * 16) - 1) / QG_NP;
         const int64_t worth = units * QG_NP * job->k * (3 + qg_up(rows.count, 16)) / 2 / QG_TASK;
         const int64_t tasks = threads > 1 ? qc_max(qc_min(worth, 2 * threads), 1) : 1;
-        const int64_t wide = qc_max(qc_min(qc_min(fit, QBT_UNITS), units / tasks), 1);
+        const int64_t most_units = qc_max(qc_min(qc_min(fit, QBT_UNITS), units / tasks), 1);
+        const int64_t wide = tasks > 1 ? qbt_even(units, most_units, threads) : most_units;
         qbt_call call = {job, rows, keeps, m0, qbt_span<D>(job->k, job->m), wide, totals,
                         qbt_scratch(job->k, m) - 4 * padded};
         const int64_t loads = qg_up(rows.blocks * rows.block, QBT_LOADED), all = qg_up(units, call.units);

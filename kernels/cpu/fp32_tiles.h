@@ -293,8 +293,8 @@ template <class D> static void qft_run(qc_ctx* ctx, qg_job* job, int64_t m) {
         call.scales = W::COVERS ? job->k / (W::COVERS ? W::COVERS : 1) : 1;
         const int64_t worth = panels * job->k * (3 + 3 * call.blocks * QFT_ROWS) / 2 / QG_TASK;
         const int64_t wanted = threads > 1 ? qc_max(qc_min(worth, 2 * threads), 1) : 1;
-        const int64_t wide = qg_up(qg_up(panels, wanted), QG_NP) * QG_NP;
-        call.panels = qc_min(wide, QFT_PANELS);
+        const int64_t units = qg_up(panels, QG_NP), most_units = qc_min(qg_up(units, wanted), QFT_PANELS / QG_NP);
+        call.panels = QG_NP * (wanted > 1 ? qbt_even(units, most_units, threads) : most_units);
         const int64_t tasks = qg_up(panels, call.panels);
         const bool shared = threads > 1 && wanted > 1 && tasks > 1;
         if (shared && call.count * job->k >= 8 * QG_TASK) ctx->parallel(ctx, call.blocks, qft_load_task<D>, &call);
