@@ -128,11 +128,7 @@ template <class D> struct qb_walk<D, false, 0> {
     D decoder;
     QG_METHOD void start(const qg_job* job, int64_t panel, int64_t) { decoder.start(job, panel); }
     QG_METHOD void at(int64_t k, int64_t, const table&) { decoder.codes_at(k); }
-    template <int J> QG_METHOD qu word(const table&) const {
-        const vf even = decoder.template code<2 * J>(), odd = decoder.template code<2 * J + 1>();
-        if constexpr (W::EXACT) return qb_upper_halves(even.r[0], odd.r[0]);
-        else return qb_pairs(even, odd);
-    }
+    template <int J> QG_METHOD qu word(const table&) const { return qb_columns_of_codes<2 * J>(decoder); }
 };
 
 // 8-bit floats: both bytes of the bf16 of four columns are looked up at once.

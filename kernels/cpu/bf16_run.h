@@ -28,7 +28,7 @@ template <class D, class T, int MAX, int64_t ROWS = INT64_MAX> QC_INLINE void qb
 // 6, model 207, that takes 0.53 to 0.95 of the time for 1 to 8 rows of int8 and q8_0, and 0.80 to 0.93 for 1 and 2 rows
 // of codes of 2 and 4 bits in one plane (int2, int4, q4_0, q4_1, q4_K, iq4_nl, mxfp4). nf4 stays, since bf16 rounds its
 // values, and so do codes in two planes, which take longer in fp32. From five rows on, tiles take less time where words
-// hold bytes (0.57 to 0.90).
+// hold bytes (0.58 to 0.90).
 //
 // Elsewhere one row of codes of 8 bits: making pairs of them takes longer than the products that these save (0.8 to 0.9
 // of the time on a Zen 4).

@@ -8,9 +8,10 @@
 //     words stay    many rows, not too many columns: it makes the words of all its units, which stay in the L2 cache,
 //                   and for each block of rows multiplies, and finishes what it has
 //     sums stay     else: for each block of columns and each unit it makes the words and multiplies all rows by them.
-//                   The words of a block stay in the L1 cache, the sums of all units in the L2 cache
+//                   The words of a block stay in the L1 cache, the sums of all units in the L2 cache. For few rows,
+//                   some formats take all blocks of a unit before the next unit (`qbt_along`)
 //
-// (of few rows and some formats, block by block along a unit: `qbt_along`). It makes the words in one of two ways:
+// and makes the words in one of two ways:
 //
 //     by elements   a word holds two rounded elements
 //     by codes      a word holds the values of two codes, which take a fifth of the time to make (bytes: half), and the
@@ -184,9 +185,7 @@ template <class D> struct qbt_code_step {
     const D& decoder;
     int32_t* to;
     template <int J> QG_METHOD void step() {
-        if constexpr (J % 2 == 0)
-            q_store(to + 8 * J, (qi)qb_upper_halves(decoder.template code<J>().r[0],
-                                                    decoder.template code<J + 1>().r[0]));
+        if constexpr (J % 2 == 0) q_store(to + 8 * J, (qi)qb_columns_of_codes<J>(decoder));
     }
 };
 

@@ -21,6 +21,13 @@ template <int J> QC_INLINE qu qb_columns(const qg_plain<qc_bf16>& decoder) {
     return qb_permute(qb_side_by_side, _mm512_loadu_si512(decoder.now + 16 * J));
 }
 
+// Words of the values of their codes, which are rounded only where bf16 does not have them as they are.
+template <int J, class D> QC_INLINE qu qb_columns_of_codes(const D& decoder) {
+    const vf even = decoder.template code<J>(), odd = decoder.template code<J + 1>();
+    if constexpr (decltype(D::entries)::EXACT) return qb_upper_halves(even.r[0], odd.r[0]);
+    else return qb_pairs(even, odd);
+}
+
 // --- panels ----------------------------------------------------------------------------------------------------------
 
 template <class D> struct qb_store_step {

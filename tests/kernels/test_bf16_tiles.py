@@ -70,6 +70,7 @@ def test_blocks_of_columns_and_of_scales_have_tails(
 
 
 BYTES = {"int8": (51, 1120), "int8:symmetric=False": (35, 1056), "int8:group=128": (51, 1152), "q8_0": (35, 608)}
+"""(N, K) of weights of whole tiles, whose codes are bytes."""
 
 
 @pytest.mark.parametrize(

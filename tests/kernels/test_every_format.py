@@ -249,6 +249,7 @@ def test_every_code_is_decoded_once_for_many_rows(build: Callable[..., Any], har
 def test_equations_are_decoded_in_registers_for_few_rows(
     build: Callable[..., Any], harness: Any, made: Callable[[], list[Format]]
 ) -> None:
+    """Of each kind and width of code; in the full run, each equation."""
     check_all(build, best_isa(harness), list(cases("f32", PANELS, made())), ("1",))
 
 
