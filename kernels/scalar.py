@@ -308,15 +308,26 @@ SCALAR_FORM = BodyStyle(SCALAR_TABLE, VALUE_TYPES, "qc_round")
 
 
 def write_statements(
-    program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str], prefix: str, form: BodyStyle
+    program: ScalarProgram,
+    inputs: Sequence[str],
+    indices: Sequence[str],
+    prefix: str,
+    form: BodyStyle,
+    *,
+    stored: bool = False,
 ) -> Statements:
-    """Writes a body in one form, op by op. KernelSelectionError for an op that the form cannot write."""
+    """Writes a body in one form, op by op. KernelSelectionError for an op that the form cannot write.
+
+    `stored`: all that happens to results is that they are stored, in their types. A store rounds, so results that no op
+    reads are left as they are.
+    """
     if len(inputs) != len(program.inputs):
         raise KernelSelectionError(f"a body of {len(program.inputs)} inputs was given {len(inputs)} values")
     text = {name: given for (name, _), given in zip(program.inputs, inputs, strict=True)}
     dtypes: dict[str, str] = dict(program.inputs)
     constants: dict[str, float] = {}
     lines: list[str] = []
+    read = {name for op in program.ops for name in op.args} if stored else set(program.yields)
     for op in program.ops:
         rule = form.table.get(op.op)
         if rule is None:
@@ -334,7 +345,8 @@ def write_statements(
             tuple(indices),
         )
         expression = rule.format(*context.args) if isinstance(rule, str) else rule(context)
-        if op.dtype in ("bf16", "f16") and op.op not in _EXACT:
+        rounds = op.op not in _EXACT and (op.result in read or op.result not in program.yields)
+        if op.dtype in ("bf16", "f16") and rounds:
             expression = f"{form.rounding}_{op.dtype}({expression})"
         name = f"{prefix}{identifier(op.result)}"
         lines.append(f"const {form.types[op.dtype]} {name} = {expression};")
@@ -343,10 +355,16 @@ def write_statements(
 
 
 def scalar_statements(
-    program: ScalarProgram, inputs: Sequence[str], indices: Sequence[str] = (), prefix: str = "t_"
+    program: ScalarProgram,
+    inputs: Sequence[str],
+    indices: Sequence[str] = (),
+    prefix: str = "t_",
+    *,
+    stored: bool = False,
 ) -> Statements:
-    """Writes a body for one element. `inputs` are expressions of `VALUE_TYPES`; `indices` are the loop variables."""
-    return write_statements(program, inputs, indices, prefix, SCALAR_FORM)
+    """Writes a body for one element. `inputs` are expressions of `VALUE_TYPES`; `indices` are the loop variables;
+    `stored`: as of `write_statements`."""
+    return write_statements(program, inputs, indices, prefix, SCALAR_FORM, stored=stored)
 
 
 # --- folds and orders of kernels that are no loops --------------------------------------------------------------------

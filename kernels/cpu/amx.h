@@ -29,6 +29,10 @@ template <int T> QC_INLINE void qa_zero() { asm volatile("tilezero %%tmm%c0" : :
 template <int T> QC_INLINE void qa_load(const void* from, int64_t stride) {  // bytes from one row to the next
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
 }
+// The same of what is not needed again soon, and does not take the place of other lines in the L1 cache.
+template <int T> QC_INLINE void qa_load_once(const void* from, int64_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
+}
 template <int T> QC_INLINE void qa_store(void* to, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
 }

@@ -1,12 +1,26 @@
 // Linears whose factors are bf16: what multiplies, by the processor, the context and the number of rows.
 #pragma once
 #include "bf16_blocks.h"
-#include "bf16_tiles.h"
+#include "bf16_kept.h"
+
+// Bytes of scratch of tiles, for at most `m` rows (0: any number).
+constexpr int64_t qb_tiles_scratch(int64_t k, int64_t m) {
+    if (!qbt_keeps(k, m)) return qbt_scratch(k, m);
+    const int64_t few = qbt_scratch(k, QBT_FEW), many = qbk_scratch(k, m);
+    return few < many ? many : few;
+}
 
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
 // Whether tiles multiply.
 template <class D> QC_INLINE bool qbt_chosen(const qc_ctx* ctx, const qg_job* job) {
     return ctx->bf16_units == QC_BF16_TILES && job->m >= qbt_least<D>(job->k, job->m);
+}
+
+// By tiles. `m`: what `qb_tiles_scratch` was told.
+template <class D, class T> QC_INLINE void qb_run_tiles(qc_ctx* ctx, qg_job* job, int64_t m) {
+    if (!qbt_keeps(job->k, m)) qbt_run<D, T>(ctx, job, m);
+    else if (job->m > QBT_FEW) qbk_run<D, T>(ctx, job, m);
+    else qbt_run<D, T>(ctx, job, QBT_FEW);
 }
 
 // In blocks, or MAX rows at a time straight from codes. ROWS: for how many rows at a time there is scratch.
@@ -54,7 +68,7 @@ template <class D, class T, int MAX> static void qb_run_few(qc_ctx* ctx, qg_job*
     if constexpr (qb_coded<D>::FLOATS > 0)
         if (job->m <= qb_linear_rows_in_floats<D>(ctx, job)) return qg_run_few<D, MAX>(ctx, job);
     if constexpr (MAX > 1)
-        if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
+        if (qbt_chosen<D>(ctx, job)) return qb_run_tiles<D, T>(ctx, job, m);
     if (qb_block_decoder<D>::runs()) return qb_run_straight<D, T, MAX, MAX>(ctx, job);
 #endif
     qg_run_few<D, MAX>(ctx, job);
@@ -66,7 +80,7 @@ template <class D, class T, int MAX> static void qb_run(qc_ctx* ctx, qg_job* job
 #if defined(QC_AVX512) && !defined(QB_NO_BF16)
     // Panels need no lookups of 8-bit floats.
     if (MAX == 0 ? __builtin_cpu_supports("avx512bf16") : qb_block_decoder<D>::runs()) {
-        if (qbt_chosen<D>(ctx, job)) return qbt_run<D, T>(ctx, job, m);
+        if (qbt_chosen<D>(ctx, job)) return qb_run_tiles<D, T>(ctx, job, m);
         constexpr int64_t MOST = MAX > 0 ? qb_block_policy<D>::MOST : 0;
         if constexpr (MOST == INT64_MAX) {
             return qb_run_straight<D, T, MAX>(ctx, job);

@@ -6,7 +6,7 @@
 // two panels, and does its work in one of two orders:
 //
 //     words stay    many rows, not too many columns: it makes the words of all its units, which stay in the L2 cache,
-//                   and for each block of rows multiplies, and finishes what it has
+//                   and multiplies each block of rows (bf16_kept.h)
 //     sums stay     else: for each block of columns and each unit it makes the words and multiplies all rows by them.
 //                   The words of a block stay in the L1 cache, the sums of all units in the L2 cache. For few rows,
 //                   some formats take all blocks of a unit before the next unit (`qbt_along`)
@@ -27,9 +27,8 @@
 enum { QBT_COLUMNS = 32, QBT_TILE = 1024, QBT_ROWS = 32, QBT_BLOCK = 512 };
 // Few rows have narrower blocks: x and the words share an L1 cache of 48 KiB.
 enum { QBT_NARROW = 256 };
-// Bytes of rows of x at a time, most units of a task, floats of their sums and bytes of words that stay (a quarter of
-// 2 MiB of L2 each).
-enum { QBT_CHUNK = 1 << 22, QBT_UNITS = 8, QBT_SUMS = 1 << 17, QBT_WORDS = 1 << 19 };
+// Bytes of rows of x at a time, most units of a task, floats of their sums that stay (a quarter of 2 MiB of L2).
+enum { QBT_CHUNK = 1 << 22, QBT_UNITS = 8, QBT_SUMS = 1 << 17 };
 // Most rows that are multiplied by codes where a row of w has several scales. With more, words stay if there are at
 // most QBT_KEPT columns.
 enum { QBT_FEW = 64, QBT_KEPT = 2048 };
@@ -37,29 +36,20 @@ enum { QBT_FEW = 64, QBT_KEPT = 2048 };
 constexpr int64_t qbt_padded(int64_t k) { return qg_up(k, QBT_COLUMNS) * QBT_COLUMNS; }
 // Whether words stay, for `m` rows (0: for some number of rows).
 constexpr bool qbt_keeps(int64_t k, int64_t m) { return k > 0 && k <= QBT_KEPT && (m == 0 || m > QBT_FEW); }
-// Most rows at a time, of at most `m` (0: any number).
-constexpr int64_t qbt_chunk(int64_t k, int64_t m) {
-    const int64_t bound = qbt_keeps(k, m) ? 4096 : 1024;
+// Most rows at a time, of at most `m` (0: any number), and at most `bound`.
+constexpr int64_t qbt_rows_that_fit(int64_t k, int64_t m, int64_t bound) {
     const int64_t fit = k > 0 ? QBT_CHUNK / (2 * qbt_padded(k)) / QBT_ROWS * QBT_ROWS : bound;
     const int64_t most = m > 0 && m < bound ? qg_up(m, QBT_ROWS) * QBT_ROWS : bound;
     return fit < QBT_ROWS ? (int64_t)QBT_ROWS : fit > most ? most : fit;
 }
+constexpr int64_t qbt_chunk(int64_t k, int64_t m) { return qbt_rows_that_fit(k, m, 1024); }
 // Floats from one row of sums to the next: not a power of two, whose multiples share sets of an L1 cache.
 constexpr int64_t qbt_stride(int64_t units) { return (units * QG_NP + 1) * 16; }
-// Units whose words stay, their bytes.
-constexpr int64_t qbt_words(int64_t k) { return QG_NP * 32 * qbt_padded(k); }
-constexpr int64_t qbt_kept_units(int64_t k) {
-    const int64_t fit = k > 0 ? QBT_WORDS / qbt_words(k) : 0;
-    return fit < QBT_UNITS ? fit : (int64_t)QBT_UNITS;
-}
-// Bytes of words and sums of a task. Where words stay, sums do for few rows only.
+// Bytes of words and sums of a task.
 constexpr int64_t qbt_work(int64_t k, int64_t m) {
-    const bool keeps = qbt_keeps(k, m);
-    const int64_t rows = keeps ? (int64_t)QBT_FEW : qbt_chunk(k, m), all = rows * qbt_stride(QBT_UNITS);
-    const int64_t least = all < QBT_SUMS ? all : (int64_t)QBT_SUMS, unit = rows * qbt_stride(1);
-    const int64_t sums = QG_NP * QBT_BLOCK * 32 + 4 * (least < unit ? unit : least);
-    const int64_t kept = keeps ? qbt_kept_units(k) * qbt_words(k) + 4 * QBT_ROWS * qbt_stride(QBT_UNITS) : 0;
-    return sums < kept ? kept : sums;
+    const int64_t rows = qbt_chunk(k, m), all = rows * qbt_stride(QBT_UNITS), unit = rows * qbt_stride(1);
+    const int64_t least = all < QBT_SUMS ? all : (int64_t)QBT_SUMS;
+    return QG_NP * QBT_BLOCK * 32 + 4 * (least < unit ? unit : least);
 }
 // Bytes for two blocks of rows of a unit's sums, and for words of a block: QBT_SPARE.
 enum { QBT_SPARE = QG_NP * QBT_BLOCK * 32 + 2 * 4 * QBT_ROWS * 16 * (QG_NP + 1) };
@@ -80,9 +70,9 @@ template <int LINES> QC_INLINE void qbt_ask(const char* at) {
     }
 }
 
-// What is asked for: rows of x or words, which come from the L2 cache, a column of tiles ahead; or the next codes, in
-// memory: `lines` for a column of tiles of each panel.
-enum qbt_asked { QBT_X, QBT_W, QBT_CODES };
+// What is asked for: rows of x, which come from the L2 cache, a column of tiles ahead; or the next codes, in memory:
+// `lines` for a column of tiles of each panel.
+enum qbt_asked { QBT_X, QBT_CODES };
 struct qbt_soon {
     const char* at;
     int64_t next;  // bytes to those of the second panel
@@ -121,8 +111,6 @@ template <int MB, int NB, qbt_asked ASKED> QC_INLINE void qbt_block(
                 qbt_ask_codes(soon.at, soon.far);
                 if constexpr (NB > 1) qbt_ask_codes(soon.at + soon.next, soon.far);
             }
-        if constexpr (ASKED == QBT_W) qbt_ask<16>(w + QBT_TILE);
-        if constexpr (ASKED == QBT_W && NB > 1) qbt_ask<16>(w + next + QBT_TILE);
         qa_dot_bf16<0, 4, 6>();
         if constexpr (NB > 1) qa_dot_bf16<1, 4, 7>();
         if constexpr (MB > 1) qa_dot_bf16<2, 5, 6>();
@@ -351,7 +339,6 @@ static void qbt_load_rows(
 struct qbt_call {
     const qg_job* job;
     qbt_rows rows;
-    bool keeps;               // words stay
     int64_t m0, span, units;  // the first row; columns of a scale, or 0; units of a task
     float* totals;
     int64_t row_at;  // where in scratch a row of x has room
@@ -395,8 +382,7 @@ QC_COLD void qbt_product(
     const qbt_rows& rows, int64_t b, int64_t k, int64_t tiles, const char* words, const qbt_unit& unit, float* sums,
     bool add, const qbt_soon& soon = {}) {
     const char* const x = rows.at(k, b);
-    if (rows.width == rows.padded) qbt_product_of<QBT_W>(rows, b, x, tiles, words, unit, sums, add, soon);
-    else if (rows.blocks > 1) qbt_product_of<QBT_X>(rows, b, x, tiles, words, unit, sums, add, soon);
+    if (rows.blocks > 1) qbt_product_of<QBT_X>(rows, b, x, tiles, words, unit, sums, add, soon);
     else qbt_product_of<QBT_CODES>(rows, b, x, tiles, words, unit, sums, add, soon);
 }
 
@@ -484,8 +470,8 @@ template <class D> static void qbt_scaled(
 }
 
 // A sum of codes may be no number where that of elements is one (0 * infinity): such rows take the other way, too.
-template <class D> QC_COLD void qbt_mend(
-    const qbt_call& call, const qbt_unit& unit, int64_t b, float* sums, const qbt_spare& spare) {
+template <class D, class CALL> QC_COLD void qbt_mend(
+    const CALL& call, const qbt_unit& unit, int64_t b, float* sums, const qbt_spare& spare) {
     bool made = false;
     for (int64_t i = 0; i < call.rows.of(b); i++) {
         float* const row = sums + i * unit.stride;
@@ -529,28 +515,12 @@ template <class D> static void qbt_task(void* arg, int64_t task, char* scratch) 
     const int64_t stride = qbt_stride(call.units), columns = qc_min(job->n - n0, units * QG_NP * 16);
     const qbt_spare spare(scratch);
     char* const words = scratch + QBT_SPARE;
-    const int64_t kept = call.keeps ? qbt_words(job->k) : 0;  // bytes from the words of a unit to those of the next
-    float* const sums = (float*)(words + (call.keeps ? call.units * kept : QG_NP * QBT_BLOCK * 32));
+    float* const sums = (float*)(words + QG_NP * QBT_BLOCK * 32);
     const auto unit_of = [&](int64_t u) -> qbt_unit {
         const int64_t panel = p0 + u * QG_NP;
-        return {panel, panel + 1 < panels, words + u * kept, call.keeps ? kept / QG_NP : QBT_BLOCK * 32,
-                sums + u * QG_NP * 16, stride};
-    };
-    const auto finish = [&](int64_t b, const float* from) {
-        job->finish(job, from, stride, call.m0 + b * QBT_ROWS, call.rows.of(b), n0, columns);
+        return {panel, panel + 1 < panels, words, QBT_BLOCK * 32, sums + u * QG_NP * 16, stride, {}};
     };
     qa_configure(qa_shape_for(call.rows.count));
-    if (call.keeps) {
-        for (int64_t u = 0; u < units; u++) qbt_make<D>(job, unit_of(u), 0, job->k, call.span > 0);
-        for (int64_t b = 0; b < call.rows.blocks; b++) {
-            for (int64_t u = 0; u < units; u++) {
-                const qbt_unit unit = unit_of(u);
-                qbt_multiply<D>(call, unit, b, 0, job->k, unit.sums, spare);
-            }
-            finish(b, sums);
-        }
-        return qa_release();
-    }
     // Few rows walk along a unit's codes, which come from memory in order; more rows along a block of columns of x.
     const int64_t width = call.rows.width, blocks = job->k > 0 ? qg_up(job->k, width) : 1;  // for k = 0: sums are zero
     const bool along = qbt_along<D>() && call.rows.count <= 16;
@@ -578,7 +548,8 @@ template <class D> static void qbt_task(void* arg, int64_t task, char* scratch) 
             }
     }
     qa_release();
-    for (int64_t b = 0; b < call.rows.blocks; b++) finish(b, sums + b * QBT_ROWS * stride);
+    for (int64_t b = 0; b < call.rows.blocks; b++)
+        job->finish(job, sums + b * QBT_ROWS * stride, stride, call.m0 + b * QBT_ROWS, call.rows.of(b), n0, columns);
 }
 
 // Rows from which tiles take less time than dot products do (measured at 4096 x 4096, docs/performance.md): making
@@ -596,8 +567,8 @@ QC_INLINE int64_t qbt_even(int64_t count, int64_t most, int64_t threads) {
 
 // Rows of a task that puts them in tiles.
 enum { QBT_LOADED = 32 };
-template <class D, class T> static void qbt_load_task(void* arg, int64_t task, char* scratch) {
-    const qbt_call& call = *(const qbt_call*)arg;
+template <class D, class T, class CALL> static void qbt_load_task(void* arg, int64_t task, char* scratch) {
+    const CALL& call = *(const CALL*)arg;
     const int64_t end = call.rows.blocks * call.rows.block;
     qbt_load_rows<D, T>(call.job, call.m0, call.rows, task * QBT_LOADED, qc_min((task + 1) * QBT_LOADED, end),
                         call.span, call.totals, (float*)(scratch + call.row_at));
@@ -609,22 +580,22 @@ template <class D, class T> static void qbt_run(qc_ctx* ctx, qg_job* job, int64_
     const int64_t units = qg_up((job->n + 15) / 16, QG_NP), threads = ctx->num_threads;
     const int64_t most = qbt_chunk(job->k, m), chunks = qg_up(job->m, most), padded = qbt_padded(job->k);
     const int64_t chunk = qc_min(most, qg_up(qg_up(job->m, chunks), QBT_ROWS) * QBT_ROWS);  // nearly equal ones
-    const bool keeps = qbt_keeps(job->k, m) && qbt_keeps(job->k, job->m);
     char* const tiles = ctx->scratch + QBT_SPARE + qbt_work(job->k, m);
     float* const totals = (float*)(tiles + most * 2 * padded);
     for (int64_t m0 = 0; m0 < job->m; m0 += chunk) {
-        const qbt_rows rows(tiles, qc_min(job->m - m0, chunk), job->k, keeps);
-        const int64_t fit = keeps ? qbt_kept_units(job->k) : (QBT_SUMS / (rows.blocks * rows.block * 16) - 1) / QG_NP;
+        const qbt_rows rows(tiles, qc_min(job->m - m0, chunk), job->k, false);
+        const int64_t fit = (QBT_SUMS / (rows.blocks * rows.block * 16) - 1) / QG_NP;
         const int64_t worth = units * QG_NP * job->k * (3 + qg_up(rows.count, 16)) / 2 / QG_TASK;
         const int64_t tasks = threads > 1 ? qc_max(qc_min(worth, 2 * threads), 1) : 1;
         const int64_t most_units = qc_max(qc_min(qc_min(fit, QBT_UNITS), units / tasks), 1);
         const int64_t wide = tasks > 1 ? qbt_even(units, most_units, threads) : most_units;
-        qbt_call call = {job, rows, keeps, m0, qbt_span<D>(job->k, job->m), wide, totals,
+        qbt_call call = {job, rows, m0, qbt_span<D>(job->k, job->m), wide, totals,
                         qbt_scratch(job->k, m) - 4 * padded};
         const int64_t loads = qg_up(rows.blocks * rows.block, QBT_LOADED), all = qg_up(units, call.units);
         const bool shared = threads > 1 && all > 1 && tasks > 1;
-        if (shared && rows.count * job->k >= 8 * QG_TASK) ctx->parallel(ctx, loads, qbt_load_task<D, T>, &call);
-        else for (int64_t task = 0; task < loads; task++) qbt_load_task<D, T>(&call, task, ctx->scratch);
+        const qc_task load = qbt_load_task<D, T, qbt_call>;
+        if (shared && rows.count * job->k >= 8 * QG_TASK) ctx->parallel(ctx, loads, load, &call);
+        else for (int64_t task = 0; task < loads; task++) load(&call, task, ctx->scratch);
         if (shared) ctx->parallel(ctx, all, qbt_task<D>, &call);
         else for (int64_t task = 0; task < all; task++) qbt_task<D>(&call, task, ctx->scratch);
     }

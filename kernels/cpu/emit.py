@@ -78,7 +78,8 @@ _COMMON = ("abi.h", "task.h", "vec.h", "vmath.h", "scalar.h", "rows.h")
 HEADERS = (
     *_COMMON, "cache.h", "attention.h", "bf16.h", "attention_bf16.h", "amx.h", "attention_amx.h",
     "attention_decode_amx.h", "decode.h", "gemm.h",
-    "few_rows.h", "columns.h", "gemm_bf16.h", "bf16_blocks.h", "bf16_tiles.h", "fp32_tiles.h", "bf16_run.h",
+    "few_rows.h", "columns.h", "gemm_bf16.h", "bf16_blocks.h", "bf16_tiles.h", "bf16_kept.h", "fp32_tiles.h",
+    "bf16_run.h",
     "int8_rows.h", "int8.h", "int8_tiles.h", "int8_run.h", "lookup.h", "grouped.h", "grouped_bf16.h", "grouped_int8.h",
     "order.h", "recurrent.h", "im2col.h", "im2col_int8.h", "hadamard.h", "linear_attention.h",
 )  # fmt: skip

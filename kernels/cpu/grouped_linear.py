@@ -38,7 +38,16 @@ from qcompiler.plan.kinds.grouped_linear import GroupedLinearKernel
 def headers(spec: KernelSpec) -> tuple[str, ...]:
     if _body(spec).codes:
         return grouped_int8.HEADERS
-    words = ("bf16.h", "gemm_bf16.h", "bf16_blocks.h", "amx.h", "bf16_tiles.h", "bf16_run.h", "grouped_bf16.h")
+    words = (
+        "bf16.h",
+        "gemm_bf16.h",
+        "bf16_blocks.h",
+        "amx.h",
+        "bf16_tiles.h",
+        "bf16_kept.h",
+        "bf16_run.h",
+        "grouped_bf16.h",
+    )
     in_bf16 = spec.operands[1].dtype == "bf16"
     return ("decode.h", "gemm.h", "few_rows.h", "lookup.h", "grouped.h", *(words if in_bf16 else ()))
 

@@ -125,6 +125,7 @@ def headers(spec: KernelSpec) -> tuple[str, ...]:
         "bf16_blocks.h",
         "amx.h",
         "bf16_tiles.h",
+        "bf16_kept.h",
         "fp32_tiles.h",
         "bf16_run.h",
     )
@@ -219,18 +220,29 @@ def block_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
 
 
 def _tiles_bf16(k: int, m: int) -> int:
+    """bf16_run.h's qb_tiles_scratch."""
+    if not 0 < k <= 2048 or 0 < m <= 64:
+        return _tiles_of_sums(k, m)
+    padded, unit = _up(k, 32) * 32, 64 * _up(k, 32) * 32
+    own = _SPARE_OF_TILES + (1 << 20) // unit * unit + 2 * 4 * 32 * 32
+    return max(_tiles_of_sums(k, 64), own + _rows_in_tiles(k, m, 4096) * (2 * padded + 4) + 4 * padded)
+
+
+_SPARE_OF_TILES = 2 * 512 * 32 + 2 * 4 * 32 * 48
+
+
+def _tiles_of_sums(k: int, m: int) -> int:
     """bf16_tiles.h's qbt_scratch: spare bytes, words and sums, rows of x in tiles, sums of their columns, a row."""
-    padded = _up(k, 32) * 32
-    keeps = 0 < k <= 2048 and not 0 < m <= 64
-    bound = 4096 if keeps else 1024
-    fit = (1 << 22) // (2 * padded) // 32 * 32 if k > 0 else bound
-    chunk = max(32, min(fit, _up(m, 32) * 32 if 0 < m < bound else bound))
-    rows, words = 64 if keeps else chunk, 2 * 32 * padded
+    padded, rows = _up(k, 32) * 32, _rows_in_tiles(k, m, 1024)
     work = 2 * 512 * 32 + 4 * max(rows * 48, min(rows * 17 * 16, 1 << 17))
-    if keeps:
-        work = max(work, min((1 << 19) // words, 8) * words + 4 * 32 * 17 * 16)
-    spare, totals = 2 * 512 * 32 + 2 * 4 * 32 * 48, _up(chunk + 64 * (k // 32), 16) * 16
-    return spare + work + chunk * 2 * padded + 4 * (totals + padded)
+    totals = _up(rows + 64 * (k // 32), 16) * 16
+    return _SPARE_OF_TILES + work + rows * 2 * padded + 4 * (totals + padded)
+
+
+def _rows_in_tiles(k: int, m: int, bound: int) -> int:
+    """bf16_tiles.h's qbt_rows_that_fit."""
+    fit = (1 << 22) // (2 * _up(k, 32) * 32) // 32 * 32 if k > 0 else bound
+    return max(32, min(fit, _up(m, 32) * 32 if 0 < m < bound else bound))
 
 
 def _most_rows(body: LinearKernel, few: int) -> int:
@@ -342,7 +354,7 @@ def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
         for name, operand in extras:
             inputs.append(f"{name}_n")
             lines.append(f"const {text.VECTOR_TYPES[operand.dtype]} {name}_n = {row_lanes(operand, name)};")
-        statements = vector.vector_statements(body.epilogue, inputs)
+        statements = vector.vector_statements(body.epilogue, inputs, stored=True)
         lines += statements.lines
         (result,) = statements.results
     return [*lines, f"qg_store_lanes(out + n, {result}, lanes);"]
@@ -366,7 +378,7 @@ def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
     for name, operand in extras:
         inputs.append(f"{name}_n")
         lines.append(f"const {shared.VALUE_TYPES[operand.dtype]} {name}_n = {row_lane(operand, name)};")
-    statements = scalar_statements(body.epilogue, inputs)
+    statements = scalar_statements(body.epilogue, inputs, stored=True)
     lines += [*statements.lines, f"qc_store(out + n + l, {statements.results[0]});"]
     return ["for (int l = 0; l < lanes; l++) {", *shared.indent(lines), "}"]
 
@@ -531,7 +543,7 @@ def emit(spec: KernelSpec, isa: str) -> str:
     if tiles:
         size = f"{size} <= {scratch} && qft_scratch({body.k}, {_most_rows(body, 0)})"
     if dots and rows != 1:
-        size = f"{size} <= {scratch} && qbt_scratch({body.k}, {_most_rows(body, rows)})"
+        size = f"{size} <= {scratch} && qb_tiles_scratch({body.k}, {_most_rows(body, rows)})"
     if dots and straight:
         rounds = str(rounds_to_bf16(spec)).lower()
         size = f"{size} <= {scratch} && qb_few_scratch({body.k}, {rows or straight}, {rounds})"

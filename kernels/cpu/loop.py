@@ -84,7 +84,7 @@ def _vector_body(nest: Nest, inner: Loop, rows: dict[int, str], tiled: dict[int,
         source = (tiled or {}).get(i) or load(nest, i, Columns(inner), rows[i])
         lines.append(f"const auto {name} = {source};")
         values.append(name)
-    statements = vector_statements(nest.program, values + ["?"] * len(nest.outputs))
+    statements = vector_statements(nest.program, values + ["?"] * len(nest.outputs), stored=True)
     lines += statements.lines
     for i, result in enumerate(statements.results):
         lines.append(store(nest, nest.inputs + i, Columns(inner), rows[nest.inputs + i], result))

@@ -90,7 +90,7 @@ def _vectors(part: NormedPart, around: list[Loop], along: Loop) -> list[str]:
         values.append(f"v_{nest.names[i]}" if nest.used(i) else "?")
         if nest.used(i):
             loads.append(f"const auto {values[i]} = {load(nest, i, columns, rows[i])};")
-    made = vector_statements(nest.program, values + ["?"] * len(nest.outputs))
+    made = vector_statements(nest.program, values + ["?"] * len(nest.outputs), stored=True)
     stores = [
         store(nest, nest.inputs + i, columns, rows[nest.inputs + i], result) for i, result in enumerate(made.results)
     ]

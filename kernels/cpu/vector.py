@@ -165,13 +165,15 @@ VECTOR_TABLE: dict[str, Rule] = {
 VECTOR_FORM = BodyStyle(VECTOR_TABLE, VECTOR_TYPES, "vround")
 
 
-def vector_statements(program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_") -> Statements:
-    """Writes a body for 16 elements. `inputs` are of `VECTOR_TYPES`. KernelSelectionError if `vector_obstacle` finds
-    one."""
+def vector_statements(
+    program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_", *, stored: bool = False
+) -> Statements:
+    """Writes a body for 16 elements. `inputs` are of `VECTOR_TYPES`; `stored`: as of `write_statements`.
+    KernelSelectionError if `vector_obstacle` finds one."""
     for name, dtype in program.inputs:
         if dtype not in VECTOR_TYPES:
             raise KernelSelectionError(f"input '{name}' of type {dtype} has no vector form")
-    return write_statements(program, inputs, (), prefix, VECTOR_FORM)
+    return write_statements(program, inputs, (), prefix, VECTOR_FORM, stored=stored)
 
 
 def vector_obstacle(program: ScalarProgram) -> str | None:

@@ -42,6 +42,7 @@ template <int T> static void qa_load(const void* from, int64_t stride) {  // row
     memset(amx.row[T], 0, sizeof amx.row[T]);
     for (int i = 0; i < amx_rows(T); i++) memcpy(amx.row[T][i], (const char*)from + i * stride, amx_bytes(T));
 }
+template <int T> static void qa_load_once(const void* from, int64_t stride) { qa_load<T>(from, stride); }
 template <int T> static void qa_store(void* to, int64_t stride) {
     if (!amx_usable(T)) return;
     for (int i = 0; i < amx_rows(T); i++) memcpy((char*)to + i * stride, amx.row[T][i], amx_bytes(T));

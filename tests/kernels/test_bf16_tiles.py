@@ -117,10 +117,36 @@ def test_few_rows_are_multiplied_in_floats(bf16_tiles: Tiles, text: str, kinds: 
                 assert products(np.full_like(rows, 2.0**-130)).any(), m
 
 
-def test_more_rows_than_a_chunk(bf16_tiles: Tiles) -> None:
-    """A chunk has at most 1024 rows; the second one is not full."""
+@pytest.mark.parametrize("k", [2048, pytest.param(2080, marks=pytest.mark.slow)])
+def test_more_rows_than_a_chunk(bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """A chunk has at most 4 MiB of x, here 1024 and 992 rows, whether words stay or sums; the second is not full."""
+    monkeypatch.setattr(bf16_linears, "WEIGHTS", {"int8:symmetric=False": (35, k)})
     kernels = bf16_tiles([spec_of("int8:symmetric=False", "bf16", "large")])
+    before = tile_counts(kernels)
     check(kernels, "int8:symmetric=False", "bf16", "large", 1100)
+    check_counts(kernels, before)
+
+
+STAYING = {
+    "nf4:block=64": (307, 448),
+    "int8:symmetric=False": (307, 480),
+    "plain": (83, 511),
+    "int4:group=row": (83, 512),
+}
+"""(N, K) of weights whose words stay in several units; K on both sides of where x leaves the L1 cache."""
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param(each, marks=[pytest.mark.slow] * (each not in list(STAYING)[:2])) for each in STAYING]
+)
+def test_words_that_stay(bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Tasks of several units and blocks; the last block has one row, half a tile's, a tile's, two tiles'."""
+    monkeypatch.setattr(bf16_linears, "WEIGHTS", STAYING)
+    kernels = bf16_tiles([spec_of(text, "bf16", "large")])
+    before = tile_counts(kernels)
+    for m in (65, 72, 80, 96, 300):
+        check(kernels, text, "bf16", "large", m)
+    check_counts(kernels, before)
 
 
 @pytest.mark.slow
@@ -137,23 +163,25 @@ def test_windows_of_images(bf16_tiles: Tiles) -> None:
     window_cases.check(bf16_tiles([window_cases.spec_of(narrow)]), narrow)
 
 
+@pytest.mark.parametrize("m", [40, 80])
 @pytest.mark.parametrize("text", ["nf4:block=64", "int8:symmetric=False"])
 def test_numbers_that_are_none_stay_in_their_rows(
-    bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, text: str
+    bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, text: str, m: int
 ) -> None:
-    """An infinity gives one where the sum has one sign, a NaN a NaN, and neighbours are as they were."""
+    """An infinity gives one where the sum has one sign, a NaN a NaN, and neighbours are as they were; where sums stay
+    and where words stay."""
     if text in BYTES:
         monkeypatch.setattr(bf16_linears, "WEIGHTS", BYTES)
     n, (_, data, w), spec = bf16_linears.WEIGHTS[text][0], weight(text), spec_of(text, "bf16", "large")
-    kernels, rows = bf16_tiles([spec]), rows_of(text, "bf16", 40)
+    kernels, rows = bf16_tiles([spec]), rows_of(text, "bf16", m)
 
     def products() -> Any:
-        return kernels.run_both(spec.name, lambda: [rows, data, np.zeros((40, n), np.float32)], (40,))[2]
+        return kernels.run_both(spec.name, lambda: [rows, data, np.zeros((m, n), np.float32)], (m,))[2]
 
     plain = products()
     rows[1, 5], rows[37, 7] = np.inf, np.nan
     out = products()
-    others = [i for i in range(40) if i not in (1, 37)]
+    others = [i for i in range(m) if i not in (1, 37)]
     assert out[others].tobytes() == plain[others].tobytes()
     assert np.isnan(out[37]).all()
     there = w[:, 5] != 0

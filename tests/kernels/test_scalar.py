@@ -332,6 +332,18 @@ def test_constant_powers_become_products(exponent: float, text: str) -> None:
     assert text in vector_statements(program, ["in0"]).lines[-1]
 
 
+@pytest.mark.parametrize("write", [scalar_statements, vector_statements])
+def test_what_a_store_rounds_is_not_rounded_before(write: Callable[..., Any]) -> None:
+    """Except where another op reads it, which must see the rounded value."""
+    ops = (
+        ScalarOp(result="a", op="arith.addf", dtype="bf16", args=("in0", "in0")),
+        ScalarOp(result="b", op="arith.mulf", dtype="bf16", args=("a", "in0")),
+    )
+    program = ScalarProgram(inputs=(("in0", "bf16"),), ops=ops, yields=("a", "b"))
+    rounded = [["round_bf16" in line for line in write(program, ["x"], stored=each).lines] for each in (True, False)]
+    assert rounded == [[True, False], [True, True]]
+
+
 def test_missing_op_is_named() -> None:
     op = ScalarOp(result="r", op="math.ctlz", dtype="i32", args=("a",))
     program = ScalarProgram(inputs=(("a", "i32"),), ops=(op,), yields=("r",))
