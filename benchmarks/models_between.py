@@ -1,9 +1,10 @@
 """Models compiled by two revisions of this repository, kernels and all, in one process, in turns.
 
-    .venv/bin/python benchmarks/models_between.py --before 24b5b75a [--models minilm vit unet llama]
+    .venv/bin/python benchmarks/models_between.py --before 24b5b75a [--models minilm vit unet llama ffn]
         [--formats nf4 int8] [--compute bf16] [--rounds 15] [--threads 2] [--json out.json]
 
-The models are those of model_cpu.py (in the folder of the working tree). The revision is installed beside the working
+The models are those of model_cpu.py (in the folder of the working tree), and `ffn`: two linears with GELU between them,
+in the sizes of MiniLM and ViT, for many rows and for few. The revision is installed beside the working
 tree, in a folder that is deleted. Each of the two compiles a model in a process of its own and saves it with its native
 build; the runtime of the working tree runs both, and trusts these builds. (kernels_between.py compares kernels alone,
 lm_between.py programs that the working tree's kernels run.) Each round has one turn of each program, in alternating
@@ -53,9 +54,33 @@ def make(model: str, quant: str, compute: Any, path: str) -> None:
     print(f"compiled by {Path(qc.__file__).parent}", flush=True)
 
 
+FEED_FORWARD = {"384": (384, 1536, (128, 4096)), "768": (768, 3072, (197, 1576))}
+"""Columns, columns between the linears, and numbers of rows."""
+
+
+def _feed_forward(name: str) -> Any:
+    import model_cpu
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    columns, inner, counts = FEED_FORWARD[name]
+    module = nn.Sequential(nn.Linear(columns, inner), nn.GELU(), nn.Linear(inner, columns)).eval()
+    shapes = {"input": {0: ("rows", 1, max(counts))}}
+    given = torch.zeros(max(counts), columns)
+    cases = [(f"{rows} rows", {"input": torch.randn(rows, columns)}, 4.0 * rows * columns * inner) for rows in counts]
+
+    def compiled(quant: qc.QuantConfig) -> Any:
+        return qc.qcompile(module, (given,), dynamic_shapes=shapes, quant=quant)
+
+    return model_cpu.Model(f"ffn {name}", module, compiled, cases)
+
+
 def _model(name: str) -> Any:
     import model_cpu
 
+    if name.startswith("ffn"):
+        return _feed_forward(name.removeprefix("ffn"))
     options = argparse.Namespace(models=[name], layers=4, small=False)
     (found,) = model_cpu.models(options)
     return found
@@ -102,10 +127,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found = list[Cell]()
+    models = [
+        each for name in given.models for each in ([f"ffn{n}" for n in FEED_FORWARD] if name == "ffn" else [name])
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         site = install(given.before, folder)
-        for model in given.models:
+        for model in models:
             for quant in given.formats:
                 programs = [
                     compiled(model, quant, given, place, folder / f"{which}.qca")
