@@ -4,12 +4,12 @@
         [--formats nf4 int8] [--compute bf16] [--rounds 15] [--threads 2] [--json out.json]
 
 The models are those of model_cpu.py (in the folder of the working tree), and `ffn`: two linears with GELU between them,
-in the sizes of MiniLM and ViT, for many rows and for few. The revision is installed beside the working
-tree, in a folder that is deleted. Each of the two compiles a model in a process of its own and saves it with its native
-build; the runtime of the working tree runs both, and trusts these builds. (kernels_between.py compares kernels alone,
+in the sizes of MiniLM and ViT, for many rows and for few. The revision is installed beside the working tree, in a
+folder that is deleted. Each of the two compiles a model in a process of its own and saves it with its native build; the
+runtime of the working tree runs both, and trusts these builds. (kernels_between.py compares kernels alone,
 lm_between.py programs that the working tree's kernels run.) Each round has one turn of each program, in alternating
-order. The table gives medians and lower quartiles of both, and the median of their ratios within rounds: where the
-processor has two rates, quartiles compare the higher one.
+order. It prints medians and lower quartiles of both, and the median of their ratios within rounds: where the processor
+has two rates, quartiles compare the higher one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cpubench.turns import about
-from lm_between import install
+from cpubench.turns import about, ratio_within, times_in_turns
+from lm_between import install, timed
 
 import qcompiler as qc
 
@@ -97,23 +95,13 @@ def compiled(model: str, quant: str, given: argparse.Namespace, site: Path | Non
     return qc.load(path, trust_native=digests, num_threads=given.threads)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def cell(model: str, case: str, quant: str, programs: list[Any], inputs: dict[str, Any], rounds: int) -> Cell:
     for program in programs:
         program(**inputs)
-    times: list[list[float]] = [[], []]
-    for number in range(rounds):
-        for which in (0, 1) if number % 2 else (1, 0):
-            times[which].append(seconds(lambda which=which: programs[which](**inputs)))
-    ratio = statistics.median(after / before for before, after in zip(*times, strict=True))
+    times = times_in_turns([timed(lambda _, program=program: program(**inputs)) for program in programs], rounds)
     middles = [statistics.median(each) for each in times]
     low = [statistics.quantiles(each, n=4)[0] for each in times]
-    return Cell(model, case, quant, *middles, *low, ratio)
+    return Cell(model, case, quant, *middles, *low, ratio_within(times))
 
 
 def main() -> None:
@@ -126,6 +114,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error("--rounds: quartiles need two or more")
     found = list[Cell]()
     models = [
         each for name in given.models for each in ([f"ffn{n}" for n in FEED_FORWARD] if name == "ffn" else [name])

@@ -4,8 +4,9 @@
 
 Every C++ target uses this text. The helpers it calls (qc_add, qc_ftoi, qc_exp, …) have the same meaning in
 kernels/cpu/scalar.h, kernels/cpu/vmath.h and kernels/cuda/scalar.cuh. All dtypes are covered; bf16 and f16 values are
-floats that are rounded after each op of the narrow type. An op without a table entry raises a KernelSelectionError that
-names it. A target may add its own `BodyStyle`: kernels/cpu/vector.py writes 16 SIMD lanes at once.
+floats that are rounded after each op of the narrow type, or by a store if nothing else reads them (`stored`). An op
+without a table entry raises a KernelSelectionError that names it. A target may add its own `BodyStyle`:
+kernels/cpu/vector.py writes 16 SIMD lanes at once.
 """
 
 from __future__ import annotations
@@ -318,8 +319,8 @@ def write_statements(
 ) -> Statements:
     """Writes a body in one form, op by op. KernelSelectionError for an op that the form cannot write.
 
-    `stored`: all that happens to results is that they are stored, in their types. A store rounds, so results that no op
-    reads are left as they are.
+    `stored`: the caller stores each result, in the type that the program gives it, and does nothing else with it. A
+    store rounds, so a result that no op reads is not rounded before.
     """
     if len(inputs) != len(program.inputs):
         raise KernelSelectionError(f"a body of {len(program.inputs)} inputs was given {len(inputs)} values")

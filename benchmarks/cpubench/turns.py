@@ -14,21 +14,30 @@ from cpubench.processor import processor
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def in_turns(
+def times_in_turns(
     works: Sequence[Callable[[int], float]], rounds: int, after_each: Callable[[], None] = lambda: None
-) -> tuple[float, float, float]:
-    """Both works once in each round, in alternating order.
-
-    A work takes the round's number and returns seconds. Returns the medians of both, and the median of the second's
-    time over the first's within rounds.
-    """
+) -> tuple[list[float], list[float]]:
+    """Both works once in each round, in alternating order; a work takes the round's number and returns seconds."""
     times: list[list[float]] = [[], []]
     for number in range(rounds):
         for i in (0, 1) if number % 2 == 0 else (1, 0):
             times[i].append(works[i](number))
         after_each()
+    return times[0], times[1]
+
+
+def ratio_within(times: tuple[list[float], list[float]]) -> float:
+    """The median of the second's time over the first's within rounds."""
+    return statistics.median(new / old for old, new in zip(*times, strict=True))
+
+
+def in_turns(
+    works: Sequence[Callable[[int], float]], rounds: int, after_each: Callable[[], None] = lambda: None
+) -> tuple[float, float, float]:
+    """The medians of both works' `times_in_turns`, and their `ratio_within` rounds."""
+    times = times_in_turns(works, rounds, after_each)
     before, after = (statistics.median(found) for found in times)
-    return before, after, statistics.median(new / old for old, new in zip(*times, strict=True))
+    return before, after, ratio_within(times)
 
 
 def about(**what: Any) -> dict[str, Any]:

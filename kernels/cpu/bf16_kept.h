@@ -1,8 +1,8 @@
 // Products of bf16 by AMX (bf16_tiles.h) where words stay: many rows, not too many columns.
 //
-// A task has some units and some blocks of 32 rows. It makes the words of its units, which stay in the L2 cache, and
-// multiplies block after block by unit after unit. Tiles multiply beside the other work of a core, so between two
-// columns of tiles a task does some of what surrounds products:
+// A task has some units and some blocks of 32 rows (16, if a chunk has no more). It makes the words of its units, which
+// stay in the L2 cache, and multiplies block after block by unit after unit. Tiles multiply beside the other work of a
+// core, so between two columns of tiles a task does some of what surrounds products:
 //
 //     it finishes some rows of the product before this one: bias, epilogue, rounding, and what memory takes for results
 //     it asks for some of the next block of x, which comes from a cache that all cores share
@@ -11,12 +11,12 @@
 #pragma once
 #include "bf16_tiles.h"
 
-// Bytes of words that stay (half of 2 MiB of L2), floats from one row of sums to the next and of a product's sums,
-// rows that are finished at a time; columns from which on a block of rows takes too much of an L1 cache of 48 KiB.
+// Bytes of words that stay (half of 2 MiB of L2), floats from one row of sums to the next and of a product's sums; how
+// many rows are finished at a time, at least; columns from which on a block of rows takes too much of an L1 of 48 KiB.
 enum { QBK_WORDS = 1 << 20, QBK_STRIDE = 16 * QG_NP, QBK_SUMS = QBT_ROWS * QBK_STRIDE };
 enum { QBK_FINISHED = 4, QBK_FAR = 512 };
 
-// Bytes of a unit's words, and of how many units they stay.
+// Bytes of a unit's words; how many units' words stay.
 constexpr int64_t qbk_words(int64_t k) { return QG_NP * 32 * qbt_padded(k); }
 constexpr int64_t qbk_units(int64_t k) { return QBK_WORDS / qbk_words(k); }
 // Most rows at a time, of at most `m` (0: any number).
@@ -32,16 +32,23 @@ constexpr int64_t qbk_scratch(int64_t k, int64_t m) {
 // Units and blocks of rows of a task; tasks are `groups` of units times `ranges` of blocks.
 struct qbk_cut { int64_t units, blocks, groups, ranges; };
 
-// The cut that takes the least time, in turns of the threads: words of a unit take as long as two and a half blocks of
-// rows times it, and the threads that are done wait a quarter of a task for the last one.
+// `count` things are in parts of `size`: the least number of parts that makes them smaller, or more than `count`.
+constexpr int64_t qbk_next_parts(int64_t count, int64_t size) {
+    return size > 1 ? (count - 1) / (size - 1) + 1 : count + 1;
+}
+
+// The cut that takes the least time. To make a unit's words takes as long as to multiply two and a half blocks of rows
+// by them. A thread does its tasks one after the other, then waits for the last thread, for a quarter of a task.
 static qbk_cut qbk_cut_for(int64_t units, int64_t blocks, int64_t k, int64_t threads) {
     const int64_t least = qg_up(units, qbk_units(k));
     qbk_cut best = {};
     int64_t cost = INT64_MAX;
-    for (int64_t g = least; g <= qc_min(least + threads, units); g++) {
-        const int64_t wide = qg_up(units, g), groups = qg_up(units, wide);
-        for (int64_t r = 1; r <= qc_min(blocks, 4 * threads); r++) {
-            const int64_t high = qg_up(blocks, r), ranges = qg_up(blocks, high), tasks = groups * ranges;
+    for (int64_t g = least, wide; g <= qc_min(least + threads, units); g = qbk_next_parts(units, wide)) {
+        wide = qg_up(units, g);
+        const int64_t groups = qg_up(units, wide);
+        for (int64_t r = 1, high; r <= qc_min(blocks, 4 * threads); r = qbk_next_parts(blocks, high)) {
+            high = qg_up(blocks, r);
+            const int64_t ranges = qg_up(blocks, high), tasks = groups * ranges;
             const int64_t quarters = threads > 1 ? 4 * qg_up(tasks, threads) + 1 : 4 * tasks;
             const int64_t all = quarters * wide * (5 + 2 * high);
             if (all < cost) best = {wide, high, groups, ranges}, cost = all;
@@ -59,7 +66,7 @@ struct qbk_call {
     qbk_cut cut;
 };
 
-// `count` things are done in `steps`: in every so many of them so many, `least` or more.
+// `count` things are done within `steps` steps: `many` of them, at least `least`, in one step of `every`.
 struct qbk_pace {
     int64_t many, every, wait;
     qbk_pace(int64_t count, int64_t steps, int64_t least)
@@ -101,26 +108,17 @@ struct qbk_around {
 // not stay in the L1 cache beside what else passes through it, and is asked for a column of tiles ahead.
 template <int MB, int NB, bool FAR> static void qbk_block(
     const char* x, int64_t step, const char* w, int64_t next, int64_t tiles, float* sums, qbk_around& around) {
-    enum { ROW = 4 * QBK_STRIDE };
-    qa_zero<0>(), qa_zero<1>();
-    if constexpr (MB > 1) qa_zero<2>(), qa_zero<3>();
+    qbt_zero_sums<MB, NB>();
     for (; tiles > 0; tiles--, x += step, w += QBT_TILE) {
         qa_load<4>(x, 64);
         if constexpr (MB > 1) qa_load<5>(x + QBT_TILE, 64);
         qa_load_once<6>(w, 64);
         if constexpr (NB > 1) qa_load_once<7>(w + next, 64);
         if constexpr (FAR) qbt_ask<16 * MB>(x + step);
-        qa_dot_bf16<0, 4, 6>();
-        if constexpr (NB > 1) qa_dot_bf16<1, 4, 7>();
-        if constexpr (MB > 1) qa_dot_bf16<2, 5, 6>();
-        if constexpr (MB > 1 && NB > 1) qa_dot_bf16<3, 5, 7>();
+        qbt_add_product<MB, NB>();
         around.between();
     }
-    float* const below = sums + 16 * QBK_STRIDE;
-    qa_store<0>(sums, ROW);
-    if constexpr (NB > 1) qa_store<1>(sums + 16, ROW);
-    if constexpr (MB > 1) qa_store<2>(below, ROW);
-    if constexpr (MB > 1 && NB > 1) qa_store<3>(below + 16, ROW);
+    qbt_store_sums<MB, NB>(sums, 4 * QBK_STRIDE);
 }
 
 template <bool FAR> QC_COLD void qbk_product(
@@ -162,12 +160,13 @@ template <class D> static void qbk_task(void* arg, int64_t task, char* scratch) 
     const qbt_spare spare(scratch);
     char* const words = scratch + QBT_SPARE;
     float* const sums = (float*)(words + qbk_units(job->k) * bytes);
-    const auto unit_of = [&](int64_t u) -> qbt_unit {
+    const auto unit_of = [&](int64_t u, int64_t turn) -> qbt_unit {  // `turn`: of all products of the task
         const int64_t panel = (u0 + u) * QG_NP;
-        return {panel, panel + 1 < panels, words + u * bytes, bytes / QG_NP, sums + u % 2 * QBK_SUMS, QBK_STRIDE, {}};
+        float* const to = sums + turn % 2 * QBK_SUMS;
+        return {panel, panel + 1 < panels, words + u * bytes, bytes / QG_NP, to, QBK_STRIDE, {}};
     };
     qa_configure(qa_shape_for(rows.count));
-    for (int64_t u = 0; u < units; u++) qbt_make<D>(job, unit_of(u), 0, job->k, call.span > 0);
+    for (int64_t u = 0; u < units; u++) qbt_make<D>(job, unit_of(u, 0), 0, job->k, call.span > 0);
     qbk_around around{job};
     for (int64_t b = b0, turn = 0; b < end; b++) {
         if (b + 1 < end) {
@@ -175,8 +174,7 @@ template <class D> static void qbk_task(void* arg, int64_t task, char* scratch) 
             around.asking = qbk_pace((around.end - around.at) / 64, units * tiles, 1);
         }
         for (int64_t u = 0; u < units; u++, turn++) {
-            qbt_unit unit = unit_of(u);
-            unit.sums = sums + turn % 2 * QBK_SUMS;
+            const qbt_unit unit = unit_of(u, turn);
             qbk_multiply<D>(call, unit, b, spare, around);
             around.finish(QBT_ROWS);  // what is left of the product before
             around.sums = unit.sums, around.m0 = call.m0 + b * QBT_ROWS, around.rows = rows.of(b);
@@ -192,8 +190,7 @@ template <class D> static void qbk_task(void* arg, int64_t task, char* scratch) 
 template <class D, class T> static void qbk_run(qc_ctx* ctx, qg_job* job, int64_t m) {
     if (job->n <= 0) return;
     const int64_t k = job->k, padded = qbt_padded(k), units = qg_up((job->n + 15) / 16, QG_NP);
-    const int64_t most = qbk_chunk(k, m), chunks = qg_up(job->m, most);
-    const int64_t chunk = qc_min(most, qg_up(qg_up(job->m, chunks), QBT_ROWS) * QBT_ROWS);  // nearly equal ones
+    const int64_t most = qbk_chunk(k, m), chunk = qbt_equal_chunk(job->m, most);
     char* const tiles = ctx->scratch + qbk_work(k);
     for (int64_t m0 = 0; m0 < job->m; m0 += chunk) {
         const qbt_rows rows(tiles, qc_min(job->m - m0, chunk), k, true);
@@ -203,11 +200,8 @@ template <class D, class T> static void qbk_run(qc_ctx* ctx, qg_job* job, int64_
                         qbk_scratch(k, m) - 4 * padded, qbk_cut_for(units, rows.blocks, k, threads)};
         const int64_t loads = qg_up(rows.blocks * rows.block, QBT_LOADED), all = call.cut.groups * call.cut.ranges;
         const bool shared = threads > 1 && all > 1;
-        const qc_task load = qbt_load_task<D, T, qbk_call>;
-        if (shared && rows.count * k >= 8 * QG_TASK) ctx->parallel(ctx, loads, load, &call);
-        else for (int64_t task = 0; task < loads; task++) load(&call, task, ctx->scratch);
-        if (shared) ctx->parallel(ctx, all, qbk_task<D>, &call);
-        else for (int64_t task = 0; task < all; task++) qbk_task<D>(&call, task, ctx->scratch);
+        qc_run_tasks(ctx, shared && rows.count * k >= 8 * QG_TASK, loads, qbt_load_task<D, T, qbk_call>, &call);
+        qc_run_tasks(ctx, shared, all, qbk_task<D>, &call);
     }
 }
 #endif

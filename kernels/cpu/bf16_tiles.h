@@ -43,6 +43,10 @@ constexpr int64_t qbt_rows_that_fit(int64_t k, int64_t m, int64_t bound) {
     return fit < QBT_ROWS ? (int64_t)QBT_ROWS : fit > most ? most : fit;
 }
 constexpr int64_t qbt_chunk(int64_t k, int64_t m) { return qbt_rows_that_fit(k, m, 1024); }
+// Rows of a chunk where `m` rows are cut into nearly equal ones, of whole blocks; `most` rows fit, whole blocks, too.
+constexpr int64_t qbt_equal_chunk(int64_t m, int64_t most) {
+    return qg_up(qg_up(m, qg_up(m, most)), QBT_ROWS) * QBT_ROWS;
+}
 // Floats from one row of sums to the next: not a power of two, whose multiples share sets of an L1 cache.
 constexpr int64_t qbt_stride(int64_t units) { return (units * QG_NP + 1) * 16; }
 // Bytes of words and sums of a task.
@@ -84,21 +88,42 @@ QC_INLINE void qbt_ask_codes(const char* line, bool far) {
     else __builtin_prefetch(line);
 }
 
+// MB tiles of x (4 and 5) times NB of words (6 and 7): the sums in tiles 0 to 3 begin at zero, take a product, and are
+// stored in rows that lie `stride` bytes apart, panel beside panel, the second block of rows below the first.
+template <int MB, int NB> QC_INLINE void qbt_zero_sums() {
+    qa_zero<0>();
+    if constexpr (NB > 1) qa_zero<1>();
+    if constexpr (MB > 1) qa_zero<2>();
+    if constexpr (MB > 1 && NB > 1) qa_zero<3>();
+}
+template <int MB, int NB> QC_INLINE void qbt_add_product() {
+    qa_dot_bf16<0, 4, 6>();
+    if constexpr (NB > 1) qa_dot_bf16<1, 4, 7>();
+    if constexpr (MB > 1) qa_dot_bf16<2, 5, 6>();
+    if constexpr (MB > 1 && NB > 1) qa_dot_bf16<3, 5, 7>();
+}
+template <int MB, int NB> QC_INLINE void qbt_store_sums(float* sums, int64_t stride) {
+    float* const below = (float*)((char*)sums + 16 * stride);
+    qa_store<0>(sums, stride);
+    if constexpr (NB > 1) qa_store<1>(sums + 16, stride);
+    if constexpr (MB > 1) qa_store<2>(below, stride);
+    if constexpr (MB > 1 && NB > 1) qa_store<3>(below + 16, stride);
+}
+
 // sums[16 b + i][16 p + lane] (+)= tiles of MB blocks of 16 rows times NB panels, whose words lie `next` bytes apart;
 // rows of sums lie `stride` bytes apart. The tiles of both blocks lie side by side, from one column of tiles to the
 // next `step` bytes.
 template <int MB, int NB, qbt_asked ASKED> QC_INLINE void qbt_block(
     const char* x, int64_t step, const char* w, int64_t next, int64_t tiles, float* sums, int64_t stride, bool add,
     qbt_soon soon) {
-    float* const below = (float*)((char*)sums + 16 * stride);
     if (add) {
+        float* const below = (float*)((char*)sums + 16 * stride);
         qa_load<0>(sums, stride);
         if constexpr (NB > 1) qa_load<1>(sums + 16, stride);
         if constexpr (MB > 1) qa_load<2>(below, stride);
         if constexpr (MB > 1 && NB > 1) qa_load<3>(below + 16, stride);
     } else {
-        qa_zero<0>(), qa_zero<1>();
-        if constexpr (MB > 1) qa_zero<2>(), qa_zero<3>();
+        qbt_zero_sums<MB, NB>();
     }
     for (; tiles > 0; tiles--, x += step, w += QBT_TILE) {
         qa_load<4>(x, 64);
@@ -111,15 +136,9 @@ template <int MB, int NB, qbt_asked ASKED> QC_INLINE void qbt_block(
                 qbt_ask_codes(soon.at, soon.far);
                 if constexpr (NB > 1) qbt_ask_codes(soon.at + soon.next, soon.far);
             }
-        qa_dot_bf16<0, 4, 6>();
-        if constexpr (NB > 1) qa_dot_bf16<1, 4, 7>();
-        if constexpr (MB > 1) qa_dot_bf16<2, 5, 6>();
-        if constexpr (MB > 1 && NB > 1) qa_dot_bf16<3, 5, 7>();
+        qbt_add_product<MB, NB>();
     }
-    qa_store<0>(sums, stride);
-    if constexpr (NB > 1) qa_store<1>(sums + 16, stride);
-    if constexpr (MB > 1) qa_store<2>(below, stride);
-    if constexpr (MB > 1 && NB > 1) qa_store<3>(below + 16, stride);
+    qbt_store_sums<MB, NB>(sums, stride);
 }
 
 // --- words of w ------------------------------------------------------------------------------------------------------
@@ -578,8 +597,7 @@ template <class D, class T, class CALL> static void qbt_load_task(void* arg, int
 template <class D, class T> static void qbt_run(qc_ctx* ctx, qg_job* job, int64_t m) {
     if (job->m <= 0 || job->n <= 0) return;
     const int64_t units = qg_up((job->n + 15) / 16, QG_NP), threads = ctx->num_threads;
-    const int64_t most = qbt_chunk(job->k, m), chunks = qg_up(job->m, most), padded = qbt_padded(job->k);
-    const int64_t chunk = qc_min(most, qg_up(qg_up(job->m, chunks), QBT_ROWS) * QBT_ROWS);  // nearly equal ones
+    const int64_t most = qbt_chunk(job->k, m), chunk = qbt_equal_chunk(job->m, most), padded = qbt_padded(job->k);
     char* const tiles = ctx->scratch + QBT_SPARE + qbt_work(job->k, m);
     float* const totals = (float*)(tiles + most * 2 * padded);
     for (int64_t m0 = 0; m0 < job->m; m0 += chunk) {
@@ -593,11 +611,9 @@ template <class D, class T> static void qbt_run(qc_ctx* ctx, qg_job* job, int64_
                         qbt_scratch(job->k, m) - 4 * padded};
         const int64_t loads = qg_up(rows.blocks * rows.block, QBT_LOADED), all = qg_up(units, call.units);
         const bool shared = threads > 1 && all > 1 && tasks > 1;
-        const qc_task load = qbt_load_task<D, T, qbt_call>;
-        if (shared && rows.count * job->k >= 8 * QG_TASK) ctx->parallel(ctx, loads, load, &call);
-        else for (int64_t task = 0; task < loads; task++) load(&call, task, ctx->scratch);
-        if (shared) ctx->parallel(ctx, all, qbt_task<D>, &call);
-        else for (int64_t task = 0; task < all; task++) qbt_task<D>(&call, task, ctx->scratch);
+        qc_run_tasks(
+            ctx, shared && rows.count * job->k >= 8 * QG_TASK, loads, qbt_load_task<D, T, qbt_call>, &call);
+        qc_run_tasks(ctx, shared, all, qbt_task<D>, &call);
     }
 }
 #endif

@@ -297,10 +297,8 @@ template <class D> static void qft_run(qc_ctx* ctx, qg_job* job, int64_t m) {
         call.panels = QG_NP * (wanted > 1 ? qbt_even(units, most_units, threads) : most_units);
         const int64_t tasks = qg_up(panels, call.panels);
         const bool shared = threads > 1 && wanted > 1 && tasks > 1;
-        if (shared && call.count * job->k >= 8 * QG_TASK) ctx->parallel(ctx, call.blocks, qft_load_task<D>, &call);
-        else for (int64_t b = 0; b < call.blocks; b++) qft_load_task<D>(&call, b, ctx->scratch);
-        if (shared) ctx->parallel(ctx, tasks, qft_task<D>, &call);
-        else for (int64_t task = 0; task < tasks; task++) qft_task<D>(&call, task, ctx->scratch);
+        qc_run_tasks(ctx, shared && call.count * job->k >= 8 * QG_TASK, call.blocks, qft_load_task<D>, &call);
+        qc_run_tasks(ctx, shared, tasks, qft_task<D>, &call);
     }
 }
 #endif

@@ -219,6 +219,10 @@ def block_bf16(k: int, rows: int, panels: int, *, rounds: bool) -> int:
     return 512 * 64 + rows * (64 * panels + 2 * apart * (1 + rounds) + (k // 16 + 1) * 4) + (k // 16 + 1) * 256
 
 
+_SPARE_OF_TILES = 2 * 512 * 32 + 2 * 4 * 32 * 48
+"""bf16_tiles.h's QBT_SPARE."""
+
+
 def _tiles_bf16(k: int, m: int) -> int:
     """bf16_run.h's qb_tiles_scratch."""
     if not 0 < k <= 2048 or 0 < m <= 64:
@@ -226,9 +230,6 @@ def _tiles_bf16(k: int, m: int) -> int:
     padded, unit = _up(k, 32) * 32, 64 * _up(k, 32) * 32
     own = _SPARE_OF_TILES + (1 << 20) // unit * unit + 2 * 4 * 32 * 32
     return max(_tiles_of_sums(k, 64), own + _rows_in_tiles(k, m, 4096) * (2 * padded + 4) + 4 * padded)
-
-
-_SPARE_OF_TILES = 2 * 512 * 32 + 2 * 4 * 32 * 48
 
 
 def _tiles_of_sums(k: int, m: int) -> int:

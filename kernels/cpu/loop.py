@@ -185,7 +185,7 @@ def _scalar(nest: Nest, note: str) -> LoopForm:
     statements_in = [f"qc_load({nest.address(i, nest.parallel)})" if nest.used(i) else "?" for i in range(nest.inputs)]
     loads = [f"const auto v_{nest.names[i]} = {text};" for i, text in enumerate(statements_in) if nest.used(i)]
     values = [f"v_{nest.names[i]}" for i in range(nest.inputs)] + ["?"] * len(nest.outputs)
-    statements = scalar_statements(nest.program, values, nest.indices)
+    statements = scalar_statements(nest.program, values, nest.indices, stored=True)
     body = [*loads, *statements.lines]
     for i, result in enumerate(statements.results):
         body.append(f"qc_store({nest.address(nest.inputs + i, nest.parallel)}, {result});")

@@ -33,13 +33,18 @@ static inline int64_t qc_tasks(int64_t count, int64_t cost) {
     return wanted < 1 ? 1 : wanted < count ? (wanted < 256 ? wanted : 256) : count;
 }
 
+// Runs `tasks` tasks: by all threads if `together`, else one after the other on the calling thread.
+static inline void qc_run_tasks(struct qc_ctx* ctx, bool together, int64_t tasks, qc_task task, void* arg) {
+    if (together) return ctx->parallel(ctx, tasks, task, arg);
+    for (int64_t t = 0; t < tasks; t++) task(arg, t, ctx->scratch);
+}
+
 // Runs `tasks` tasks of `cost` element operations together: on the calling thread if they are not worth handing over,
 // so that a small step wakes nobody. The cost is a double since a product of sizes may pass 2^63.
 static inline void qc_run_if_worth(
     struct qc_ctx* ctx, void* const* op, const int64_t* sym, int64_t tasks, double cost, qc_task task) {
     struct qc_call call = {ctx, op, sym};
-    if (tasks > 1 && cost >= 2.0 * QC_TASK_COST) return ctx->parallel(ctx, tasks, task, &call);
-    for (int64_t t = 0; t < tasks; t++) task(&call, t, ctx->scratch);
+    qc_run_tasks(ctx, tasks > 1 && cost >= 2.0 * QC_TASK_COST, tasks, task, &call);
 }
 
 static inline int64_t qc_min(int64_t a, int64_t b) { return a < b ? a : b; }

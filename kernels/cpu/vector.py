@@ -2,7 +2,7 @@
 
     arith.mulf %a, %b : f32      const vf t_2 = t_0 * t_1;
 
-It covers f32, bf16, f16 (values in f32, rounded after each op of the narrow type), i32, i1, and narrower integers for
+It covers f32, bf16, f16 (values in f32, rounded where the scalar form rounds them), i32, i1, and narrower integers for
 conversions, comparisons and bitwise ops. It gives the same bits as the scalar form of kernels/scalar.py.
 """
 

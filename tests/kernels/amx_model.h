@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define QC_AMX_MODEL 1
-extern "C" { int64_t amx_errors, amx_dots, amx_configured, amx_released; }
+extern "C" { int64_t amx_errors, amx_dots, amx_configured, amx_released, amx_once; }
 
 struct amx_tiles {
     uint8_t shape[64];      // the operand of ldtilecfg; a palette of 0 means that tiles are in their initial state
@@ -42,7 +42,10 @@ template <int T> static void qa_load(const void* from, int64_t stride) {  // row
     memset(amx.row[T], 0, sizeof amx.row[T]);
     for (int i = 0; i < amx_rows(T); i++) memcpy(amx.row[T][i], (const char*)from + i * stride, amx_bytes(T));
 }
-template <int T> static void qa_load_once(const void* from, int64_t stride) { qa_load<T>(from, stride); }
+template <int T> static void qa_load_once(const void* from, int64_t stride) {
+    amx_count(&amx_once);
+    qa_load<T>(from, stride);
+}
 template <int T> static void qa_store(void* to, int64_t stride) {
     if (!amx_usable(T)) return;
     for (int i = 0; i < amx_rows(T); i++) memcpy((char*)to + i * stride, amx.row[T][i], amx_bytes(T));

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import window_cases
 from bf16_linears import FEW, WEIGHTS, check, rows_of, spec_of, weight
+from by_path import load
 from kernel_cases import aligned
 from tile_counts import check_counts, tile_counts
 
@@ -130,14 +131,16 @@ def test_more_rows_than_a_chunk(bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPat
 STAYING = {
     "nf4:block=64": (307, 448),
     "int8:symmetric=False": (307, 480),
+    "int8": (275, 2048),
     "plain": (83, 511),
     "int4:group=row": (83, 512),
 }
-"""(N, K) of weights whose words stay in several units; K on both sides of where x leaves the L1 cache."""
+"""(N, K) of weights whose words stay in several units, and of more units than stay; K on both sides of where x leaves
+the L1 cache."""
 
 
 @pytest.mark.parametrize(
-    "text", [pytest.param(each, marks=[pytest.mark.slow] * (each not in list(STAYING)[:2])) for each in STAYING]
+    "text", [pytest.param(each, marks=[pytest.mark.slow] * (each not in list(STAYING)[:3])) for each in STAYING]
 )
 def test_words_that_stay(bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Tasks of several units and blocks; the last block has one row, half a tile's, a tile's, two tiles'."""
@@ -146,6 +149,21 @@ def test_words_that_stay(bf16_tiles: Tiles, monkeypatch: pytest.MonkeyPatch, tex
     before = tile_counts(kernels)
     for m in (65, 72, 80, 96, 300):
         check(kernels, text, "bf16", "large", m)
+    check_counts(kernels, before)
+    if before:
+        assert tile_counts(kernels)["once"] > before["once"], "words did not stay"
+
+
+def test_bias_epilogue_and_pairs_between_products(bf16_tiles: Tiles) -> None:
+    """Rows are finished some at a time, with what the epilogue reads and rounds: the same sums, to the bit."""
+    pairs = load("tests/support/pair_cases.py")
+    cases = list(pairs.cases("cpu_p16_pairs_v2", ["bf16"], ("int4", "q4_K", "int8"), ("large",)))
+    kernels = bf16_tiles([spec for case in cases for spec in (case.paired, case.plain)])
+    before = tile_counts(kernels)
+    assert any(case.has_bias for case in cases)
+    for case in cases:
+        for m in (81, 128):
+            pairs.check(kernels, case, m)
     check_counts(kernels, before)
 
 

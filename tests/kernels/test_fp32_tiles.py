@@ -154,12 +154,7 @@ def test_bias_epilogue_and_pairs(bf16_tiles: Tiles) -> None:
     for case in cases:
         before = tile_counts(kernels)
         m = 21 if case.paired.symbols else case.paired.operands[0].shape[0]
-        symbols, (paired, plain) = (m,) if case.paired.symbols else (), case.given(m)
-        sums = kernels.run_both(case.plain.name, lambda p=plain: [*p[:-1], p[-1].copy()], symbols)[-1]
-        wide = np.zeros((m, case.columns + 3), np.float32)
-        found = kernels.run_both(case.paired.name, lambda p=paired, w=wide: [*p[:-1], w.copy()], symbols)[-1]
-        assert found[:, : case.columns].tobytes() == case.combined(sums, m).tobytes()
-        assert not found[:, case.columns :].any(), "it writes beside its result"
+        pairs.check(kernels, case, m)
         check_counts(kernels, before)
 
 

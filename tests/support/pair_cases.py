@@ -87,6 +87,16 @@ class Case:
         return (np.maximum(gate, 0) * up + self.inputs(m)[2]).astype(DTYPES[self.dtype])
 
 
+def check(kernels: Any, case: Case, m: int) -> None:
+    """The bits of the plain kernel's sums, combined; nothing beside the result is written."""
+    symbols, (paired, plain) = (m,) if case.paired.symbols else (), case.given(m)
+    sums = kernels.run_both(case.plain.name, lambda: [*plain[:-1], plain[-1].copy()], symbols)[-1]
+    wide = np.zeros((m, case.columns + 3), DTYPES[case.dtype])
+    found = kernels.run_both(case.paired.name, lambda: [*paired[:-1], wide.copy()], symbols)[-1]
+    assert found[:, : case.columns].tobytes() == case.combined(sums, m).tobytes()
+    assert not found[:, case.columns :].any(), "it writes beside its result"
+
+
 def make(
     layout: str, fmt_name: str, dtype: str, m_class: Any, *, columns: int, has_bias: bool, m: Any = "m",
     codes: bool = False,

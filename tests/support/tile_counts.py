@@ -8,7 +8,7 @@ from typing import Any
 
 def tile_counts(kernels: Any) -> dict[str, int]:
     """What the model counted; empty for a processor."""
-    names = ("errors", "dots", "configured", "released")
+    names = ("errors", "dots", "configured", "released", "once")
     if "QC_AMX_MODEL 1" not in kernels.source:
         return {}
     return {name: ctypes.c_int64.in_dll(kernels.library, f"amx_{name}").value for name in names}
