@@ -71,6 +71,11 @@ class Nest:
         return self.spec.operands[self.inputs :]
 
     @property
+    def stored(self) -> tuple[str, ...]:
+        """The types in which results are stored, as `write_statements` takes them."""
+        return tuple(operand.dtype for operand in self.outputs)
+
+    @property
     def loops(self) -> tuple[Loop, ...]:
         return self.parallel + self.reduction
 

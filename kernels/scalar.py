@@ -315,12 +315,12 @@ def write_statements(
     prefix: str,
     form: BodyStyle,
     *,
-    stored: bool = False,
+    stored: Sequence[str] = (),
 ) -> Statements:
     """Writes a body in one form, op by op. KernelSelectionError for an op that the form cannot write.
 
-    `stored`: the caller stores each result, in the type that the program gives it, and does nothing else with it. A
-    store rounds, so a result that no op reads is not rounded before.
+    `stored`: the caller does nothing with the results but store them, in these types. A store rounds, so a result that
+    is stored in its own type, and that no op reads, is not rounded before.
     """
     if len(inputs) != len(program.inputs):
         raise KernelSelectionError(f"a body of {len(program.inputs)} inputs was given {len(inputs)} values")
@@ -328,7 +328,8 @@ def write_statements(
     dtypes: dict[str, str] = dict(program.inputs)
     constants: dict[str, float] = {}
     lines: list[str] = []
-    read = {name for op in program.ops for name in op.args} if stored else set(program.yields)
+    read = {name for op in program.ops for name in op.args}
+    stores = tuple(zip(program.yields, stored, strict=True)) if stored else ()
     for op in program.ops:
         rule = form.table.get(op.op)
         if rule is None:
@@ -346,8 +347,8 @@ def write_statements(
             tuple(indices),
         )
         expression = rule.format(*context.args) if isinstance(rule, str) else rule(context)
-        rounds = op.op not in _EXACT and (op.result in read or op.result not in program.yields)
-        if op.dtype in ("bf16", "f16") and rounds:
+        store_rounds = op.result not in read and {dtype for name, dtype in stores if name == op.result} == {op.dtype}
+        if op.dtype in ("bf16", "f16") and op.op not in _EXACT and not store_rounds:
             expression = f"{form.rounding}_{op.dtype}({expression})"
         name = f"{prefix}{identifier(op.result)}"
         lines.append(f"const {form.types[op.dtype]} {name} = {expression};")
@@ -361,7 +362,7 @@ def scalar_statements(
     indices: Sequence[str] = (),
     prefix: str = "t_",
     *,
-    stored: bool = False,
+    stored: Sequence[str] = (),
 ) -> Statements:
     """Writes a body for one element. `inputs` are expressions of `VALUE_TYPES`; `indices` are the loop variables;
     `stored`: as of `write_statements`."""

@@ -355,7 +355,7 @@ def _vector_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
         for name, operand in extras:
             inputs.append(f"{name}_n")
             lines.append(f"const {text.VECTOR_TYPES[operand.dtype]} {name}_n = {row_lanes(operand, name)};")
-        statements = vector.vector_statements(body.epilogue, inputs, stored=True)
+        statements = vector.vector_statements(body.epilogue, inputs, stored=(spec.operands[-1].dtype,))
         lines += statements.lines
         (result,) = statements.results
     return [*lines, f"qg_store_lanes(out + n, {result}, lanes);"]
@@ -379,7 +379,7 @@ def _scalar_body(spec: KernelSpec, body: LinearKernel, extras: list[tuple[str, O
     for name, operand in extras:
         inputs.append(f"{name}_n")
         lines.append(f"const {shared.VALUE_TYPES[operand.dtype]} {name}_n = {row_lane(operand, name)};")
-    statements = scalar_statements(body.epilogue, inputs, stored=True)
+    statements = scalar_statements(body.epilogue, inputs, stored=(spec.operands[-1].dtype,))
     lines += [*statements.lines, f"qc_store(out + n + l, {statements.results[0]});"]
     return ["for (int l = 0; l < lanes; l++) {", *shared.indent(lines), "}"]
 

@@ -84,7 +84,7 @@ def _vector_body(nest: Nest, inner: Loop, rows: dict[int, str], tiled: dict[int,
         source = (tiled or {}).get(i) or load(nest, i, Columns(inner), rows[i])
         lines.append(f"const auto {name} = {source};")
         values.append(name)
-    statements = vector_statements(nest.program, values + ["?"] * len(nest.outputs), stored=True)
+    statements = vector_statements(nest.program, values + ["?"] * len(nest.outputs), stored=nest.stored)
     lines += statements.lines
     for i, result in enumerate(statements.results):
         lines.append(store(nest, nest.inputs + i, Columns(inner), rows[nest.inputs + i], result))
@@ -185,7 +185,7 @@ def _scalar(nest: Nest, note: str) -> LoopForm:
     statements_in = [f"qc_load({nest.address(i, nest.parallel)})" if nest.used(i) else "?" for i in range(nest.inputs)]
     loads = [f"const auto v_{nest.names[i]} = {text};" for i, text in enumerate(statements_in) if nest.used(i)]
     values = [f"v_{nest.names[i]}" for i in range(nest.inputs)] + ["?"] * len(nest.outputs)
-    statements = scalar_statements(nest.program, values, nest.indices, stored=True)
+    statements = scalar_statements(nest.program, values, nest.indices, stored=nest.stored)
     body = [*loads, *statements.lines]
     for i, result in enumerate(statements.results):
         body.append(f"qc_store({nest.address(nest.inputs + i, nest.parallel)}, {result});")

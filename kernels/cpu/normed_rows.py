@@ -90,7 +90,7 @@ def _vectors(part: NormedPart, around: list[Loop], along: Loop) -> list[str]:
         values.append(f"v_{nest.names[i]}" if nest.used(i) else "?")
         if nest.used(i):
             loads.append(f"const auto {values[i]} = {load(nest, i, columns, rows[i])};")
-    made = vector_statements(nest.program, values + ["?"] * len(nest.outputs), stored=True)
+    made = vector_statements(nest.program, values + ["?"] * len(nest.outputs), stored=nest.stored)
     stores = [
         store(nest, nest.inputs + i, columns, rows[nest.inputs + i], result) for i, result in enumerate(made.results)
     ]
@@ -111,7 +111,7 @@ def _elements(part: NormedPart, along: Loop) -> list[str]:
     at = {i: f"{row}{_moved(along, i)}" for i, row in rows.items()}
     values = [f"v_{nest.names[i]}" if nest.used(i) else "?" for i in range(nest.inputs)]
     loads = [f"const auto {values[i]} = qc_load({at[i]});" for i in range(nest.inputs) if nest.used(i)]
-    made = scalar_statements(nest.program, values + ["?"] * len(nest.outputs), nest.indices, stored=True)
+    made = scalar_statements(nest.program, values + ["?"] * len(nest.outputs), nest.indices, stored=nest.stored)
     stores = [f"qc_store({at[nest.inputs + i]}, {result});" for i, result in enumerate(made.results)]
     return [
         *declared,

@@ -166,7 +166,7 @@ VECTOR_FORM = BodyStyle(VECTOR_TABLE, VECTOR_TYPES, "vround")
 
 
 def vector_statements(
-    program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_", *, stored: bool = False
+    program: ScalarProgram, inputs: Sequence[str], prefix: str = "t_", *, stored: Sequence[str] = ()
 ) -> Statements:
     """Writes a body for 16 elements. `inputs` are of `VECTOR_TYPES`; `stored`: as of `write_statements`.
     KernelSelectionError if `vector_obstacle` finds one."""

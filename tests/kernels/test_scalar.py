@@ -334,14 +334,14 @@ def test_constant_powers_become_products(exponent: float, text: str) -> None:
 
 @pytest.mark.parametrize("write", [scalar_statements, vector_statements])
 def test_what_a_store_rounds_is_not_rounded_before(write: Callable[..., Any]) -> None:
-    """Except where another op reads it, which must see the rounded value."""
+    """Except where another op reads it, which must see the rounded value, or where it is stored in another type."""
     ops = (
         ScalarOp(result="a", op="arith.addf", dtype="bf16", args=("in0", "in0")),
         ScalarOp(result="b", op="arith.mulf", dtype="bf16", args=("a", "in0")),
     )
     program = ScalarProgram(inputs=(("in0", "bf16"),), ops=ops, yields=("a", "b"))
-    rounded = [["round_bf16" in line for line in write(program, ["x"], stored=each).lines] for each in (True, False)]
-    assert rounded == [[True, False], [True, True]]
+    for stored, rounded in [(("bf16", "bf16"), [True, False]), (("bf16", "f32"), [True, True]), ((), [True, True])]:
+        assert ["round_bf16" in line for line in write(program, ["x"], stored=stored).lines] == rounded
 
 
 def test_missing_op_is_named() -> None:
